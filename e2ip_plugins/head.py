@@ -1,0 +1,170 @@
+"""The readout: equivariant node features to the NIW parameters of every atom's force.
+
+Pure torch, scriptable, traceable. Features come as plain tensors: 0e scalars (N, C), 1o vectors
+(N, C, 3) in x, y, z order and 2e tensors (N, C, 5) in e3nn's order; the adapters know how their host
+lays them out. Everything else (parities 0o, 1e, 2o, …) must be left out by the adapter.
+"""
+
+import math
+from typing import Dict, Final, Optional
+
+import torch
+from torch import Tensor, nn
+
+from e2ip_plugins.niw import evidence
+from e2ip_plugins.presets import TENSOR_DAMPER, get_preset, resolve_evidence
+from e2ip_plugins.spd import damp, damp_vector, symmetric_traceless, tangent_to_sym6
+
+
+class EvidentialHead(nn.Module):
+    """0e + 2e coefficients, ν and κ from what the host offers, gated by its scalars.
+
+    The 2e coefficients are Σ_c g_c(h) (W t)_c over the host's 2e channels (edge pools included) plus
+    Σ_k g_k(h) [a_k ⊗ b_k]_2e over learned pairs of its 1o channels; gates g, the scalar coefficient
+    and the evidence come from one hidden layer on the 0e features h. Only invariant weights multiply
+    equivariant features, so Σ0 transforms as R Σ0 Rᵀ under rotations and reflections.
+
+    Parameters
+    ----------
+    num_scalars, num_vectors, num_tensors : int
+        Channels of 0e, 1o and 2e features; at least one of the latter two is positive.
+    evidence_mode : str, optional
+        ``independent`` or ``coupled``; default: the preset's.
+    preset : str
+    force_unit : float
+        σ_ref in eV/Å, saved with the model.
+    hidden, channels : int
+        Width of the hidden layer; 2e terms of each kind.
+    seed : int
+        Of the initial weights, which are drawn without touching torch's global random stream.
+    """
+
+    has_vectors: Final[bool]
+    has_tensors: Final[bool]
+    coupled: Final[bool]
+
+    def __init__(
+        self,
+        num_scalars: int,
+        num_vectors: int = 0,
+        num_tensors: int = 0,
+        evidence_mode: Optional[str] = None,
+        preset: str = "default",
+        force_unit: float = 1.0,
+        hidden: int = 32,
+        channels: int = 8,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if num_scalars < 1 or num_vectors + num_tensors < 1:
+            raise ValueError("EvidentialHead needs 0e features and at least one 1o or 2e channel")
+        chosen = get_preset(preset)
+        self.coupled = resolve_evidence(chosen, evidence_mode) == "coupled"
+        self.scalar_knee, self.scalar_ceiling = chosen.scalar_damper
+        self.tensor_knee, self.tensor_ceiling = TENSOR_DAMPER
+        self.has_vectors = num_vectors > 0
+        self.has_tensors = num_tensors > 0
+        self.channels = channels
+        num_gates = channels * (int(self.has_vectors) + int(self.has_tensors))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.hidden = nn.Linear(num_scalars, hidden)
+            self.out = nn.Linear(hidden, 3 + num_gates)
+            # Plain matrices, scaled to keep variance: a bias would break equivariance.
+            self.mix_left = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
+            self.mix_right = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
+            self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(max(1, num_tensors)))
+        # Near isotropy and σ_ref at the start, but not at t = 0 exactly: gates and mixers learn at once.
+        with torch.no_grad():
+            self.out.weight.mul_(0.1)
+            self.out.bias.zero_()
+        self.register_buffer("force_unit", torch.tensor(float(force_unit)))
+
+    def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor) -> Dict[str, Tensor]:
+        """Distribution parameters (see `e2ip_plugins.keys`) of N atoms.
+
+        Parameters
+        ----------
+        scalars : (N, num_scalars)
+        vectors : (N, num_vectors, 3)
+        tensors : (N, num_tensors, 5)
+            Without channels of a kind, any tensor will do: it is not read.
+
+        Returns
+        -------
+        dict
+            ``e2ip_log_sigma0`` (N, 6), ``e2ip_nu``, ``e2ip_kappa`` (N,), ``e2ip_force_unit`` (N,), σ_ref in
+            eV/Å, and ``e2ip_plateau`` (N,), 1 where a damper is past its knee.
+        """
+        invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
+        s, raw_nu, raw_kappa = invariants[:, 0], invariants[:, 1], invariants[:, 2]
+        gates = invariants[:, 3:].unsqueeze(-1)
+        t = torch.zeros(scalars.shape[0], 5, dtype=scalars.dtype, device=scalars.device)
+        if self.has_tensors:
+            mixed = torch.matmul(tensors.transpose(1, 2), self.mix_tensors).transpose(1, 2)
+            t = t + (gates[:, : self.channels] * mixed).sum(1)
+        if self.has_vectors:
+            by_component = vectors.transpose(1, 2)
+            left = torch.matmul(by_component, self.mix_left).transpose(1, 2)
+            right = torch.matmul(by_component, self.mix_right).transpose(1, 2)
+            t = t + (gates[:, -self.channels :] * symmetric_traceless(left, right)).sum(1)
+        damped_s = damp(s, self.scalar_knee, self.scalar_ceiling)
+        damped_t = damp_vector(t, self.tensor_knee, self.tensor_ceiling)
+        log_unit = 2.0 * torch.log(self.force_unit)
+        unit_diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=s.dtype, device=s.device)
+        # `coupled` ignores the third output: a fixed layout keeps saved models readable in both modes.
+        if self.coupled:
+            nu, kappa = evidence(raw_nu, None)
+        else:
+            nu, kappa = evidence(raw_nu, raw_kappa)
+        past_knee = (s.abs() > self.scalar_knee) | (damped_t.square().sum(-1) > self.tensor_knee**2)
+        return {
+            "e2ip_log_sigma0": tangent_to_sym6(damped_s, damped_t) + log_unit * unit_diagonal,
+            "e2ip_nu": nu,
+            "e2ip_kappa": kappa,
+            "e2ip_force_unit": self.force_unit.expand(s.shape[0]).to(s.dtype),
+            "e2ip_plateau": past_knee.to(s.dtype),
+        }
+
+
+class EdgePool(nn.Module):
+    """2e node channels from the neighbourhood: Σ_j (W_r φ(r_ij)) · (W_h h_j) Y2(r̂_ij).
+
+    A source of anisotropy for models without 2e node features, also at inversion-symmetric sites,
+    where products of two vectors vanish. φ are the host's radial functions, which go to zero at the
+    cutoff, so the result is smooth.
+
+    Parameters
+    ----------
+    num_scalars, num_radial, channels : int
+    seed : int
+    """
+
+    def __init__(self, num_scalars: int, num_radial: int, channels: int = 8, seed: int = 0) -> None:
+        super().__init__()
+        self.channels = channels
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.from_radial = nn.Linear(num_radial, channels, bias=False)
+            self.from_sender = nn.Linear(num_scalars, channels)
+
+    def forward(
+        self, edge_vectors: Tensor, radial: Tensor, scalars: Tensor, sender: Tensor, receiver: Tensor
+    ) -> Tensor:
+        """2e features (N, channels, 5).
+
+        Parameters
+        ----------
+        edge_vectors : (E, 3)
+            In Å, either direction.
+        radial : (E, num_radial)
+            Radial functions including the cutoff.
+        scalars : (N, num_scalars)
+            0e node features.
+        sender, receiver : (E,) int
+        """
+        unit = edge_vectors / torch.linalg.vector_norm(edge_vectors, dim=-1, keepdim=True)
+        weight = self.from_radial(radial) * self.from_sender(scalars)[sender]
+        terms = weight.unsqueeze(-1) * symmetric_traceless(unit, unit).unsqueeze(1)
+        pooled = torch.zeros(scalars.shape[0], self.channels, 5, dtype=terms.dtype, device=terms.device)
+        return pooled.index_add(0, receiver, terms)

@@ -1,0 +1,80 @@
+"""The force block of the training loss: NLL + λ·regulariser per atom, and its size."""
+
+import math
+from typing import NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood
+from e2ip_plugins.presets import (
+    PRESETS,
+    get_preset,
+    resolve_evidence,
+    resolve_evidence_weight,
+)
+
+# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
+# negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
+# loss as a licence to count a flat loss as an improvement for ever.
+_NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["default"].scalar_damper[1]
+
+
+class ForceLossSettings(NamedTuple):
+    """What the force block needs beyond the model's outputs."""
+
+    evidence: str
+    evidence_weight: float
+    mse_like: bool
+
+
+def force_loss_settings(
+    preset: str = "default", evidence: Optional[str] = None, evidence_weight: Optional[float] = None
+) -> ForceLossSettings:
+    """Settings from the user's options; raises `InputError` for options that do not go together."""
+    chosen = get_preset(preset)
+    mode = resolve_evidence(chosen, evidence)
+    return ForceLossSettings(mode, resolve_evidence_weight(chosen, mode, evidence_weight), chosen.mse_like)
+
+
+def force_loss(
+    reference: Tensor,
+    forces: Tensor,
+    log_sigma0: Tensor,
+    nu: Tensor,
+    kappa: Tensor,
+    force_unit: Tensor,
+    settings: ForceLossSettings,
+) -> Tuple[Tensor, Tensor]:
+    """Loss per atom and the mask of atoms that count.
+
+    Parameters
+    ----------
+    reference, forces : (N, 3)
+        y and γ in eV/Å. Atoms with a NaN or infinite reference are masked.
+    log_sigma0 : (N, 6)
+    nu, kappa, force_unit : (N,)
+        ``force_unit`` is σ_ref in eV/Å.
+
+    Returns
+    -------
+    loss : (N,)
+        With ``mse_like``: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in
+        (eV/Å)²; for errors of about σ_ref its gradient in the forces is that of the mean square
+        error over components. Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where masked.
+    mask : (N,) bool
+    """
+    mask = torch.isfinite(reference).all(dim=-1)
+    residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
+    loss = negative_log_likelihood(log_sigma0, nu, kappa, residual)
+    if settings.evidence_weight > 0:
+        loss = loss + settings.evidence_weight * evidence_regulariser(nu, kappa, residual, force_unit)
+    if settings.mse_like:
+        in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
+        loss = (2.0 / 3.0) * force_unit.square() * in_force_units
+    return torch.where(mask, loss, torch.zeros_like(loss)), mask
+
+
+def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the atoms that count; 0 where none does."""
+    return loss.sum() / mask.sum().clamp(min=1)

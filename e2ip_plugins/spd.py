@@ -1,0 +1,171 @@
+r"""Tangent coefficients (0e + 2e) to symmetric positive definite 3×3 matrices, in closed form.
+
+A symmetric matrix S = s Q0 + Σ_k t_k Q_k is the matrix logarithm of Σ0/σ_ref² (paper,
+Eq. "matrix_exp_main"). Its exponential needs no eigenvectors: the traceless part T obeys the
+Cayley-Hamilton relation T³ = pT + qI, so that exp(T) = a0 I + a1 T + a2 T² with a_k entire in
+p = tr(T²)/2 and q = det T. It is therefore smooth at degenerate eigenvalues, T = 0 included.
+
+Symmetric matrices travel as six numbers in the order xx, yy, zz, yz, xz, xy ("sym6").
+"""
+
+import math
+from typing import List, Tuple
+
+import torch
+from torch import Tensor
+
+# TorchScript folds math.sqrt of a literal but refuses module-level floats.
+
+
+def damp(x: Tensor, knee: float, ceiling: float) -> Tensor:
+    """Linear-tanh damper φ_high: x up to the knee τ, then saturating at the ceiling c; odd and C².
+
+    Paper, appendix "Damping functions"; applied once, it is floor and ceiling.
+    """
+    core = x.clamp(-knee, knee)
+    return core + (ceiling - knee) * torch.tanh((x - core) / (ceiling - knee))
+
+
+def damp_vector(t: Tensor, knee: float, ceiling: float) -> Tensor:
+    """Damp the magnitude of t (..., 5) and keep its direction: t φ(‖t‖)/‖t‖, exactly t up to the knee.
+
+    Value and gradient are finite and right at t = 0 and wherever t itself is finite: the norm is
+    formed of t/max|t|, because ‖t‖² overflows float32 from 1e19 on.
+    """
+    # A constant as far as gradients go: the result does not depend on it.
+    largest = t.abs().amax(dim=-1, keepdim=True).detach().clamp(min=knee)
+    unit = t / largest
+    floor2 = (knee / largest).square()
+    norm2 = unit.square().sum(dim=-1, keepdim=True)
+    norm = torch.maximum(norm2, floor2).sqrt()
+    excess = (largest * norm - knee) / (ceiling - knee)
+    damped = unit * ((knee + (ceiling - knee) * torch.tanh(excess)) / norm)
+    return torch.where(norm2 <= floor2, t, damped)
+
+
+def tangent_to_sym6(s: Tensor, t: Tensor) -> Tensor:
+    """S = s Q0 + Σ t_k Q_k as sym6 (..., 6) from s (...,) and t (..., 5) in e3nn's 2e component order.
+
+    The basis is orthonormal and pinned by value: Q0 = I/√3, Q1 = (xz+zx)/√2, Q2 = (xy+yx)/√2,
+    Q3 = (2yy-xx-zz)/√6, Q4 = (yz+zy)/√2, Q5 = (zz-xx)/√2, so that ‖S‖_F² = s² + ‖t‖².
+    """
+    iso = s / math.sqrt(3.0)
+    t1, t2, t3, t4, t5 = t.unbind(-1)
+    return torch.stack(
+        [
+            iso - t3 / math.sqrt(6.0) - t5 / math.sqrt(2.0),
+            iso + t3 * (2.0 / math.sqrt(6.0)),
+            iso - t3 / math.sqrt(6.0) + t5 / math.sqrt(2.0),
+            t4 / math.sqrt(2.0),
+            t1 / math.sqrt(2.0),
+            t2 / math.sqrt(2.0),
+        ],
+        dim=-1,
+    )
+
+
+def symmetric_traceless(a: Tensor, b: Tensor) -> Tensor:
+    """2e part (..., 5) of the product of two vectors (..., 3), in the basis of `tangent_to_sym6`."""
+    ax, ay, az = a.unbind(-1)
+    bx, by, bz = b.unbind(-1)
+    xx, yy, zz = ax * bx, ay * by, az * bz
+    return torch.stack(
+        [
+            (ax * bz + az * bx) / math.sqrt(2.0),
+            (ax * by + ay * bx) / math.sqrt(2.0),
+            (2.0 * yy - xx - zz) / math.sqrt(6.0),
+            (ay * bz + az * by) / math.sqrt(2.0),
+            (zz - xx) / math.sqrt(2.0),
+        ],
+        dim=-1,
+    )
+
+
+def sym6_to_matrix(x: Tensor) -> Tensor:
+    """sym6 (..., 6) to (..., 3, 3)."""
+    xx, yy, zz, yz, xz, xy = x.unbind(-1)
+    rows = [torch.stack([xx, xy, xz], -1), torch.stack([xy, yy, yz], -1), torch.stack([xz, yz, zz], -1)]
+    return torch.stack(rows, -2)
+
+
+def sym6_matvec(x: Tensor, v: Tensor) -> Tensor:
+    """Product of a sym6 matrix (..., 6) with a vector (..., 3)."""
+    xx, yy, zz, yz, xz, xy = x.unbind(-1)
+    v0, v1, v2 = v.unbind(-1)
+    return torch.stack([xx * v0 + xy * v1 + xz * v2, xy * v0 + yy * v1 + yz * v2, xz * v0 + yz * v1 + zz * v2], dim=-1)
+
+
+def sym6_square(x: Tensor) -> Tensor:
+    """Square of a symmetric matrix, sym6 in and out; symmetric by construction."""
+    xx, yy, zz, yz, xz, xy = x.unbind(-1)
+    return torch.stack(
+        [
+            xx * xx + xy * xy + xz * xz,
+            xy * xy + yy * yy + yz * yz,
+            xz * xz + yz * yz + zz * zz,
+            xy * xz + yy * yz + yz * zz,
+            xx * xz + xy * yz + xz * zz,
+            xx * xy + xy * yy + xz * yz,
+        ],
+        dim=-1,
+    )
+
+
+def split_trace(x: Tensor) -> Tuple[Tensor, Tensor]:
+    """Mean eigenvalue (...,) and traceless part (..., 6) of a sym6 matrix."""
+    diagonal = x[..., :3]
+    mean = diagonal.sum(-1) / 3.0
+    return mean, torch.cat([diagonal - mean.unsqueeze(-1), x[..., 3:]], dim=-1)
+
+
+def exp_coefficients(p: Tensor, q: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """a0, a1, a2 of exp(B) = a0 I + a1 B + a2 B² for traceless B with p = tr(B²)/2, q = det B.
+
+    Horner's rule on the power series with B³ = pB + qI. The number of terms reaches rounding for
+    ‖B‖_F ≤ 2.5, half the damper's ceiling: callers exponentiate B = ±T/2 and square.
+    """
+    terms = 24 if p.dtype == torch.float64 else 14
+    a0, a1, a2 = torch.ones_like(p), torch.zeros_like(p), torch.zeros_like(p)
+    for j in range(terms):
+        k = float(terms - j)
+        a0, a1, a2 = 1.0 + q * a2 / k, (a0 + p * a2) / k, a1 / k
+    return a0, a1, a2
+
+
+def _invariants(b: Tensor) -> Tuple[Tensor, Tensor]:
+    """p = tr(B²)/2 and q = det B of a traceless sym6 matrix."""
+    xx, yy, zz, yz, xz, xy = b.unbind(-1)
+    p = 0.5 * (xx * xx + yy * yy + zz * zz) + (yz * yz + xz * xz + xy * xy)
+    q = xx * (yy * zz - yz * yz) - xy * (xy * zz - yz * xz) + xz * (xy * yz - yy * xz)
+    return p, q
+
+
+def half_exp_matvec(log_matrix: Tensor, v: Tensor, sign: float) -> Tensor:
+    """exp(± L/2) v for sym6 L (..., 6) and v (..., 3): the symmetric square root applied to a vector.
+
+    With ``sign=-1`` its squared norm is the Mahalanobis form vᵀ exp(-L) v, non-negative by
+    construction, with an error that grows with the square root of the condition number.
+    """
+    mean, traceless = split_trace(log_matrix)
+    b = traceless * (0.5 * sign)
+    p, q = _invariants(b)
+    a0, a1, a2 = exp_coefficients(p, q)
+    bv = sym6_matvec(b, v)
+    bbv = sym6_matvec(b, bv)
+    y = a0.unsqueeze(-1) * v + a1.unsqueeze(-1) * bv + a2.unsqueeze(-1) * bbv
+    return torch.exp(0.5 * sign * mean).unsqueeze(-1) * y
+
+
+def exp_sym6(log_matrix: Tensor) -> Tensor:
+    """exp(L) as sym6 for sym6 L (..., 6), as the square of exp(L/2): SPD by construction.
+
+    Accurate to rounding while the traceless part of L has Frobenius norm ≤ 5, which the damper
+    guarantees for every model output.
+    """
+    mean, traceless = split_trace(log_matrix)
+    b = 0.5 * traceless
+    p, q = _invariants(b)
+    a0, a1, a2 = exp_coefficients(p, q)
+    root = a1.unsqueeze(-1) * b + a2.unsqueeze(-1) * sym6_square(b)
+    parts: List[Tensor] = [root[..., :3] + a0.unsqueeze(-1), root[..., 3:]]
+    return torch.exp(mean).unsqueeze(-1) * sym6_square(torch.cat(parts, dim=-1))

@@ -1,0 +1,1 @@
+"""MACE adapter of e²IP. Imported at interpreter start by the import hook: standard library only."""

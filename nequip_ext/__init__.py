@@ -1,0 +1,1 @@
+"""NequIP adapter of e²IP."""
