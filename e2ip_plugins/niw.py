@@ -19,8 +19,9 @@ MIN_KAPPA = 1e-6
 
 
 def _softplus(x: Tensor) -> Tensor:
-    # torch's own softplus switches to the identity above a threshold, which puts a step into gradients.
-    return x.clamp(min=0.0) + torch.log1p(torch.exp(-x.abs()))
+    # torch's own softplus switches to the identity above a threshold, which puts a step into gradients;
+    # clamp(x) + log1p(exp(-|x|)) has the wrong subgradient at 0, where training starts.
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
 def evidence(

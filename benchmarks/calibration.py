@@ -1,0 +1,163 @@
+"""Train and score every run of the calibration tables, then write the tables.
+
+    python benchmarks/calibration.py --mace-bin DIR --nequip-bin DIR [--jobs 2] [--only PATTERN] [--tables]
+
+A run is one folder under ``runs/calibration``. Finished runs are skipped, killed ones resume from
+their last checkpoint, so the command can be stopped and repeated at will. Each run uses one
+thread. The scores of every finished run are copied to ``docs/results`` (small JSON files) and
+``docs/calibration.md`` is written from those alone. Data comes from ``E2IP_DATA``.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "runs" / "calibration"
+RESULTS = ROOT / "docs" / "results"
+
+#: name -> (file with training frames, test files by label)
+DATASETS = {
+    "aspirin": ("rmd17/aspirin_split01_train.extxyz", {"test": "rmd17/aspirin_split01_test.extxyz"}),
+    "acac": (
+        "acac/acac_train_300K.extxyz",
+        {"300K": "acac/acac_test_300K.extxyz", "600K": "acac/acac_test_600K.extxyz"},
+    ),
+}
+TRAIN_FRAMES, VALID_FRAMES = 450, 50
+
+#: Variant -> plugin options, in the words that both hosts share; None: the stock baseline.
+VARIANTS = {
+    "baseline": None,
+    "coupled": {"evidence": "coupled"},
+    "independent-0": {"evidence": "independent", "evidence_weight": 0.0},
+    "independent-0.01": {"evidence": "independent", "evidence_weight": 0.01},
+    "independent-0.1": {"evidence": "independent", "evidence_weight": 0.1},
+    "paper": {"preset": "paper"},
+}
+
+
+class Run(NamedTuple):
+    host: str
+    dataset: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}_{self.host}_{self.variant}_s{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return RUNS / self.name
+
+
+def plan() -> list[Run]:
+    """Every run, most wanted first."""
+    runs = [Run("mace", "aspirin", v, 1) for v in ("baseline", "coupled", "independent-0.01")]
+    runs += [Run("nequip", "aspirin", v, 1) for v in ("baseline", "coupled")]
+    runs += [Run("mace", "aspirin", v, 1) for v in ("independent-0", "independent-0.1", "paper")]
+    runs += [Run(h, "aspirin", v, s) for s in (2, 3) for h in ("mace", "nequip") for v in ("baseline", "coupled")]
+    runs += [Run("mace", "acac", v, 1) for v in VARIANTS]
+    return runs
+
+
+def split_frames(source: Path, targets: list[tuple[Path, int]]) -> None:
+    """Copy consecutive frames of an extxyz file verbatim; ASE would round numbers."""
+    lines = source.read_text().splitlines(keepends=True)
+    start = 0
+    for target, count in targets:
+        first = start
+        for _ in range(count):
+            start += int(lines[start]) + 2
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(lines[first:start]))
+
+
+def dataset_files(name: str) -> dict[str, Path]:
+    """Paths of train, valid and the test sets; the split is made on first use."""
+    if "E2IP_DATA" not in os.environ:
+        raise SystemExit("set E2IP_DATA to the folder that holds rmd17/ and acac/")
+    data = Path(os.environ["E2IP_DATA"]).resolve()
+    train, tests = DATASETS[name]
+    split = {"train": RUNS / "data" / f"{name}_train.extxyz", "valid": RUNS / "data" / f"{name}_valid.extxyz"}
+    if not split["valid"].exists():
+        split_frames(data / train, [(split["train"], TRAIN_FRAMES), (split["valid"], VALID_FRAMES)])
+    return split | {label: data / path for label, path in tests.items()}
+
+
+def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
+    train = [str(bin_dir / "mace_run_train"), "--config", str(ROOT / "benchmarks" / "mace.yaml"), "--restart_latest"]
+    train += ["--name", run.name, "--seed", str(run.seed)]
+    train += ["--train_file", str(files["train"]), "--valid_file", str(files["valid"])]
+    options = VARIANTS[run.variant]
+    if options is not None:
+        train += ["--readout", "e2ip"]
+        for key, value in options.items():
+            train += [f"--e2ip_{key}", str(value)]
+    if run.variant == "paper":
+        # The paper's weights go with its raw NLL; optimiser and schedule stay those of the other rows.
+        train += ["--energy_weight", "1", "--forces_weight", "10000", "--clip_grad", "10"]
+    predict = [str(bin_dir / "mace_eval_configs"), "--model", f"{run.name}.model", "--device", "cpu"]
+    predict += ["--default_dtype", "float32", "--batch_size", "50"]
+    tests = DATASETS[run.dataset][1]
+    return [train, *([*predict, "--configs", str(files[t]), "--output", f"{t}.xyz"] for t in tests)]
+
+
+def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
+    config = "nequip_baseline" if VARIANTS[run.variant] is None else "nequip_e2ip"
+    train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "benchmarks"), "-cn", config]
+    train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}"]
+    train += [f"train_file={files['train']}", f"val_file={files['valid']}", f"test_file={files['test']}"]
+    for key, value in (VARIANTS[run.variant] or {}).items():
+        train.append(f"{key}={value}")
+    checkpoint = run.folder / "last.ckpt"
+    if checkpoint.exists():
+        train.append(f"++ckpt_path={checkpoint}")
+    return [train]
+
+
+def execute(run: Run, bins: dict[str, Path]) -> None:
+    """Train and predict; the marker file holds the wall time and makes later calls skip the run."""
+    marker = run.folder / "done.json"
+    if marker.exists():
+        return
+    run.folder.mkdir(parents=True, exist_ok=True)
+    build = mace_commands if run.host == "mace" else nequip_commands
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    started = time.time()
+    for command in build(run, dataset_files(run.dataset), bins[run.host]):
+        print(f"[{run.name}] {' '.join(command)}", flush=True)
+        with open(run.folder / "log.txt", "a") as log:
+            code = subprocess.run(command, cwd=run.folder, env=environment, stdout=log, stderr=log).returncode
+        if code:
+            print(f"[{run.name}] failed with status {code}; see {run.folder / 'log.txt'}", flush=True)
+            return
+    marker.write_text(json.dumps({"seconds": time.time() - started}))
+    print(f"[{run.name}] finished after {(time.time() - started) / 60:.1f} min", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mace-bin", type=Path, required=True, help="bin folder of the MACE environment")
+    parser.add_argument("--nequip-bin", type=Path, required=True, help="bin folder of the NequIP environment")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="*", help="glob on run names, e.g. 'aspirin_mace_*'")
+    arguments = parser.parse_args()
+    bins = {"mace": arguments.mace_bin.absolute(), "nequip": arguments.nequip_bin.absolute()}
+    runs = [run for run in plan() if fnmatch.fnmatch(run.name, arguments.only)]
+    if not runs:
+        sys.exit(f"no run matches '{arguments.only}'")
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(lambda run: execute(run, bins), runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The force block: presets, scale, masking."""
+
+import math
+
+import pytest
+import torch
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.loss import force_loss, force_loss_settings, masked_mean
+from e2ip_plugins.niw import negative_log_likelihood
+from e2ip_plugins.presets import KCAL_PER_MOL
+
+F64 = torch.float64
+
+
+def inputs(count=8, unit=KCAL_PER_MOL):
+    gen = torch.Generator().manual_seed(0)
+    log = 0.5 * torch.randn(count, 6, dtype=F64, generator=gen)
+    log[:, :3] += 2 * math.log(unit)
+    return {
+        "reference": torch.randn(count, 3, dtype=F64, generator=gen) * unit,
+        "forces": torch.randn(count, 3, dtype=F64, generator=gen) * unit,
+        "log_sigma0": log,
+        "nu": torch.rand(count, dtype=F64, generator=gen) * 10 + 5,
+        "kappa": torch.rand(count, dtype=F64, generator=gen) + 0.1,
+        "force_unit": torch.full((count,), unit, dtype=F64),
+    }
+
+
+def test_paper_preset_is_the_paper_loss():
+    data = inputs()
+    loss, mask = force_loss(**data, settings=force_loss_settings("paper"))
+    residual = data["reference"] - data["forces"]
+    reg = (data["nu"] + data["kappa"]) * residual.norm(dim=-1) / KCAL_PER_MOL
+    nll = negative_log_likelihood(data["log_sigma0"], data["nu"], data["kappa"], residual)
+    torch.testing.assert_close(loss, nll + 0.1 * reg)
+    assert mask.all()
+
+
+def test_default_loss_is_mse_like_in_its_force_gradient():
+    """At σ = σ_ref and large evidence, d loss/d force is that of the mean square error over components."""
+    data = inputs()
+    data["log_sigma0"] = torch.zeros(8, 6, dtype=F64)
+    data["log_sigma0"][:, :3] = 2 * math.log(KCAL_PER_MOL)
+    data["nu"], data["kappa"] = torch.full((8,), 1e7, dtype=F64), torch.full((8,), 1e7, dtype=F64)
+    data["forces"].requires_grad_()
+    loss, mask = force_loss(**data, settings=force_loss_settings("default"))
+    (ours,) = torch.autograd.grad(masked_mean(loss, mask), data["forces"])
+    (mse,) = torch.autograd.grad(((data["reference"] - data["forces"]) ** 2).mean(), data["forces"])
+    torch.testing.assert_close(ours, mse, rtol=1e-5, atol=0)
+
+
+def test_default_loss_is_never_negative():
+    data = inputs()
+    data["forces"] = data["reference"]
+    data["log_sigma0"] = torch.zeros(8, 6, dtype=F64)
+    data["log_sigma0"][:, :3] = 2 * math.log(KCAL_PER_MOL) - 15 / math.sqrt(3)
+    data["nu"], data["kappa"] = torch.full((8,), 1e8, dtype=F64), torch.full((8,), 1e8, dtype=F64)
+    loss, _ = force_loss(**data, settings=force_loss_settings("default"))
+    assert (loss >= 0).all() and (loss < 1e-6).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_references_are_masked_without_touching_gradients(bad):
+    data = inputs()
+    data["reference"][3, 1] = bad
+    data["log_sigma0"].requires_grad_(), data["forces"].requires_grad_()
+    loss, mask = force_loss(**data, settings=force_loss_settings("paper"))
+    assert mask.tolist() == [True] * 3 + [False] + [True] * 4 and loss[3] == 0
+    grads = torch.autograd.grad(masked_mean(loss, mask), (data["forces"], data["log_sigma0"]))
+    assert all(torch.isfinite(g).all() and torch.equal(g[3], torch.zeros_like(g[3])) for g in grads)
+    good = {k: torch.cat([v[:3], v[4:]]) for k, v in data.items()}
+    torch.testing.assert_close(
+        masked_mean(loss, mask), force_loss(**good, settings=force_loss_settings("paper"))[0].mean()
+    )
+
+
+def test_loss_does_not_depend_on_the_units_of_the_host():
+    """Everything scaled by f: NLL + λ reg shifts by exactly 3 ln f, whatever λ."""
+    settings = force_loss_settings("paper")
+    data = inputs()
+    loss, _ = force_loss(**data, settings=settings)
+    f = 23.06
+    for key in ("reference", "forces", "force_unit"):
+        data[key] = data[key] * f
+    data["log_sigma0"] = data["log_sigma0"].clone()
+    data["log_sigma0"][:, :3] += 2 * math.log(f)
+    scaled, _ = force_loss(**data, settings=settings)
+    torch.testing.assert_close(scaled, loss + 3 * math.log(f))
+
+
+def test_options_that_do_not_go_together():
+    with pytest.raises(InputError, match="coupled"):
+        force_loss_settings("default", "coupled", 0.1)
+    with pytest.raises(InputError, match="evidence_weight"):
+        force_loss_settings("default", "independent", -0.1)
+    with pytest.raises(InputError, match="unknown evidence"):
+        force_loss_settings("default", "both")
+    with pytest.raises(InputError, match="unknown e2ip preset"):
+        force_loss_settings("papper")
