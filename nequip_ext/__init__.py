@@ -1,1 +1,33 @@
-"""NequIP adapter of e²IP."""
+"""NequIP adapter of e²IP, imported whenever NequIP is (entry point ``nequip.extension``).
+
+Use ``nequip_ext.E2IPModel``, ``nequip_ext.E2IPLoss`` and ``nequip_ext.E2IPMetrics`` as ``_target_`` in the
+YAML of ``nequip-train``. They are imported when first used: what is imported here costs every NequIP
+command time and would be part of every packaged model that reaches this module.
+"""
+
+import importlib
+
+from nequip_ext.compat import check_nequip, nequip_is_supported
+
+_EXPORTS = {
+    "E2IPModel": "model",
+    "E2IPLoss": "loss",
+    "E2IPMetrics": "metrics",
+    "E2IPDataStatisticsManager": "statistics",
+    "E2IPCalculator": "calculator",
+}
+
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
+    check_nequip()
+    return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
+
+
+if nequip_is_supported():  # plain NequIP must go on working with any version
+    from nequip_ext.registration import register
+
+    register()

@@ -1,0 +1,128 @@
+"""``E2IPModel``: any NequIP energy model with an evidential force readout."""
+
+import math
+from typing import Any, Dict, Optional
+
+import torch
+from hydra.utils import get_method
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from nequip_ext.readout import EvidentialReadout, FeatureTap
+
+
+def E2IPModel(
+    model: Dict[str, Any],
+    seed: int,
+    evidence: Optional[str] = None,
+    force_unit: Any = None,
+    preset: str = "default",
+    forces_rms: Optional[float] = None,
+    model_dtype: Optional[str] = None,
+    compile_mode: Optional[str] = None,
+) -> torch.nn.Module:
+    """Build a model as NequIP would and add the evidential readout to it.
+
+    Energies, forces and stresses are those of the inner model to the last bit.
+
+    Example usage in config:
+
+    .. code-block:: yaml
+
+        model:
+          _target_: nequip_ext.E2IPModel
+          seed: ${seed}
+          model:
+            _target_: nequip.model.NequIPGNNModel
+            seed: ${seed}
+            model_dtype: float32
+            # ... as ever
+
+    Parameters
+    ----------
+    model : dict
+        Config of the inner model with its ``_target_``: NequIPGNNModel, AllegroModel, ModelFromPackage,
+        ModelFromCheckpoint, modify, … It must compute forces.
+    seed : int
+        Of the readout's weights, which have a random stream of their own.
+    evidence : str, optional
+        ``independent`` or ``coupled``; default: the preset's.
+    force_unit : float or str, optional
+        σ_ref in eV/Å or ``auto`` (needs ``forces_rms``); default 0.0433641. Saved in the model.
+    preset : str
+        ``default`` or ``paper``.
+    forces_rms : float, optional
+        Component RMS of the training forces in eV/Å: ``${training_data_stats:forces_rms}``.
+    model_dtype, compile_mode : str, optional
+        Passed on to the inner model, for callers that set them on the outermost model.
+
+    Returns
+    -------
+    torch.nn.Module
+        The inner builder's ``GraphModel`` (or ``ModuleDict`` of them), changed in place.
+
+    Raises
+    ------
+    InputError
+        For options that do not go together and inner models that cannot carry the readout.
+    """
+    readout_options = {
+        "evidence": resolve_evidence(get_preset(preset), evidence),
+        "preset": preset,
+        "force_unit": resolve_force_unit(force_unit, forces_rms),
+        "seed": seed,
+    }
+    if not isinstance(model, dict) or "_target_" not in model:
+        raise InputError("E2IPModel needs 'model': the config of the inner model with its _target_")
+    inner = dict(model)
+    inner.update({k: v for k, v in (("model_dtype", model_dtype), ("compile_mode", compile_mode)) if v is not None})
+    _check_statistics(inner)
+    built = get_method(inner.pop("_target_"))(**inner)
+
+    for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
+        _add_readout(graph_model, readout_options)
+    return built
+
+
+def _check_statistics(inner: Dict[str, Any]) -> None:
+    """NaN energy scales come from NaN or infinite reference forces and would make every output NaN."""
+    for name in ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors"):
+        value = inner.get(name)
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise InputError(
+                f"{name} of the inner model is {value}: the training data has non-finite labels. "
+                "With 'stats_manager: _target_: nequip_ext.E2IPDataStatisticsManager' in the data section, atoms "
+                "with NaN or infinite reference forces are left out of the statistics and of the loss."
+            )
+
+
+def _children_named(module: torch.nn.Module, class_name: str) -> Dict[str, torch.nn.Module]:
+    # By name: packaged models carry classes of their own.
+    return {name: child for name, child in module.named_children() if type(child).__name__ == class_name}
+
+
+def _add_readout(graph_model: torch.nn.Module, options: Dict[str, Any]) -> None:
+    if not getattr(graph_model, "is_graph_model", False):
+        raise InputError(f"E2IPModel cannot use a {type(graph_model).__name__}: the inner _target_ is no NequIP model")
+    force_module = graph_model.model
+    if type(force_module).__name__ != "ForceStressOutput" or not force_module.do_derivatives:
+        raise InputError(
+            f"E2IPModel needs a model that computes forces, but the inner model ends in {type(force_module).__name__} "
+            "without derivatives (do_derivatives: true)"
+        )
+    sequence = force_module.func
+    if _children_named(sequence, "EvidentialReadout"):
+        raise InputError("the inner model already has an e2ip readout: use it without E2IPModel around it")
+
+    layers = list(_children_named(sequence, "ConvNetLayer").items())
+    if len(layers) > 1:  # before the only layer there are type embeddings, nothing directional
+        name, layer = layers[-1]
+        sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in)), before=name)
+    readout = EvidentialReadout(dict(sequence.irreps_out), graph_model.model_dtype, **options)
+    parameter = next(graph_model.parameters(), None)
+    if parameter is not None:
+        readout.to(parameter.device)
+    sequence.append("e2ip_readout", readout)
+    for outer in (force_module, graph_model):
+        outer.irreps_out.update({k: v for k, v in readout.irreps_out.items() if k not in outer.irreps_out})

@@ -1,0 +1,69 @@
+"""``E2IPDataStatisticsManager``: NequIP's data statistics, over atoms with finite reference forces."""
+
+import warnings
+from typing import Any, Dict, Iterable, Iterator, List, Optional
+
+from nequip.data import (
+    AtomicDataDict,
+    DataStatisticsManager,
+    Mean,
+    NumNeighbors,
+    PerAtomModifier,
+    RootMeanSquare,
+)
+
+from e2ip_plugins.errors import InputError
+from nequip_ext.reference import nan_where_not_finite, reference_forces
+
+
+class E2IPDataStatisticsManager(DataStatisticsManager):
+    """The statistics of ``nequip.data.CommonDataStatisticsManager``, checked before training.
+
+    Training data without forces ends the run with `InputError`; atoms with NaN or infinite reference
+    forces are left out of the force statistics and counted in a warning.
+
+    Example usage in config:
+
+    .. code-block:: yaml
+
+        data:
+          stats_manager:
+            _target_: nequip_ext.E2IPDataStatisticsManager
+            dataloader_kwargs: {batch_size: 10}
+            type_names: ${model_type_names}
+    """
+
+    def __init__(
+        self, dataloader_kwargs: Optional[Dict[str, Any]] = None, type_names: Optional[List[str]] = None
+    ) -> None:
+        forces = {"field": AtomicDataDict.FORCE_KEY, "ignore_nan": True}
+        metrics = [
+            {"name": "num_neighbors_mean", "field": NumNeighbors(), "metric": Mean()},
+            {"name": "per_type_num_neighbors_mean", "field": NumNeighbors(), "metric": Mean(), "per_type": True},
+            {"name": "per_atom_energy_mean", "field": PerAtomModifier("total_energy"), "metric": Mean()},
+            {"name": "forces_rms", "metric": RootMeanSquare(), **forces},
+            {"name": "per_type_forces_rms", "metric": RootMeanSquare(), "per_type": True, **forces},
+        ]
+        super().__init__(metrics, dataloader_kwargs, type_names)
+
+    def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
+        """Statistics by name; see the class for errors and warnings."""
+        atoms = masked = 0
+
+        def checked() -> Iterator[AtomicDataDict.Type]:
+            nonlocal atoms, masked
+            for data in data_source:
+                forces, bad = nan_where_not_finite(reference_forces(data))
+                atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
+                yield {**data, AtomicDataDict.FORCE_KEY: forces}
+
+        statistics = super().get_statistics(checked())
+        if masked == atoms:
+            raise InputError("no atom of the training data has finite reference forces")
+        if masked > 0:
+            warnings.warn(
+                f"{masked} of {atoms} atoms of the training data have NaN or infinite reference forces: "
+                "they are masked in statistics, force loss and metrics",
+                stacklevel=2,
+            )
+        return statistics
