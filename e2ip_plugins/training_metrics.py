@@ -4,13 +4,12 @@ from typing import Dict, List
 
 import numpy as np
 import torch
-from scipy.special import fdtr
-from scipy.stats import rankdata
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins.families import derive_niw
+from e2ip_plugins.metrics import radial_pit, spearman
 from e2ip_plugins.niw import negative_log_likelihood, predictive_scale_factor
 from e2ip_plugins.spd import half_exp_matvec
 
@@ -35,7 +34,7 @@ class ForceUncertainty(Metric):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        # Seven numbers per atom: finite reference, NLL, M/3, m, ‖y - γ‖, forces_epistemic_std, plateau.
+        # Seven numbers per atom: finite reference, NLL, M, m, ‖y - γ‖, forces_epistemic_std, plateau.
         # One state, because every state costs a collective operation under DDP; flat and of the
         # metric's own dtype, so that it fits what torchmetrics puts in for a rank without atoms.
         self.add_state("atoms", default=[], dist_reduce_fx="cat")
@@ -58,7 +57,7 @@ class ForceUncertainty(Metric):
             columns = [
                 torch.isfinite(reference).all(-1),
                 negative_log_likelihood(log_sigma0, nu, kappa, residual),
-                mahalanobis / (3.0 * predictive_scale_factor(nu, kappa)),
+                mahalanobis / predictive_scale_factor(nu, kappa),
                 nu - 2.0,
                 residual.norm(dim=-1),
                 derive_niw(parameters)["forces_epistemic_std"],
@@ -74,11 +73,11 @@ class ForceUncertainty(Metric):
         else:
             table = dim_zero_cat(self.atoms).to("cpu", torch.float64).numpy().reshape(-1, 7)
         finite = table[:, 0] == 1.0
-        _, nll, ratio, m, error, epistemic, plateau = table[finite].T
+        _, nll, mahalanobis, m, error, epistemic, plateau = table[finite].T
         return {
             "nll": _mean(nll),
-            "coverage95": _mean(fdtr(3.0, m, ratio) <= 0.95),
-            "spearman": _spearman(epistemic, error),
+            "coverage95": _mean(radial_pit(mahalanobis, m) <= 0.95),
+            "spearman": spearman(epistemic, error),
             "plateau": _mean(plateau),
             "masked": float(np.count_nonzero(~finite)),
         }
@@ -86,13 +85,3 @@ class ForceUncertainty(Metric):
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else float("nan")
-
-
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    # scipy.stats.spearmanr without its p-value and warnings, which take most of its time.
-    if a.size < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("nan")
-    ra, rb = rankdata(a), rankdata(b)
-    ra, rb = ra - ra.mean(), rb - rb.mean()
-    norm = np.sqrt((ra @ ra) * (rb @ rb))
-    return float(ra @ rb / norm) if norm > 0 else float("nan")
