@@ -1,0 +1,51 @@
+"""The training loss: MACE's own loss with its force term replaced by NLL + λ·regulariser."""
+
+import copy
+from typing import Optional
+
+import torch
+from mace.modules.loss import reduce_loss
+from mace.tools import TensorDict
+from mace.tools.torch_geometric import Batch
+from torch import Tensor, nn
+
+from e2ip_plugins.loss import ForceLossSettings, force_loss
+
+
+class EvidentialLoss(nn.Module):
+    """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.loss.force_loss`.
+
+    Parameters
+    ----------
+    stock : nn.Module
+        A loss of `mace.modules.loss` with a ``forces_weight``, which keeps its meaning.
+    settings : ForceLossSettings
+    """
+
+    def __init__(self, stock: nn.Module, settings: ForceLossSettings) -> None:
+        super().__init__()
+        self.stock = stock
+        self.settings = settings
+
+    def forward(self, ref: Batch, pred: TensorDict, ddp: Optional[bool] = None) -> Tensor:
+        """Scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
+        # With equal forces on both sides the stock force term is exactly zero, whatever its form.
+        no_forces = torch.zeros_like(ref["forces"])
+        without = copy.copy(ref)
+        without["forces"] = no_forces
+        others = self.stock(ref=without, pred={**pred, "forces": no_forces}, ddp=ddp)
+
+        per_atom, _ = force_loss(
+            ref["forces"],
+            pred["forces"],
+            pred["e2ip_log_sigma0"],
+            pred["e2ip_nu"],
+            pred["e2ip_kappa"],
+            pred["e2ip_force_unit"],
+            self.settings,
+        )
+        weight = (ref.weight * ref.forces_weight)[ref.batch]
+        return others + self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.stock}, {self.settings})"

@@ -1,0 +1,18 @@
+"""`mace.tools.model_script_utils`: build the stock model, then give it the readout."""
+
+from functools import wraps
+
+
+def apply(module):
+    """Patch ``configure_model``."""
+    stock = module.configure_model
+
+    @wraps(stock)
+    def configure_model(args, train_loader, *rest, **kwargs):
+        if getattr(args, "readout", None) != "e2ip":
+            return stock(args, train_loader, *rest, **kwargs)
+        from mace_ext.configure import configure_e2ip_model
+
+        return configure_e2ip_model(stock, args, train_loader, *rest, **kwargs)
+
+    module.configure_model = configure_model
