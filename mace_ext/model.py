@@ -1,6 +1,7 @@
 """The e²IP model: the stock `ScaleShiftMACE` and a readout that shares its node features."""
 
-from typing import Any, Dict, Final, List, Optional, Tuple
+from types import FunctionType
+from typing import Any, Callable, Dict, Final, List, Optional, Tuple
 
 import torch
 from e3nn import o3
@@ -123,6 +124,13 @@ class Readout(nn.Module):
         return selected
 
 
+def _renamed(function: Callable, name: str) -> Callable:
+    """A method under another name. TorchScript knows no ``super()`` and compiles methods by ``__name__``."""
+    copied = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+    copied.__annotations__ = function.__annotations__
+    return copied
+
+
 @compile_mode("script")
 class ScaleShiftMACE(models.ScaleShiftMACE):
     """MACE's model with an e²IP readout on its node features; energy and forces are MACE's to the last bit.
@@ -138,8 +146,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         Of the stock class.
     """
 
-    #: TorchScript knows no ``super()``: the stock forward under a name of its own.
-    host_forward = models.ScaleShiftMACE.forward
+    host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
     def __init__(self, *, e2ip_config: Dict[str, Any], **kwargs) -> None:
         super().__init__(**kwargs)

@@ -39,7 +39,7 @@ def add_options(parser):
         "--readout", choices=["stock", "e2ip"], default=None, help="e2ip: every force gets a full 3x3 covariance"
     )
     group.add_argument("--e2ip_preset", default=None, help="settings of readout and loss: default or paper")
-    group.add_argument("--e2ip_evidence", default=None, help="evidence mode: independent or coupled (default: preset's)")
+    group.add_argument("--e2ip_evidence", default=None, help="independent or coupled (default: the preset's)")
     group.add_argument(
         "--e2ip_evidence_weight", type=float, default=None, help="weight of the evidence regulariser, independent mode"
     )
