@@ -111,11 +111,23 @@ def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[
     return [train, *([*predict, "--configs", str(files[t]), "--output", f"{t}.xyz"] for t in tests)]
 
 
+#: NequIP runs use the project's ready configs; these overrides are shared by baseline and evidential runs.
+NEQUIP_OVERRIDES = [
+    "max_epochs=40",
+    "training_module.lr_scheduler.scheduler._target_=torch.optim.lr_scheduler.ExponentialLR",
+    "~training_module.lr_scheduler.scheduler.factor",
+    "~training_module.lr_scheduler.scheduler.patience",
+    "+training_module.lr_scheduler.scheduler.gamma=0.92",
+]
+
+
 def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
     config = "nequip_baseline" if VARIANTS[run.variant] is None else "nequip_e2ip"
-    train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "benchmarks"), "-cn", config]
-    train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}"]
-    train += [f"train_file={files['train']}", f"val_file={files['valid']}", f"test_file={files['test']}"]
+    tests = list(DATASETS[run.dataset][1])
+    train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "configs"), "-cn", config]
+    train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}", *NEQUIP_OVERRIDES]
+    train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
+    train.append(f"test_file=[{','.join(str(files[label]) for label in tests)}]")
     for key, value in (VARIANTS[run.variant] or {}).items():
         train.append(f"{key}={value}")
     checkpoint = run.folder / "last.ckpt"
