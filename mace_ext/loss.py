@@ -22,6 +22,9 @@ class EvidentialLoss(nn.Module):
     settings : ForceLossSettings
     """
 
+    #: For `mace_ext.metrics`, which cannot import this module.
+    evidential = True
+
     def __init__(self, stock: nn.Module, settings: ForceLossSettings) -> None:
         super().__init__()
         self.stock = stock

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families import derive_niw
 from e2ip_plugins.head import EdgePool, EvidentialHead
+from mace_ext.pickling import constructor
 
 #: Version of the settings that a model carries; a change of meaning raises it.
 CONFIG_VERSION = 1
@@ -164,6 +165,9 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             seed=seed,
         ).to(dtype=parameter.dtype, device=parameter.device)
 
+    def __reduce__(self):
+        return constructor("model", "empty_model"), (), self.__dict__
+
     def forward(
         self,
         data: Dict[str, Tensor],
@@ -216,6 +220,11 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if cutoff is not None:
             radial = radial * cutoff
         return vectors, radial
+
+
+def empty_model() -> ScaleShiftMACE:
+    """A model without any state: what a ``.model`` file calls first (see `mace_ext.pickling`)."""
+    return ScaleShiftMACE.__new__(ScaleShiftMACE)
 
 
 def readout_config(preset: str, evidence: str, force_unit: float) -> Dict[str, Any]:

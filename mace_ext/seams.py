@@ -40,21 +40,50 @@ SEAMS = (
     ),
     Seam(
         "mace.tools.model_script_utils",
-        ("configure_model",),
+        ("configure_model", "extract_config_mace_model"),
         "model_script_utils",
-        "the stock model is built first, then upgraded in place",
+        "the stock model is built first, then upgraded in place; e2ip models as foundation models",
     ),
     Seam(
         "mace.tools.scripts_utils",
-        ("get_loss_fn", "get_swa", "get_params_options", "extract_config_mace_model"),
+        ("get_loss_fn", "get_swa", "get_params_options", "extract_config_mace_model", "remove_pt_head"),
         "scripts_utils",
-        "force loss of both stages, the readout's parameters in the optimiser, settings of rebuilt models",
+        "force loss of both stages, the readout's parameters in the optimiser, settings of rebuilt models, "
+        "the kept MACE head's readout",
+    ),
+    Seam(
+        "mace.tools.train",
+        ("MACELoss", "valid_err_log", "evaluate"),
+        "train",
+        "validation metrics, results file and log lines",
+    ),
+    Seam("mace.tools.tables_utils", ("create_error_table", "evaluate"), "tables_utils", "error tables"),
+    Seam(
+        "mace.tools.checkpoint",
+        ("CheckpointBuilder.create_checkpoint", "CheckpointBuilder.load_checkpoint"),
+        "checkpoint",
+        "a checkpoint with another readout ends the run",
     ),
     Seam(
         "mace.modules.lora",
         ("inject_LoRAs",),
         "lora",
         "the readout is trained as a whole, not adapted",
+    ),
+    Seam(
+        "mace.calculators.mace",
+        tuple(
+            f"MACECalculator.{name}"
+            for name in ("__init__", "_create_result_tensors", "_slice_real_outputs", "calculate")
+        ),
+        "calculators_mace",
+        "uncertainties in the results of `MACECalculator`, committees included",
+    ),
+    Seam(
+        "mace.cli.eval_configs",
+        ("get_model_output", "run", "main", "ase.io"),
+        "eval_configs",
+        "uncertainty columns in the file that `mace_eval_configs` writes",
     ),
 )
 

@@ -4,8 +4,16 @@ from functools import wraps
 
 
 def apply(module):
-    """Patch ``configure_model``."""
+    """Patch ``configure_model`` and the ``extract_config_mace_model`` that it calls."""
     stock = module.configure_model
+    extract = module.extract_config_mace_model
+
+    @wraps(extract)
+    def extract_config_mace_model(model):
+        # Of an e2ip foundation model the stock class is built, which knows nothing of the readout.
+        config = extract(model)
+        config.pop("e2ip_config", None)
+        return config
 
     @wraps(stock)
     def configure_model(args, train_loader, *rest, **kwargs):
@@ -16,3 +24,4 @@ def apply(module):
         return configure_e2ip_model(stock, args, train_loader, *rest, **kwargs)
 
     module.configure_model = configure_model
+    module.extract_config_mace_model = extract_config_mace_model

@@ -4,11 +4,12 @@ from functools import wraps
 
 
 def apply(module):
-    """Patch the four functions."""
+    """Patch the five functions."""
     module.get_loss_fn = _get_loss_fn(module.get_loss_fn)
     module.get_swa = _get_swa(module.get_swa)
     module.get_params_options = _get_params_options(module.get_params_options)
     module.extract_config_mace_model = _extract_config_mace_model(module.extract_config_mace_model)
+    module.remove_pt_head = _remove_pt_head(module.remove_pt_head)
 
 
 def _evidential(args, loss_fn):
@@ -62,3 +63,16 @@ def _extract_config_mace_model(stock):
         return config
 
     return extract_config_mace_model
+
+
+def _remove_pt_head(stock):
+    @wraps(stock)
+    def remove_pt_head(model, *args, **kwargs):
+        new = stock(model, *args, **kwargs)
+        if hasattr(model, "e2ip_head"):
+            # Every MACE head has a readout of its own; the stock code has filled the only one left with the first.
+            kept = model.e2ip_head.heads[model.heads.index(new.heads[0])]
+            new.e2ip_head.heads[0].load_state_dict(kept.state_dict())
+        return new
+
+    return remove_pt_head
