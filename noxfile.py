@@ -1,0 +1,145 @@
+"""Environments, tests and the demo; needs Python 3.10 or newer and a network, nothing else.
+
+    python3 noxfile.py -s demo     # train, evaluate and compare in both frameworks
+    python3 noxfile.py -s tests    # lint, and all tests in both environments
+    python3 noxfile.py -l          # every session
+
+Without nox the file makes itself a small environment (.venv-nox) that has it; with nox, ``nox -s demo`` is the same.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv-nox"
+
+
+def run_with_own_nox() -> None:
+    """Run this file's sessions with the nox of ``.venv-nox``, made first where it is missing; does not return."""
+    python = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if subprocess.run([python, "-c", "import nox"], capture_output=True).returncode if python.exists() else True:
+        print(f"nox is not installed: making {VENV.name} for it", flush=True)
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV])
+        if made.returncode:
+            sys.exit(
+                "Python's venv module failed. On Debian and Ubuntu install the package python3-venv "
+                "(or python3-virtualenv and pip's nox), then run the command again."
+            )
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "nox>=2025.2.9"], check=True)
+    sys.exit(subprocess.run([python, "-m", "nox", "-f", ROOT / "noxfile.py", *sys.argv[1:]]).returncode)
+
+
+if sys.version_info < (3, 10):
+    sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}: {sys.executable}")
+try:
+    import nox
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    run_with_own_nox()
+if __name__ == "__main__":
+    sys.exit(subprocess.run([sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", *sys.argv[1:]]).returncode)
+
+nox.needs_version = ">=2025.2.9"
+nox.options.reuse_venv = "yes"
+# Not uv: pip's environment variables are how a machine chooses its torch build.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["tests"]
+
+CONSTRAINED = ("-c", "constraints.txt")
+# Two processes with one thread each use two cores better than one process with two threads does on small molecules.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: Folder of each host environment's commands, known once its session has run.
+COMMANDS: dict[str, Path] = {}
+
+
+def install_host(session: nox.Session, host: str) -> None:
+    """Install torch, then this project with the extra ``host`` and the test tools, into the session's environment.
+
+    A wheel is built and installed, nothing editable: what is tested is what users get.
+    """
+    known = any(Path(session.virtualenv.location).glob("lib/python*/site-packages/torch"))
+    if not known:
+        session.log(f"First use of the {host} environment: downloading torch and {host} takes some minutes")
+    test_tools = nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), "test")
+    session.install(*CONSTRAINED, "torch", silent=known)
+    session.install(*CONSTRAINED, f".[{host}]", *test_tools, silent=known)
+    COMMANDS[host] = Path(session.bin)
+
+
+def run_demo(session: nox.Session, host: str) -> None:
+    """Run one host's half of the demo; arguments after ``--`` go to demo/run.py."""
+    session.run(COMMANDS[host] / "python", "demo/run.py", host, *session.posargs, external=True)
+
+
+def run_tests(session: nox.Session, host: str) -> None:
+    """Run the core's and the host's tests, two at a time; arguments after ``--`` replace the choice of tests."""
+    chosen = session.posargs or ["tests/core", "tests/demo", f"tests/{host}_ext"]
+    pytest = (COMMANDS[host] / "pytest", "-n", "2", "--dist", "loadfile", "--durations", "10")
+    # Tests start the hosts' commands by name.
+    path = os.pathsep.join((str(COMMANDS[host]), os.environ["PATH"]))
+    session.run(*pytest, *chosen, env={**ONE_THREAD, "PATH": path}, external=True)
+
+
+@nox.session(venv_backend="none", requires=["demo_nequip", "demo_mace"])
+def demo(session: nox.Session) -> None:
+    """Train a baseline and an e²IP model in both frameworks, evaluate and compare them (under 10 minutes)."""
+    session.log("Tables and figures: runs/demo/nequip and runs/demo/mace")
+
+
+@nox.session(venv_backend="none", requires=["lint", "tests_nequip", "tests_mace"])
+def tests(session: nox.Session) -> None:
+    """Lint and all tests in all environments."""
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    session.install(*CONSTRAINED, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(default=False)
+def nequip(session: nox.Session) -> None:
+    """Make or refresh the NequIP environment, .nox/nequip."""
+    install_host(session, "nequip")
+
+
+@nox.session(default=False)
+def mace(session: nox.Session) -> None:
+    """Make or refresh the MACE environment, .nox/mace."""
+    install_host(session, "mace")
+
+
+@nox.session(venv_backend="none", requires=["nequip"])
+def demo_nequip(session: nox.Session) -> None:
+    """Run the NequIP half of the demo."""
+    run_demo(session, "nequip")
+
+
+@nox.session(venv_backend="none", requires=["mace"])
+def demo_mace(session: nox.Session) -> None:
+    """Run the MACE half of the demo."""
+    run_demo(session, "mace")
+
+
+@nox.session(venv_backend="none", requires=["nequip"])
+def tests_nequip(session: nox.Session) -> None:
+    """Run core and NequIP tests in the NequIP environment; arguments after -- go to pytest."""
+    run_tests(session, "nequip")
+
+
+@nox.session(venv_backend="none", requires=["mace"])
+def tests_mace(session: nox.Session) -> None:
+    """Run core and MACE tests in the MACE environment; arguments after -- go to pytest."""
+    run_tests(session, "mace")
+
+
+@nox.session(default=False)
+def make_data(session: nox.Session) -> None:
+    """Make the demo's data anew with GFN2-xTB (6 minutes); arguments after -- go to demo/make_data.py."""
+    session.install("tblite==0.8.0", "ase==3.29.0")
+    session.run("python", "demo/make_data.py", *session.posargs, env=ONE_THREAD)
