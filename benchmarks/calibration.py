@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -42,6 +43,20 @@ VARIANTS = {
     "independent-0.1": {"evidence": "independent", "evidence_weight": 0.1},
     "paper": {"preset": "paper"},
 }
+
+#: Heading, entry of `e2ip compare`'s JSON, factor, digits.
+COLUMNS = [
+    ("force MAE meV/Å", "force_mae", 1000.0, 1),
+    ("energy MAE meV/atom", "energy_mae", 1000.0, 2),
+    ("NLL", "nll", 1.0, 3),
+    ("CE", "calibration_error", 1.0, 3),
+    ("coverage@95", "coverage95", 1.0, 3),
+    ("energy score meV/Å", "energy_score", 1000.0, 1),
+    ("Spearman", "spearman_epistemic", 1.0, 3),
+    ("AUROC", "auroc_epistemic", 1.0, 3),
+    ("mean ν", "mean_nu", 1.0, 2),
+    ("mean κ", "mean_kappa", 1.0, 2),
+]
 
 
 class Run(NamedTuple):
@@ -156,19 +171,81 @@ def execute(run: Run, bins: dict[str, Path]) -> None:
     print(f"[{run.name}] finished after {(time.time() - started) / 60:.1f} min", flush=True)
 
 
+def score(run: Run) -> None:
+    """Scores of a finished run's predictions, as `e2ip compare` gives them, into ``docs/results``."""
+    from e2ip_plugins.compare import compare, load_models
+
+    target = RESULTS / f"{run.name}.json"
+    marker = run.folder / "done.json"
+    if not marker.exists() or (target.exists() and target.stat().st_mtime > marker.stat().st_mtime):
+        return
+    tests = list(DATASETS[run.dataset][1])
+    result = run._asdict() | json.loads(marker.read_text()) | {"tests": {}}
+    for index, label in enumerate(tests):
+        path = run.folder / (f"{label}.xyz" if run.host == "mace" else f"test_dataset{index}.xyz")
+        model = load_models([path])[0]
+        report = compare([model])["models"][0]
+        parameters = model.predictions.parameters or {}
+        evidence = {f"mean_{k[5:]}": float(v[model.kept].mean()) for k, v in parameters.items() if v.ndim == 1}
+        result["tests"][label] = report["overall"] | evidence
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def mean_std(values: list[float], factor: float, digits: int) -> str:
+    """`mean ± sample standard deviation`; empty without values."""
+    if not values or any(v is None for v in values):
+        return ""
+    text = f"{factor * statistics.mean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ± {factor * statistics.stdev(values):.{digits}f}"
+
+
+def write_tables() -> None:
+    """``docs/calibration.md``'s tables from ``docs/results``; the text around them is kept."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    table: dict[tuple, list[dict]] = {}
+    for result in results:
+        for label, figures in result["tests"].items():
+            table.setdefault((result["dataset"], label, result["host"], result["variant"]), []).append(figures)
+    lines = []
+    for dataset, (_, tests) in DATASETS.items():
+        for label in tests:
+            keys = [k for k in table if k[:2] == (dataset, label)]
+            if not keys:
+                continue
+            lines += ["", f"### {dataset}, {label}", ""]
+            heads = [heading for heading, *_ in COLUMNS]
+            lines += ["| host | readout | seeds | " + " | ".join(heads) + " |", "|---|---|---|" + "---|" * len(heads)]
+            order = list(VARIANTS)
+            for key in sorted(keys, key=lambda k: (k[2], order.index(k[3]))):
+                runs = table[key]
+                cells = [mean_std([r.get(name) for r in runs], f, d) for _, name, f, d in COLUMNS]
+                lines.append(f"| {key[2]} | {key[3]} | {len(runs)} | " + " | ".join(cells) + " |")
+    page = ROOT / "docs" / "calibration.md"
+    begin, end = "<!-- tables: written by benchmarks/calibration.py -->", "<!-- end of tables -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(before + begin + "\n".join(lines) + "\n\n" + end + after)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mace-bin", type=Path, required=True, help="bin folder of the MACE environment")
     parser.add_argument("--nequip-bin", type=Path, required=True, help="bin folder of the NequIP environment")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="*", help="glob on run names, e.g. 'aspirin_mace_*'")
+    parser.add_argument("--tables", action="store_true", help="train nothing, only score finished runs")
     arguments = parser.parse_args()
     bins = {"mace": arguments.mace_bin.absolute(), "nequip": arguments.nequip_bin.absolute()}
     runs = [run for run in plan() if fnmatch.fnmatch(run.name, arguments.only)]
     if not runs:
         sys.exit(f"no run matches '{arguments.only}'")
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(lambda run: execute(run, bins), runs))
+    if not arguments.tables:
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(lambda run: execute(run, bins), runs))
+    for run in runs:
+        score(run)
+    write_tables()
 
 
 if __name__ == "__main__":
