@@ -1,0 +1,8 @@
+"""`mace.cli.eval_configs`: uncertainty columns in the output of `mace_eval_configs`."""
+
+
+def apply(module):
+    """Patch ``get_model_output``, ``run`` and ``main``."""
+    from mace_ext.evaluate import patch_eval_configs
+
+    patch_eval_configs(module)
