@@ -6,6 +6,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from mace_ext.foundation import inherited_force_unit, load_foundation_readout
 from mace_ext.model import add_readout, readout_config
 
 
@@ -25,8 +26,13 @@ def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_found
     preset = get_preset(args.e2ip_preset or "default")
     evidence = resolve_evidence(preset, args.e2ip_evidence)
     rms = forces_rms(train_loader.dataset) if str(args.e2ip_force_unit).strip().lower() == "auto" else None
-    force_unit = resolve_force_unit(args.e2ip_force_unit, rms)
+    inherited = inherited_force_unit(model_foundation)
+    if args.e2ip_force_unit is None and inherited is not None:
+        force_unit = inherited
+    else:
+        force_unit = resolve_force_unit(args.e2ip_force_unit, rms)
     add_readout(model, readout_config(preset.name, evidence, force_unit), seed=args.seed)
+    load_foundation_readout(model, model_foundation)
     logging.info(
         f"e2ip readout: preset {preset.name}, evidence {evidence}, force unit {force_unit:.6g} eV / A, "
         f"{sum(p.numel() for p in model.e2ip_head.parameters())} parameters"
