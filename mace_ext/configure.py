@@ -1,13 +1,17 @@
 """From parsed arguments and the training set to an e²IP model."""
 
+import copy
 import logging
+import sys
 
+import numpy as np
 import torch
+from mace.modules import models
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
-from mace_ext.foundation import inherited_force_unit, load_foundation_readout
 from mace_ext.model import add_readout, readout_config
+from mace_ext.options import wants_auto_unit
 
 
 def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
@@ -22,22 +26,56 @@ def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_found
     -------
     model, output_args
     """
-    model, output_args = stock(args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
-    preset = get_preset(args.e2ip_preset or "default")
-    evidence = resolve_evidence(preset, args.e2ip_evidence)
-    rms = forces_rms(train_loader.dataset) if str(args.e2ip_force_unit).strip().lower() == "auto" else None
-    inherited = inherited_force_unit(model_foundation)
-    if args.e2ip_force_unit is None and inherited is not None:
-        force_unit = inherited
-    else:
-        force_unit = resolve_force_unit(args.e2ip_force_unit, rms)
-    add_readout(model, readout_config(preset.name, evidence, force_unit), seed=args.seed)
-    load_foundation_readout(model, model_foundation)
-    logging.info(
-        f"e2ip readout: preset {preset.name}, evidence {evidence}, force unit {force_unit:.6g} eV / A, "
-        f"{sum(p.numel() for p in model.e2ip_head.parameters())} parameters"
+    head_configs = kwargs.get("head_configs", rest[2] if len(rest) > 2 else None)
+    warn_of_masked_forces(head_configs or [])
+    model, output_args = stock(
+        args, _FiniteForces(train_loader), atomic_energies, without_readout(model_foundation), *rest, **kwargs
     )
+    try:
+        config = _config(args, train_loader.dataset, getattr(model_foundation, "e2ip_config", None))
+        add_readout(model, config, seed=args.seed)
+    except InputError as error:
+        print(f"mace_run_train: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    logging.info(
+        f"e2ip readout: preset {config['preset']}, evidence {config['evidence']}, force unit "
+        f"{config['force_unit']:.6g} eV / A, {sum(p.numel() for p in model.e2ip_head.parameters())} parameters"
+    )
+    if hasattr(model_foundation, "e2ip_head"):
+        _start_from(model, model_foundation)
     return model, output_args
+
+
+def _config(args, dataset, foundation_config):
+    preset = get_preset(args.e2ip_preset or "default")
+    force_unit = args.e2ip_force_unit
+    if force_unit is None and foundation_config is not None:
+        force_unit = foundation_config["force_unit"]
+    force_unit = resolve_force_unit(force_unit, forces_rms(dataset) if wants_auto_unit(args) else None)
+    return readout_config(preset.name, resolve_evidence(preset, args.e2ip_evidence), force_unit)
+
+
+def _start_from(model, foundation):
+    """Give every MACE head the foundation model's readout, where the settings agree."""
+    if model.e2ip_config != foundation.e2ip_config:
+        logging.warning("The foundation model's e2ip readout has other settings: the new readout starts from scratch")
+        return
+    state = foundation.e2ip_head.state_dict()
+    for i in range(len(model.heads)):
+        copied = {key.replace("heads.0.", f"heads.{i}."): value for key, value in state.items()}
+        model.e2ip_head.load_state_dict(copied, strict=False)
+    logging.info("The readout starts from the foundation model's")
+
+
+def without_readout(model):
+    """A stock model that shares the weights of an e²IP model; anything else is handed back as it is."""
+    if not hasattr(model, "e2ip_head"):
+        return model
+    plain = copy.copy(model)
+    plain.__class__ = models.ScaleShiftMACE
+    plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_head"}
+    del plain.e2ip_config
+    return plain
 
 
 def forces_rms(dataset) -> float:
@@ -54,3 +92,36 @@ def forces_rms(dataset) -> float:
     if count == 0:
         raise InputError("the training set has no finite reference forces")
     return (total / count) ** 0.5
+
+
+def warn_of_masked_forces(head_configs) -> None:
+    """One warning per data set with NaN or infinite reference forces, with the number of atoms."""
+    for head in head_configs:
+        if head.collections is None:
+            continue
+        sets = [("training", head.collections.train), ("validation", head.collections.valid)]
+        for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:
+            forces = [config.properties.get("forces") for config in configs]
+            masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
+            if masked:
+                logging.warning(
+                    f"{masked} atoms of the {name} set (head {head.head_name}) have NaN or infinite reference forces: "
+                    "they are left out of loss and metrics"
+                )
+
+
+class _FiniteForces:
+    """A loader whose non-finite reference forces read as the RMS of the others: MACE's force scale stays right."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        for batch in self.loader:
+            finite = torch.isfinite(batch.forces)
+            if not finite.all():
+                batch.forces = batch.forces.where(finite, torch.full_like(batch.forces, forces_rms(self.dataset)))
+            yield batch
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)

@@ -1,9 +1,10 @@
-"""What users write: the options of the readout and the checks that need no training data in memory."""
+"""What users write: the options of the readout and the checks that come before any work."""
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.loss import ForceLossSettings, force_loss_settings
 from e2ip_plugins.presets import resolve_force_unit
 from mace_ext import seams
+from mace_ext.files import check_files
 
 OPTIONS = ("e2ip_preset", "e2ip_evidence", "e2ip_evidence_weight", "e2ip_force_unit")
 LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
@@ -11,7 +12,7 @@ MODELS = ("MACE", "ScaleShiftMACE")
 
 
 def check_options(args) -> None:
-    """Raise `InputError` for what cannot be trained; does nothing without ``--readout e2ip``."""
+    """Raise `InputError` for what cannot be trained; does nothing to a run without our options."""
     if args.readout != "e2ip":
         given = [name for name in OPTIONS if getattr(args, name) is not None]
         if given:
@@ -21,10 +22,25 @@ def check_options(args) -> None:
     if problem:
         raise InputError(f"--readout e2ip does not work with this installation: {problem}")
     loss_settings(args)
-    if str(args.e2ip_force_unit).strip().lower() != "auto":
+    if not wants_auto_unit(args):
         resolve_force_unit(args.e2ip_force_unit)
+    if args.model not in MODELS:
+        raise InputError(f"--readout e2ip needs --model {' or '.join(MODELS)}, not {args.model}")
+    if args.loss not in LOSSES:
+        raise InputError(f"--readout e2ip needs a --loss with energy and forces: {', '.join(LOSSES)}; not {args.loss}")
+    for name in ("forces_weight", "swa_forces_weight"):
+        if not getattr(args, name) > 0:
+            raise InputError(f"--readout e2ip needs --{name} > 0, got {getattr(args, name)}: it learns from forces")
+    if not args.compute_forces:
+        raise InputError("--readout e2ip needs forces; leave --compute_forces out")
+    check_files(args)
 
 
 def loss_settings(args) -> ForceLossSettings:
     """Settings of the force loss from parsed arguments."""
     return force_loss_settings(args.e2ip_preset or "default", args.e2ip_evidence, args.e2ip_evidence_weight)
+
+
+def wants_auto_unit(args) -> bool:
+    """Whether the force unit comes from the training forces."""
+    return str(args.e2ip_force_unit).strip().lower() == "auto"

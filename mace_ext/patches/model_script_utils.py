@@ -16,12 +16,16 @@ def apply(module):
         return config
 
     @wraps(stock)
-    def configure_model(args, train_loader, *rest, **kwargs):
-        if getattr(args, "readout", None) != "e2ip":
-            return stock(args, train_loader, *rest, **kwargs)
-        from mace_ext.configure import configure_e2ip_model
+    def configure_model(args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
+        if getattr(args, "readout", None) == "e2ip":
+            from mace_ext.configure import configure_e2ip_model
 
-        return configure_e2ip_model(stock, args, train_loader, *rest, **kwargs)
+            return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
+        if hasattr(model_foundation, "e2ip_head"):
+            from mace_ext.configure import without_readout
+
+            model_foundation = without_readout(model_foundation)
+        return stock(args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
 
     module.configure_model = configure_model
     module.extract_config_mace_model = extract_config_mace_model

@@ -1,0 +1,60 @@
+"""Checks on the data files that a run names, before MACE starts to load them."""
+
+import ast
+import os
+
+from e2ip_plugins.errors import InputError
+
+#: MACE's own names for replay data, and what it does not read with ASE.
+REPLAY_SETS = ("mp", "omat", "matpes_pbe", "matpes_r2scan")
+_BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
+
+
+def check_files(args) -> None:
+    """Every file is there, can be read and, if ASE reads it, has a frame with the named forces.
+
+    MACE itself trains on without a word: frames without the named key get force weight zero.
+    """
+    heads = ast.literal_eval(args.heads) if isinstance(args.heads, str) else args.heads
+    for head in (heads or {"Default": {}}).values():
+        key = head.get("arrays_keys", {}).get("forces", head.get("forces_key", args.forces_key))
+        if head.get("train_file", args.train_file) is None:
+            raise InputError("no training data: --train_file is missing")
+        for option in ("train_file", "valid_file", "test_file"):
+            paths = head.get(option, None if option == "test_file" and heads else getattr(args, option))
+            for path in [paths] if isinstance(paths, str) else paths or []:
+                check_file(path, f"--{option}", key, "--forces_key")
+    if args.pt_train_file is not None and args.pt_train_file not in REPLAY_SETS:
+        key = None if args.pseudolabel_replay else args.forces_key
+        check_file(args.pt_train_file, "--pt_train_file", key, "--forces_key")
+
+
+def check_file(path, option, forces_key, key_option) -> None:
+    """Raise `InputError` unless ``path`` can be read and, given ``forces_key``, one frame has such forces.
+
+    Stops at the first frame that has them: usually the first one, or the one after the isolated atoms.
+    """
+    if path in REPLAY_SETS:
+        return
+    if not os.path.exists(path):
+        raise InputError(f"{option} {path}: there is no such file")
+    if os.path.isdir(path) or path.endswith(_BINARY):
+        return
+    import ase.io
+
+    found = set()
+    try:
+        for atoms in ase.io.iread(path):
+            arrays = set(atoms.arrays) | ({"forces"} if "forces" in getattr(atoms.calc, "results", {}) else set())
+            if forces_key is None or forces_key in arrays:
+                return
+            found |= arrays
+    except Exception as error:
+        raise InputError(f"{option} {path}: cannot be read ({type(error).__name__}: {error})") from error
+    if not found:
+        raise InputError(f"{option} {path}: holds no frames")
+    others = ", ".join(sorted(found - {"numbers", "positions"})) or "none"
+    raise InputError(
+        f"{option} {path}: no frame has forces under '{forces_key}' (per-atom columns found: {others}); "
+        f"name the column with {key_option}"
+    )
