@@ -10,6 +10,7 @@ from mace.modules import models
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from mace_ext.foundation import inherited_force_unit, load_foundation_readout
 from mace_ext.model import add_readout, readout_config
 from mace_ext.options import wants_auto_unit
 
@@ -32,7 +33,7 @@ def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_found
         args, _FiniteForces(train_loader), atomic_energies, without_readout(model_foundation), *rest, **kwargs
     )
     try:
-        config = _config(args, train_loader.dataset, getattr(model_foundation, "e2ip_config", None))
+        config = _config(args, train_loader.dataset, inherited_force_unit(model_foundation))
         add_readout(model, config, seed=args.seed)
     except InputError as error:
         print(f"mace_run_train: error: {error}", file=sys.stderr)
@@ -41,30 +42,17 @@ def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_found
         f"e2ip readout: preset {config['preset']}, evidence {config['evidence']}, force unit "
         f"{config['force_unit']:.6g} eV / A, {sum(p.numel() for p in model.e2ip_head.parameters())} parameters"
     )
-    if hasattr(model_foundation, "e2ip_head"):
-        _start_from(model, model_foundation)
+    load_foundation_readout(model, model_foundation)
     return model, output_args
 
 
-def _config(args, dataset, foundation_config):
+def _config(args, dataset, inherited):
     preset = get_preset(args.e2ip_preset or "default")
-    force_unit = args.e2ip_force_unit
-    if force_unit is None and foundation_config is not None:
-        force_unit = foundation_config["force_unit"]
-    force_unit = resolve_force_unit(force_unit, forces_rms(dataset) if wants_auto_unit(args) else None)
+    if args.e2ip_force_unit is None and inherited is not None:
+        force_unit = inherited
+    else:
+        force_unit = resolve_force_unit(args.e2ip_force_unit, forces_rms(dataset) if wants_auto_unit(args) else None)
     return readout_config(preset.name, resolve_evidence(preset, args.e2ip_evidence), force_unit)
-
-
-def _start_from(model, foundation):
-    """Give every MACE head the foundation model's readout, where the settings agree."""
-    if model.e2ip_config != foundation.e2ip_config:
-        logging.warning("The foundation model's e2ip readout has other settings: the new readout starts from scratch")
-        return
-    state = foundation.e2ip_head.state_dict()
-    for i in range(len(model.heads)):
-        copied = {key.replace("heads.0.", f"heads.{i}."): value for key, value in state.items()}
-        model.e2ip_head.load_state_dict(copied, strict=False)
-    logging.info("The readout starts from the foundation model's")
 
 
 def without_readout(model):
