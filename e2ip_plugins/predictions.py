@@ -1,0 +1,221 @@
+"""Predictions and references from extxyz files as the hosts' own tools write them.
+
+=====================  =====================================  ==================================
+                       NequIP (``TestTimeXYZFileWriter``)     MACE (``mace_eval_configs``)
+=====================  =====================================  ==================================
+predicted forces       ``forces``                             ``MACE_forces`` (any prefix)
+reference forces       ``original_dataset_forces``            the data set's, e.g. ``REF_forces``
+parameters             ``e2ip_log_sigma0``, …                 ``MACE_e2ip_log_sigma0``, …
+=====================  =====================================  ==================================
+
+Energies follow the prefix of the forces.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Union
+
+import numpy as np
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import DERIVED_KEYS, NIW, PARAMETER_KEYS
+
+_REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """F frames with N atoms in all.
+
+    Attributes
+    ----------
+    path : Path
+    sizes : (F,)
+        Atoms per frame.
+    species : (N,)
+        Chemical symbols.
+    reference_forces, forces : (N, 3)
+        In eV/Å; references may be NaN or Inf.
+    reference_energy, energy : (F,)
+        In eV; NaN where the file has none.
+    family : str or None
+        Predictive family; None for deterministic predictions.
+    parameters : dict of str to array
+        The family's parameters, by their unprefixed key.
+    """
+
+    path: Path
+    sizes: np.ndarray
+    species: np.ndarray
+    reference_forces: np.ndarray
+    forces: np.ndarray
+    reference_energy: np.ndarray
+    energy: np.ndarray
+    family: Optional[str]
+    parameters: Dict[str, np.ndarray]
+
+    @property
+    def frame_of_atom(self) -> np.ndarray:
+        """Index of every atom's frame (N,)."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+
+def read_predictions(
+    path: Union[str, Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+) -> Predictions:
+    """Read one file of predictions.
+
+    Parameters
+    ----------
+    path
+        extxyz file with predicted and reference forces.
+    ref_forces, ref_energy
+        Names of the reference columns; found by their usual prefixes when not given.
+
+    Raises
+    ------
+    InputError
+        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid.
+    """
+    path = Path(path)
+    frames = _read_frames(path)
+    first = frames[0]
+    reference = _reference_name(path, first, ref_forces)
+    prefix = _prediction_prefix(path, first, reference)
+    family, names = _family(path, first, prefix)
+
+    energy_name = ref_energy or reference[: -len("forces")] + "energy"
+    if ref_energy is not None and ref_energy not in first["info"]:
+        raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(first['info'])}")
+    parameters = {}
+    for key in PARAMETER_KEYS if family else ():
+        values = _column(path, frames, names[key.name], key.shape)
+        bad = ~np.isfinite(values)
+        # A covariance exists from ν > 4 on.
+        bad |= values <= {"e2ip_nu": 4.0, "e2ip_kappa": 0.0}.get(key.name, -np.inf)
+        _refuse(path, frames, bad, f"{names[key.name]} is not finite or outside its range")
+        parameters[key.name] = values
+    forces = _column(path, frames, prefix + "forces", (3,))
+    _refuse(path, frames, ~np.isfinite(forces), f"{prefix}forces is not finite")
+    return Predictions(
+        path=path,
+        sizes=np.array([len(f["species"]) for f in frames]),
+        species=np.concatenate([f["species"] for f in frames]),
+        reference_forces=_column(path, frames, reference, (3,)),
+        forces=forces,
+        reference_energy=_energies(path, frames, energy_name),
+        energy=_energies(path, frames, prefix + "energy"),
+        family=family,
+        parameters=parameters,
+    )
+
+
+def _read_frames(path: Path) -> List[dict]:
+    """Columns and info of every frame; ASE's own calculator results are columns like any other."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    import ase.io
+
+    try:
+        atoms_list = ase.io.read(path, index=":", format="extxyz")
+    # ASE's reader lets whatever goes wrong inside it through.
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read as extxyz ({type(error).__name__}: {error})") from error
+    if not atoms_list:
+        raise InputError(f"{path}: holds no frames")
+    frames = []
+    for atoms in atoms_list:
+        results = atoms.calc.results if atoms.calc is not None else {}
+        frames.append(
+            {
+                "species": np.array(atoms.get_chemical_symbols()),
+                "arrays": {**atoms.arrays, **{k: v for k, v in results.items() if np.shape(v)[:1] == (len(atoms),)}},
+                "info": {**atoms.info, **{k: v for k, v in results.items() if np.size(v) == 1}},
+            }
+        )
+    return frames
+
+
+def _force_names(frame: dict) -> List[str]:
+    return [n for n, v in frame["arrays"].items() if n.endswith("forces") and np.shape(v)[1:] == (3,)]
+
+
+def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
+    names = _force_names(frame)
+    if wanted is not None:
+        if np.shape(frame["arrays"].get(wanted))[1:] != (3,):
+            raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
+        return wanted
+    found = [n for n in names if _REFERENCE_PREFIX.match(n)]
+    if not found:
+        raise InputError(
+            f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "
+            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps references with "
+            "output_fields_from_original_dataset: [total_energy, forces]; mace_eval_configs keeps them unless "
+            "they are called 'energy' and 'forces'"
+        )
+    if len(found) > 1:
+        raise InputError(f"{path}: several columns may be the reference: {_listed(found)}; choose with --ref-forces")
+    return found[0]
+
+
+def _prediction_prefix(path: Path, frame: dict, reference: str) -> str:
+    """What stands before ``forces`` in the name of the predictions; uncertainties tell which they are."""
+    names = [n for n in _force_names(frame) if n != reference]
+    uncertain = [n for n in names if n[: -len("forces")] + PARAMETER_KEYS[0].name in frame["arrays"]]
+    found = uncertain or names
+    if len(found) != 1:
+        problem = "no predicted forces" if not found else f"several columns may be the prediction: {_listed(found)}"
+        raise InputError(f"{path}: {problem} beside the reference '{reference}'")
+    return found[0][: -len("forces")]
+
+
+def _family(path: Path, frame: dict, prefix: str) -> tuple:
+    """Predictive family of a file, and the names of its parameter columns."""
+    arrays, info = frame["arrays"], frame["info"]
+    family = info.get(prefix + "uq_family", info.get("uq_family"))
+    if family is not None and family != NIW:
+        raise InputError(f"{path}: uq_family '{family}' is not known to this version of e2ip-plugins; known: {NIW}")
+    names = {k.name: prefix + k.name for k in PARAMETER_KEYS}
+    missing = [n for n in names.values() if n not in arrays]
+    views = [prefix + k.name for k in DERIVED_KEYS if prefix + k.name in arrays]
+    if not missing:
+        return NIW, names
+    if family is None and len(missing) == len(names) and not views:
+        return None, {}
+    raise InputError(
+        f"{path}: has uncertainties, but not the columns {_listed(missing)} that scores are computed from; "
+        "NequIP's xyz writer wants them in extra_fields"
+    )
+
+
+def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:
+    for i, frame in enumerate(frames):
+        if np.shape(frame["arrays"].get(name)) != (len(frame["species"]), *shape):
+            raise InputError(f"{path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom")
+    return np.concatenate([f["arrays"][name] for f in frames]).astype(np.float64)
+
+
+def _energies(path: Path, frames: List[dict], name: str) -> np.ndarray:
+    values = np.full(len(frames), np.nan)
+    for i, frame in enumerate(frames):
+        if name in frame["info"]:
+            try:
+                values[i] = np.asarray(frame["info"][name], dtype=np.float64).item()
+            except ValueError as error:
+                raise InputError(f"{path}: '{name}' of frame {i} is not a number") from error
+    return values
+
+
+def _refuse(path: Path, frames: List[dict], bad: np.ndarray, problem: str) -> None:
+    atoms = bad.reshape(len(bad), -1).any(-1)
+    if atoms.any():
+        ends = np.cumsum([len(f["species"]) for f in frames])
+        first = int(np.argmax(atoms))
+        frame = int(np.searchsorted(ends, first, side="right"))
+        raise InputError(f"{path}: {problem} for {int(atoms.sum())} atoms, first in frame {frame}")
+
+
+def _listed(names) -> str:
+    return ", ".join(names) or "none"
