@@ -31,7 +31,7 @@ def run_with_own_nox() -> None:
     sys.exit(subprocess.run([python, "-m", "nox", "-f", ROOT / "noxfile.py", *sys.argv[1:]]).returncode)
 
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before
     sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}: {sys.executable}")
 try:
     import nox
