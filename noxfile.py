@@ -138,6 +138,13 @@ def tests_mace(session: nox.Session) -> None:
     run_tests(session, "mace")
 
 
+@nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
+def calibration(session: nox.Session) -> None:
+    """Train what the tables of docs/calibration.md still lack and write them (hours; data from E2IP_DATA)."""
+    bins = [arg for host in COMMANDS for arg in (f"--{host}-bin", COMMANDS[host])]
+    session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
+
+
 @nox.session(default=False)
 def make_data(session: nox.Session) -> None:
     """Make the demo's data anew with GFN2-xTB (6 minutes); arguments after -- go to demo/make_data.py."""
