@@ -1,0 +1,95 @@
+"""NequIP's own test fixtures and a tiny model; without NequIP nothing in this folder is collected."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("nequip") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    from nequip.utils.unittests.conftest import *  # noqa: F403
+
+
+def _gnn_config(**changes):
+    return {
+        "_target_": "nequip.model.NequIPGNNModel",
+        "seed": 1,
+        "model_dtype": "float64",
+        "type_names": ["H", "C", "O"],
+        "r_max": 4.0,
+        "num_layers": 2,
+        "l_max": 2,
+        "num_features": 4,
+        "radial_mlp_width": 8,
+        "avg_num_neighbors": 8.0,
+        "per_type_energy_scales": 1.3,
+        "per_type_energy_shifts": {"H": -1.0, "C": -2.0, "O": -3.0},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="session")
+def gnn_config():
+    """Function that gives the config of a tiny NequIP model over H, C, O; keywords replace its values."""
+    return _gnn_config
+
+
+@pytest.fixture(scope="session")
+def make_model(default_dtype):
+    """Function that builds (baseline, e2ip model) from the same config; options go to E2IPModel."""
+    from hydra.utils import get_method
+
+    from nequip_ext import E2IPModel
+
+    def make(inner=None, **options):
+        inner = _gnn_config() if inner is None else inner
+        arguments = {k: v for k, v in inner.items() if k != "_target_"}
+        return get_method(inner["_target_"])(**arguments), E2IPModel(model=inner, seed=3, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def frames():
+    """Off-symmetry: a molecule, a periodic cell, a smaller molecule."""
+    from ase.build import molecule
+
+    built = [molecule("CH3CH2OH"), molecule("CH3OH", cell=[4.5, 5.0, 5.5], pbc=True), molecule("H2O")]
+    for seed, atoms in enumerate(built):
+        atoms.rattle(0.1, seed=seed)
+    return built
+
+
+@pytest.fixture(scope="session")
+def to_data(default_dtype):
+    """Function that turns an ASE frame into NequIP's dictionary, with neighbours within 4 Å."""
+    from nequip.data import from_ase
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+
+    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
+    neighbours = NeighborListTransform(r_max=4.0)
+    return lambda atoms: neighbours(types(from_ase(atoms)))
+
+
+@pytest.fixture(scope="session")
+def train_files(tmp_path_factory):
+    """Paths of ``train`` (12 frames), ``val`` and ``test`` (4 each): methanol in a harmonic well."""
+    import ase.io
+    import numpy as np
+    from ase.build import molecule
+
+    folder = tmp_path_factory.mktemp("data")
+    paths = {}
+    for name, count, offset in (("train", 12, 0), ("val", 4, 100), ("test", 4, 200)):
+        labelled = []
+        for seed in range(count):
+            atoms = molecule("CH3OH")
+            rest = atoms.get_positions()
+            atoms.rattle(0.1, seed=offset + seed)
+            stretch = atoms.get_positions() - rest
+            atoms.info["REF_energy"] = float(-20.0 + 5.0 * np.sum(stretch**2))
+            atoms.arrays["REF_forces"] = -10.0 * stretch
+            labelled.append(atoms)
+        paths[name] = folder / f"{name}.xyz"
+        ase.io.write(paths[name], labelled, format="extxyz")
+    return paths
