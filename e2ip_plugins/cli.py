@@ -70,11 +70,6 @@ def compare_command(
     for path in files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
-
     from rich.console import Console
 
     from e2ip_plugins.compare import compare, load_models
@@ -83,12 +78,13 @@ def compare_command(
 
     names = None if labels is None else [label.strip() for label in labels.split(",")]
     models = load_models(files, names, ref_forces, ref_energy)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
     for m in models:
-        for count, what in ((m.masked, "atoms with NaN or Inf reference forces"), (m.masked_energies, "frames "
-                            "without a finite reference energy")):  # fmt: skip
-            if count:
-                text = f"e2ip: warning: {m.predictions.path}: {count} {what} left out"
-                typer.secho(text, fg=typer.colors.YELLOW, err=True)
+        for text in m.left_out:
+            typer.secho(f"e2ip: warning: {m.predictions.path}: {text}", fg=typer.colors.YELLOW, err=True)
     result = compare(models)
     print_tables(result, unit.value, Console())
     write_json(result, out / "compare.json")

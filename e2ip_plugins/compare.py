@@ -49,10 +49,15 @@ class Model:
         return int(np.count_nonzero(~self.kept))
 
     @property
-    def masked_energies(self) -> int:
-        """Number of frames without a finite reference energy, in a file that has such energies."""
-        missing = ~np.isfinite(self.predictions.reference_energy)
-        return 0 if missing.all() else int(np.count_nonzero(missing))
+    def left_out(self) -> List[str]:
+        """What the scores leave out, for the user."""
+        texts = []
+        if self.masked:
+            texts.append(f"{self.masked} atoms with NaN or Inf reference forces left out")
+        missing = np.count_nonzero(~np.isfinite(self.predictions.reference_energy))
+        if 0 < missing < len(self.predictions.sizes):
+            texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
+        return texts
 
 
 def load_models(
@@ -166,7 +171,7 @@ def _report(model: Model) -> dict:
         "uq_family": model.predictions.family,
         "frames": len(model.predictions.sizes),
         "masked_atoms": model.masked,
-        "masked_energies": model.masked_energies,
+        "left_out": model.left_out,
         "overall": _without_nan(overall),
         "species": {
             str(symbol): _without_nan(_with_kcal(summarise(model.scores.subset(model.species == symbol))))

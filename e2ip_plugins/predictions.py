@@ -121,7 +121,8 @@ def _read_frames(path: Path) -> List[dict]:
         atoms_list = ase.io.read(path, index=":", format="extxyz")
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
-        raise InputError(f"{path}: cannot be read as extxyz ({type(error).__name__}: {error})") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{path}: cannot be read as extxyz ({reason})") from error
     if not atoms_list:
         raise InputError(f"{path}: holds no frames")
     frames = []

@@ -148,8 +148,7 @@ def markdown(result: dict, unit: str, figure: str) -> str:
     for m in models:
         kind = f"uncertainties: {m['uq_family']}" if m["uq_family"] else "no uncertainties"
         lines.append(f"- **{m['label']}**: `{m['file']}`, {m['frames']} frames, {m['overall']['atoms']} atoms, {kind}")
-        if m["masked_atoms"]:
-            lines.append(f"  ({m['masked_atoms']} atoms with NaN or Inf reference forces left out)")
+        lines += [f"  - {text}" for text in m["left_out"]]
     lines += ["", "## Over all atoms", "", *_markdown_table(overall_table(result, unit), 2)]
     lines += ["", f"## Per species (forces in {UNITS[unit][0]})", "", *_markdown_table(species_table(result, unit), 2)]
     lines += ["", f"![Figure page]({figure})", "", "## What the numbers mean", "", NOTES.format(density=density)]
