@@ -35,7 +35,7 @@ _IDEAL = {"color": "0.25", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder":
 
 
 def figure_page(models: List[Model], unit: str = "eV") -> Figure:
-    """Six panels; forces in meV/Å, or kcal/mol/Å for unit ``kcal``.
+    """Six panels, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
 
     The upper row asks whether the distributions are calibrated, the lower one whether the
     uncertainties find the errors, and how large those are.
@@ -44,18 +44,18 @@ def figure_page(models: List[Model], unit: str = "eV") -> Figure:
     uncertain = [m for m in models if m.scores.pit is not None]
     colours = _assign_colours(models)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 7.6), layout="constrained")
+        figure = Figure(figsize=(12, 7.6) if uncertain else (5.5, 4.2), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.02, hspace=0.03)
-        (reliability, pit, ellipsoid), (scatter, dropping, bars) = figure.subplots(2, 3)
-        _reliability(reliability, uncertain, colours)
-        _pit_histogram(pit, uncertain, colours)
-        _ellipsoid_axes(ellipsoid, uncertain, colours)
-        _error_against_std(scatter, uncertain, colours, factor, force)
-        _sparsification(dropping, uncertain, colours)
-        _errors_per_species(bars, models, colours, force, factor)
-        if not uncertain:
-            for ax in (reliability, pit, ellipsoid, scatter, dropping):
-                ax.text(0.5, 0.5, "no uncertainties in these files", ha="center", color="0.4", transform=ax.transAxes)
+        if uncertain:
+            (reliability, pit, ellipsoid), (scatter, dropping, bars) = figure.subplots(2, 3)
+            _reliability(reliability, uncertain, colours)
+            _pit_histogram(pit, uncertain, colours)
+            _ellipsoid_axes(ellipsoid, uncertain, colours)
+            _error_against_std(scatter, uncertain, colours, factor, force)
+            _sparsification(dropping, uncertain, colours)
+        else:
+            bars = figure.subplots()
+        _errors_per_species(bars, models, colours, factor, force)
         handles = [Patch(color=colours[m.label], label=m.label) for m in models]
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(models), 5), fontsize=10.5)
     return figure
@@ -125,8 +125,6 @@ def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], f
     ax.set_title("Error against uncertainty")
     ax.set(xscale="log", yscale="log", xlabel=f"predicted total standard deviation ({force})")
     ax.set_ylabel(f"force error per component ({force})")
-    if not models:
-        return
     spans = []
     for i, m in enumerate(models):
         std, error = m.scores.total_std * factor, m.scores.error_norm * factor / np.sqrt(3.0)
@@ -164,7 +162,7 @@ def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
     )
 
 
-def _errors_per_species(ax: Axes, models: List[Model], colours: Dict[str, str], force: str, factor: float) -> None:
+def _errors_per_species(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
     ax.set_title("Force MAE")
     symbols = [str(s) for s in np.unique(models[0].species)]
     width = 0.8 / len(models)
