@@ -40,7 +40,7 @@ SEAMS = (
     ),
     Seam(
         "mace.tools.model_script_utils",
-        ("configure_model", "extract_config_mace_model"),
+        ("configure_model",),
         "model_script_utils",
         "the stock model is built first, then upgraded in place; e2ip models as foundation models",
     ),

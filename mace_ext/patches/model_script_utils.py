@@ -4,16 +4,8 @@ from functools import wraps
 
 
 def apply(module):
-    """Patch ``configure_model`` and the ``extract_config_mace_model`` that it calls."""
+    """Patch ``configure_model``."""
     stock = module.configure_model
-    extract = module.extract_config_mace_model
-
-    @wraps(extract)
-    def extract_config_mace_model(model):
-        # Of an e2ip foundation model the stock class is built, which knows nothing of the readout.
-        config = extract(model)
-        config.pop("e2ip_config", None)
-        return config
 
     @wraps(stock)
     def configure_model(args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
@@ -28,4 +20,3 @@ def apply(module):
         return stock(args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
 
     module.configure_model = configure_model
-    module.extract_config_mace_model = extract_config_mace_model

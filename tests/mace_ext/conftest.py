@@ -22,7 +22,14 @@ def _default_dtype():
 
 @pytest.fixture(scope="session")
 def make_model():
-    """Function that builds an untrained model; ``readout=None`` leaves it stock."""
+    """Function that builds an untrained model; ``readout=None`` leaves it stock.
+
+    The weights of the readout are spread out: its covariances are far from isotropic and from each other.
+    Each call returns a copy of its own; building takes a second, copying does not.
+    """
+    import copy
+    import functools
+
     import mace  # noqa: F401  (before e3nn: e3nn 0.4.4 cannot load its constants otherwise)
     import numpy as np
     import torch
@@ -31,7 +38,11 @@ def make_model():
 
     from mace_ext.model import add_readout, readout_config
 
-    def make(
+    def make(*args, **settings):
+        return copy.deepcopy(build(*args, **settings))
+
+    @functools.lru_cache
+    def build(
         hidden_irreps="8x0e+8x1o",
         heads=("Default",),
         readout=("default", "coupled", 0.05),
@@ -66,6 +77,10 @@ def make_model():
         model = modules.ScaleShiftMACE(**arguments)
         if readout is not None:
             add_readout(model, readout_config(*readout), seed=seed)
+            with torch.no_grad():
+                for head in model.e2ip_head.heads:
+                    head.out.weight.mul_(20.0)
+                    head.out.bias.normal_()
         return model
 
     return make
@@ -142,3 +157,86 @@ def data_files(tmp_path_factory):
         paths[name] = folder / f"{name}.xyz"
         ase.io.write(paths[name], labelled)
     return paths
+
+
+@pytest.fixture
+def train(tmp_path, data_files):
+    """Function that runs `mace_run_train` in this process on a tiny model; returns the run's `Run`."""
+    return lambda *options, **settings: run_training(tmp_path, data_files, *options, **settings)
+
+
+def training_options(folder, data_files, name="run", **settings):
+    """Options of a tiny training run, as on the command line; a setting of None leaves the option out."""
+    chosen = {
+        "name": name,
+        "work_dir": folder,
+        "train_file": data_files["train"],
+        "valid_file": data_files["valid"],
+        "energy_key": "REF_energy",
+        "forces_key": "REF_forces",
+        "E0s": "average",
+        "num_channels": 4,
+        "max_L": 1,
+        "max_ell": 2,
+        "correlation": 2,
+        "r_max": 3.0,
+        "num_radial_basis": 4,
+        "radial_MLP": "[8]",
+        "MLP_irreps": "4x0e",
+        "batch_size": 4,
+        "valid_batch_size": 4,
+        "max_num_epochs": 2,
+        "default_dtype": "float64",
+        "plot": False,
+        "seed": 1,
+    }
+    chosen.update(settings)
+    return [f"--{key}={value}" for key, value in chosen.items() if value is not None]
+
+
+class Run:
+    """What a training run leaves behind."""
+
+    def __init__(self, folder, name, seed, text):
+        self.folder, self.name, self.tag, self.text = folder, name, f"{name}_run-{seed}", text
+
+    @property
+    def results(self):
+        """Lines of the results file as dictionaries."""
+        import json
+
+        path = self.folder / "results" / f"{self.tag}_train.txt"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    @property
+    def validation(self):
+        """Validation entries of the results file, the initial one first."""
+        return [line for line in self.results if line["mode"] == "eval"]
+
+    @property
+    def model(self):
+        """The saved model of stage one."""
+        import torch
+
+        return torch.load(self.folder / f"{self.name}.model", weights_only=False)
+
+
+def run_training(folder, data_files, *flags, **settings):
+    """`mace_run_train` in this process."""
+    import io
+    import logging
+
+    from mace import tools
+    from mace.cli import run_train
+
+    options = [*training_options(folder, data_files, **settings), *flags]
+    args = tools.build_default_arg_parser().parse_args(options)
+    log, before = io.StringIO(), list(logging.getLogger().handlers)
+    handler = logging.StreamHandler(log)
+    logging.getLogger().addHandler(handler)
+    try:
+        run_train.run(args)
+    finally:
+        for added in set(logging.getLogger().handlers) - set(before):
+            logging.getLogger().removeHandler(added)
+    return Run(folder, args.name, args.seed, log.getvalue())

@@ -1,0 +1,174 @@
+"""`MACECalculator` with e²IP models: results, units, committees, padding, MACE heads, dynamics."""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase import units
+from ase.md.verlet import VelocityVerlet
+from ase.optimize import BFGS
+from mace.calculators import MACECalculator
+
+from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS
+from mace_ext.calculator import COMMITTEE_KEYS
+
+NAMES = {key.name for key in OUTPUT_KEYS}
+STOCK = {"energy", "energies", "free_energy", "node_energy", "forces", "stress"}
+
+
+def results_of(atoms, models, **settings):
+    """Results and calculator of one evaluation."""
+    atoms = atoms.copy()
+    atoms.calc = MACECalculator(models=models, device="cpu", default_dtype="float64", **settings)
+    atoms.get_forces()
+    return atoms.calc.results, atoms.calc
+
+
+def test_every_output_key_is_a_property_and_equals_the_models(make_model, make_batch, frames):
+    model = make_model()
+    results, calculator = results_of(frames[2], model)
+    expected = model(make_batch([frames[2]]))
+    assert NAMES <= set(calculator.implemented_properties)
+    for key in OUTPUT_KEYS:
+        assert results[key.name].shape == (len(frames[2]), *key.shape)
+        np.testing.assert_array_equal(results[key.name], expected[key.name].detach().numpy())
+    atoms = frames[2].copy()
+    atoms.calc = calculator
+    assert atoms.calc.get_property("forces_cov", atoms).shape == (len(atoms), 3, 3)
+
+
+def test_covariance_turns_with_the_molecule(make_model, frames):
+    model, atoms = make_model(), frames[0].copy()
+    before, _ = results_of(atoms, model)
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    atoms.positions = atoms.positions @ rotation.T
+    after, _ = results_of(atoms, model)
+    scale = np.abs(before["forces_cov"]).max()
+    assert np.abs(after["forces_cov"] - rotation @ before["forces_cov"] @ rotation.T).max() < 1e-10 * scale
+    # Not a multiple of the unit matrix: the comparison above would then mean nothing.
+    assert np.abs(before["e2ip_log_sigma0"][:, 3:]).max() > 1e-6
+
+
+def test_units_are_squared_on_covariances(make_model, frames):
+    model, factor = make_model(), 27.211386 / 0.529177
+    plain, _ = results_of(frames[0], model)
+    converted, _ = results_of(frames[0], model, energy_units_to_eV=27.211386, length_units_to_A=0.529177)
+    np.testing.assert_allclose(converted["forces"], plain["forces"] * factor, rtol=1e-12)
+    for key in DERIVED_KEYS:
+        np.testing.assert_allclose(
+            converted[key.name], plain[key.name] * factor**key.force_power, rtol=1e-10, atol=1e-14
+        )
+    for key in ("e2ip_nu", "e2ip_kappa"):
+        np.testing.assert_array_equal(converted[key], plain[key])
+
+
+@pytest.mark.parametrize("unit", [1.0, 27.211386])
+def test_committee_obeys_the_law_of_total_variance(make_model, frames, unit):
+    models = [make_model(seed=seed) for seed in range(3)]
+    single = [results_of(frames[0], model, energy_units_to_eV=unit)[0] for model in models]
+    committee, calculator = results_of(frames[0], models, energy_units_to_eV=unit)
+    forces = np.array([member["forces"] for member in single])
+    deviation = forces - forces.mean(0)
+    spread = np.einsum("mni,mnj->nij", deviation, deviation) / 3
+    aleatoric = np.mean([member["forces_aleatoric_cov"] for member in single], axis=0)
+    epistemic = np.mean([member["forces_epistemic_cov"] for member in single], axis=0) + spread
+    close = dict(rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(committee["forces_aleatoric_cov"], aleatoric, **close)
+    np.testing.assert_allclose(committee["forces_epistemic_cov"], epistemic, **close)
+    np.testing.assert_allclose(committee["forces_cov"], aleatoric + epistemic, **close)
+    np.testing.assert_allclose(
+        committee["forces_epistemic_std"], np.sqrt(np.trace(epistemic, axis1=1, axis2=2) / 3), **close
+    )
+    # The stock committee results stay; a mixture has no NIW parameters.
+    assert {"forces_comm", "energy_var"} <= set(committee)
+    assert set(COMMITTEE_KEYS) == NAMES & set(committee) == NAMES & set(calculator.implemented_properties)
+
+
+def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_model, frames, caplog):
+    for models in ([make_model(), make_model(readout=None)], [make_model(readout=None), make_model()]):
+        with caplog.at_level(logging.WARNING):
+            results, calculator = results_of(frames[1], models)
+        assert "1 of 2 models have an e2ip readout" in caplog.text
+        assert not NAMES & set(results) and not NAMES & set(calculator.implemented_properties)
+        caplog.clear()
+
+
+def test_padding_changes_nothing(make_model, frames):
+    model = make_model()
+    plain, _ = results_of(frames[0], model)
+    padded, _ = results_of(frames[0], model, pad_num_atoms=16, pad_num_edges=256)
+    for key in OUTPUT_KEYS:
+        np.testing.assert_allclose(padded[key.name], plain[key.name], rtol=1e-10, atol=1e-14)
+
+
+def test_rebuilt_model_of_compile_mode_keeps_its_readout(make_model, make_batch, frames):
+    # What MACECalculator(compile_mode=...) does before torch.compile, which takes minutes on a CPU.
+    from mace.tools.compile import prepare
+    from mace.tools.scripts_utils import extract_model
+
+    model = make_model(heads=("one", "two"), hidden_irreps="8x0e")
+    rebuilt = prepare(extract_model)(model=model, map_location="cpu")
+    batch = make_batch(frames[:1], heads=["one", "two"], head="two")
+    expected = model({**batch})
+    for key, value in rebuilt({**batch}).items():
+        if key in NAMES:
+            torch.testing.assert_close(value, expected[key], rtol=1e-12, atol=1e-14)
+
+
+def test_every_mace_head_has_its_own_uncertainty(make_model, frames):
+    model = make_model(heads=("one", "two"))
+    first, second = (results_of(frames[0], model, head=head)[0] for head in ("one", "two"))
+    assert np.abs(first["forces_cov"] - second["forces_cov"]).max() > 0.01 * np.abs(first["forces_cov"]).max()
+
+
+@pytest.mark.parametrize("run", ["dynamics", "optimisation"])
+def test_uncertainties_follow_the_atoms(make_model, frames, tmp_path, run):
+    model, atoms = make_model(), frames[0].copy()
+    atoms.calc = MACECalculator(models=model, device="cpu", default_dtype="float64")
+    start = atoms.get_positions()
+    trajectory = str(tmp_path / "run.traj")
+    if run == "dynamics":
+        VelocityVerlet(atoms, 1.0 * units.fs, trajectory=trajectory).run(3)
+    else:
+        BFGS(atoms, trajectory=trajectory, logfile=None).run(fmax=1e-6, steps=3)
+    assert np.abs(atoms.get_positions() - start).max() > 1e-4
+    fresh, _ = results_of(atoms, model)
+    atoms.get_forces()
+    np.testing.assert_allclose(atoms.calc.results["forces_cov"], fresh["forces_cov"], rtol=1e-10, atol=1e-14)
+    stored = ase.io.read(trajectory, index=-1)
+    np.testing.assert_allclose(stored.get_forces(), fresh["forces"], rtol=1e-10, atol=1e-14)
+
+
+STOCK_SCRIPT = """
+import pickle, sys
+import ase.io, mace.calculators
+atoms = ase.io.read(sys.argv[2])
+atoms.calc = mace.calculators.MACECalculator(model_paths=[sys.argv[1]] * 2, device="cpu", default_dtype="float64")
+atoms.get_forces()
+import mace.calculators.mace as module
+patched = hasattr(module.MACECalculator.calculate, "__wrapped__")
+pickle.dump((atoms.calc.results, atoms.calc.implemented_properties, patched), open(sys.argv[3], "wb"))
+"""
+
+
+def test_stock_models_give_the_stock_results_to_the_bit(model_files, frames, tmp_path):
+    ase.io.write(tmp_path / "atoms.traj", frames[2])
+    found = {}
+    for disable in ("0", "1"):
+        target = tmp_path / f"{disable}.pickle"
+        arguments = [str(model_files["baseline"]), str(tmp_path / "atoms.traj"), str(target)]
+        environment = {**os.environ, "E2IP_DISABLE": disable}
+        subprocess.run([sys.executable, "-c", STOCK_SCRIPT, *arguments], check=True, env=environment)
+        found[disable] = pickle.loads(target.read_bytes())
+    (with_plugin, properties, patched), (without, stock_properties, stock_patched) = found["0"], found["1"]
+    assert patched and not stock_patched
+    assert properties == stock_properties and STOCK <= set(with_plugin)
+    assert list(with_plugin) == list(without)
+    for key, value in without.items():
+        np.testing.assert_array_equal(with_plugin[key], value)
