@@ -10,8 +10,9 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import NIW
-from e2ip_plugins.metrics import CALIBRATION_LEVELS, AtomScores, from_niw, observed_coverage, score_atoms, summarise
+from e2ip_plugins.metrics import CALIBRATION_LEVELS, AtomScores, observed_coverage, score_atoms, summarise
 from e2ip_plugins.predictions import Predictions, read_predictions
+from e2ip_plugins.predictive import from_niw
 from e2ip_plugins.presets import KCAL_PER_MOL
 
 #: References may differ by what eight decimals and a passage through float32 do to them.

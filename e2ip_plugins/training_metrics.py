@@ -9,8 +9,9 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins.families import derive_niw
-from e2ip_plugins.metrics import radial_pit, spearman
+from e2ip_plugins.metrics import spearman
 from e2ip_plugins.niw import negative_log_likelihood, predictive_scale_factor
+from e2ip_plugins.predictive import radial_pit
 from e2ip_plugins.spd import half_exp_matvec
 
 
