@@ -1,0 +1,146 @@
+"""`mace_eval_configs`: uncertainty columns, MACE heads, stock files to the byte, errors."""
+
+import argparse
+import os
+import subprocess
+import sys
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from mace.calculators import MACECalculator
+from mace.cli import eval_configs
+
+from e2ip_plugins.keys import OUTPUT_KEYS
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory, frames):
+    path = tmp_path_factory.mktemp("configs") / "configs.xyz"
+    ase.io.write(path, frames)
+    return path
+
+
+def evaluate(model, configs, output, **settings):
+    """The function behind the command, with its defaults."""
+    defaults = dict(
+        device="cpu",
+        enable_cueq=False,
+        default_dtype="float64",
+        batch_size=2,
+        compute_stress=False,
+        compute_bec=False,
+        return_contributions=False,
+        return_descriptors=False,
+        return_node_energies=False,
+        info_prefix="MACE_",
+        head=None,
+    )
+    arguments = dict(configs=str(configs), model=str(model), output=str(output), **{**defaults, **settings})
+    eval_configs.run(argparse.Namespace(**arguments))
+    return ase.io.read(output, ":")
+
+
+def command(*arguments, **environment):
+    """The stock console script in a process of its own."""
+    script = os.path.join(os.path.dirname(sys.executable), "mace_eval_configs")
+    return subprocess.run(
+        [script, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_columns_are_what_the_calculator_returns(model_files, configs, frames, tmp_path):
+    written = evaluate(model_files["e2ip"], configs, tmp_path / "out.xyz")
+    assert len(written) == len(frames)
+    calculator = MACECalculator(model_paths=str(model_files["e2ip"]), device="cpu", default_dtype="float64")
+    for atoms in written:
+        assert atoms.info["MACE_uq_family"] == "niw"
+        calculator.calculate(atoms)
+        for key in OUTPUT_KEYS:
+            column = atoms.arrays[f"MACE_{key.name}"]
+            width = (int(np.prod(key.shape)),) if key.shape else ()
+            assert column.shape == (len(atoms), *width)
+            # extxyz keeps eight decimals, of positions, too.
+            np.testing.assert_allclose(column.reshape(len(atoms), *key.shape), calculator.results[key.name], atol=1e-6)
+
+
+def test_batches_and_other_outputs_do_not_matter(model_files, configs, tmp_path):
+    whole = evaluate(model_files["e2ip"], configs, tmp_path / "a.xyz", info_prefix="mine_")
+    single = evaluate(
+        model_files["e2ip"],
+        configs,
+        tmp_path / "b.xyz",
+        info_prefix="mine_",
+        batch_size=1,
+        compute_stress=True,
+    )
+    for first, second in zip(whole, single, strict=True):
+        assert first.info["mine_uq_family"] == second.info["mine_uq_family"] == "niw"
+        assert "mine_stress" in second.info
+        for key in OUTPUT_KEYS:
+            column = first.arrays[f"mine_{key.name}"]
+            np.testing.assert_allclose(second.arrays[f"mine_{key.name}"], column, rtol=1e-9, atol=2e-8)
+
+
+def test_the_head_option_selects_the_readout(model_files, configs, tmp_path, make_batch):
+    model = torch.load(model_files["multihead"], weights_only=False)
+    log_sigma0 = {}
+    for head in ("one", "two"):
+        written = evaluate(model_files["multihead"], configs, tmp_path / f"{head}.xyz", head=head)
+        expected = model(make_batch(written, heads=["one", "two"], head=head))["e2ip_log_sigma0"].detach().numpy()
+        log_sigma0[head] = np.concatenate([atoms.arrays["MACE_e2ip_log_sigma0"] for atoms in written])
+        np.testing.assert_allclose(log_sigma0[head], expected, atol=1e-6)
+    assert np.abs(log_sigma0["one"] - log_sigma0["two"]).max() > 0.1
+
+
+def test_a_run_leaves_nothing_behind_for_the_next(model_files, configs, tmp_path):
+    evaluate(model_files["e2ip"], configs, tmp_path / "e2ip.xyz")
+    # Fails after the first batch: this class of model has no such output.
+    with pytest.raises(KeyError):
+        evaluate(model_files["e2ip"], configs, tmp_path / "fails.xyz", return_contributions=True)
+    for atoms in evaluate(model_files["baseline"], configs, tmp_path / "baseline.xyz"):
+        assert set(atoms.info) == {"MACE_energy"}
+        assert set(atoms.arrays) == {"numbers", "positions", "MACE_forces"}
+    assert eval_configs.ase is ase
+
+
+def test_files_of_stock_models_are_stock_to_the_byte(model_files, configs, tmp_path):
+    paths = [tmp_path / name for name in ("plugin.xyz", "stock.xyz")]
+    arguments = ("--model", model_files["baseline"], "--configs", configs, "--compute_stress", "--output")
+    for path, disable in zip(paths, ("", "1"), strict=True):
+        assert command(*arguments, path, E2IP_DISABLE=disable).returncode == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_running_the_module_equals_the_script(model_files, configs, tmp_path):
+    arguments = ["--model", str(model_files["e2ip"]), "--configs", str(configs), "--output"]
+    assert command(*arguments, tmp_path / "script.xyz").returncode == 0
+    subprocess.run(
+        [sys.executable, "-m", "mace.cli.eval_configs", *arguments, str(tmp_path / "module.xyz")], check=True
+    )
+    assert "MACE_forces_cov" in (tmp_path / "module.xyz").read_text()
+    assert (tmp_path / "script.xyz").read_bytes() == (tmp_path / "module.xyz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "missing.model"}, "missing.model"),
+        ({"configs": "missing.xyz"}, "missing.xyz"),
+        ({"output": "missing/out.xyz"}, "missing/out.xyz"),
+        ({"model": "data.xyz"}, "not a model file"),
+        ({"head": "three"}, "one, two"),
+    ],
+)
+def test_bad_input_ends_with_one_message(model_files, configs, frames, tmp_path, monkeypatch, capsys, changed, message):
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("data.xyz", frames[1])
+    options = {"model": model_files["multihead"], "configs": configs, "output": "out.xyz", **changed}
+    monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
+    with pytest.raises(SystemExit) as ended:
+        eval_configs.main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert "mace_eval_configs: error:" in error[-1] and message in error[-1]
+    assert not os.path.exists("out.xyz")
