@@ -115,9 +115,10 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
         )
         self.to(model_dtype)
 
-        # None: invariant, or not an e3nn irrep (sym6, standard deviations by axis).
-        irreps_out = {key.name: "1o" if key.shape == (3, 3) else None for key in OUTPUT_KEYS}
-        self._init_irreps(irreps_in=irreps_in, irreps_out={**irreps_out, FORCE_UNIT_KEY: None, PLATEAU_KEY: None})
+        # sym6 and standard deviations along axes are neither invariant nor e3nn irreps: not declared.
+        irreps = {(): "0e", (3, 3): "1o"}  # "1o": NequIP's way with Cartesian tensors
+        irreps_out = {key.name: irreps[key.shape] for key in OUTPUT_KEYS if key.shape in irreps}
+        self._init_irreps(irreps_in=irreps_in, irreps_out={**irreps_out, FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
         self.irreps_out.pop(TAP_KEY, None)
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
