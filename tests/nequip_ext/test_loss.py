@@ -175,7 +175,7 @@ def test_a_model_without_readout_is_named():
     preds, target = batch()
     stock = {k: v for k, v in preds.items() if not k.startswith("e2ip")}
     for manager in (E2IPLoss(), E2IPMetrics()):
-        with pytest.raises(InputError, match="nequip_ext.E2IPModel"):
+        with pytest.raises(InputError, match=r"nequip_ext\.E2IPModel"):
             manager(stock, target)
 
 
@@ -198,10 +198,12 @@ def test_metrics_of_uncertainty():
     nll = negative_log_likelihood(preds["e2ip_log_sigma0"], preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0], residual)
     assert values["e2ip_nll"].item() == pytest.approx(nll.mean().item())
     assert values["forces_rmse"].item() == pytest.approx(residual.square().mean().sqrt().item())
-    assert values["weighted_sum"].item() == pytest.approx(
-        0.5 * (values["e2ip_nll"] + values["forces_rmse"]).item()
-    )
+    assert values["weighted_sum"].item() == pytest.approx(0.5 * (values["e2ip_nll"] + values["forces_rmse"]).item())
     assert 0.0 <= values["e2ip_coverage95"] <= 1.0 and -1.0 <= values["e2ip_spearman"] <= 1.0
     assert values["e2ip_plateau"] == 0.0
     assert "stress_rmse" not in values
-    assert derive_niw({k: preds[k].squeeze(-1) for k in preds if k.startswith("e2ip")})["forces_cov"].shape == (24, 3, 3)
+    assert derive_niw({k: preds[k].squeeze(-1) for k in preds if k.startswith("e2ip")})["forces_cov"].shape == (
+        24,
+        3,
+        3,
+    )

@@ -135,8 +135,7 @@ def test_outputs_are_smooth_at_the_cutoff(make_model, gnn_config, to_data):
         _, model = make_model(gnn_config(**architecture))
         randomise(model)
         inside, outside = (
-            model(to_data(ase.Atoms("OHC", [[0, 0, 0], [0.9, 0.1, 0], [0, 4.0 + step, 0.0]])))
-            for step in (-1e-4, 1e-4)
+            model(to_data(ase.Atoms("OHC", [[0, 0, 0], [0.9, 0.1, 0], [0, 4.0 + step, 0.0]]))) for step in (-1e-4, 1e-4)
         )
         for key in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"):
             assert torch.allclose(inside[key], outside[key], atol=1e-8), key

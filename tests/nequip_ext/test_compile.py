@@ -1,0 +1,101 @@
+"""Train-time compilation (traced graph) and ahead-of-time compilation with our outputs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nequip.data import AtomicDataDict
+
+from e2ip_plugins.keys import OUTPUT_KEYS
+from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
+
+ARCHITECTURES = {"scalar-only": {"l_max": 0}, "l2": {"l_max": 2}}
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, architecture, monkeypatch):
+    """``compile_mode: compile`` traces once; the C++ code generation of inductor is left out for time.
+
+    ``aot_eager`` keeps what can go wrong with a model: shapes burnt in by the trace, which happens in eval
+    mode here, and zero tangents of unused outputs that meet infinite derivatives.
+    """
+    compile_with_inductor = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **k: compile_with_inductor(model, backend="aot_eager", **k))
+    eager = E2IPModel(model=gnn_config(**architecture), seed=3)
+    traced = E2IPModel(model=gnn_config(compile_mode="compile", **architecture), seed=3)
+    assert traced.is_compile_graph_model
+    molecule, periodic, water = (to_data(atoms) for atoms in frames)
+    batches = [[molecule, water], [water, periodic, molecule], [periodic, periodic]]
+
+    traced.eval()
+    traced(AtomicDataDict.batched_from_list(batches[0]))
+    eager.train(), traced.train()
+    for members in batches:
+        data = AtomicDataDict.batched_from_list(members)
+        target = {**data, "forces": torch.randn(data["pos"].shape), "total_energy": torch.randn(len(members), 1)}
+        for model in (eager, traced):
+            model.zero_grad()
+            output = model(dict(data))
+            E2IPLoss()(output, target)["weighted_sum"].backward()
+        for key in OUTPUT_KEYS:
+            assert torch.allclose(eager(dict(data))[key.name], output[key.name], rtol=1e-10, atol=1e-14), key.name
+        expected, got = gradients(eager), gradients(traced)
+        assert expected.keys() == got.keys() and any("e2ip_readout" in name for name in got)
+        for name, gradient in expected.items():
+            assert torch.isfinite(gradient).all()
+            assert torch.allclose(gradient, got[name], rtol=1e-8, atol=1e-12), name
+
+
+def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data):
+    """Biased dynamics needs ∂(uncertainty)/∂x, and training on it second derivatives."""
+    _, model = make_model(gnn_config(num_features=3))
+    data = to_data(frames[2])
+    positions = data["pos"].clone().requires_grad_(True)
+
+    def uncertainty(pos):
+        return model.model.func({**data, "pos": pos})["forces_cov"]
+
+    assert torch.autograd.gradcheck(uncertainty, positions, rtol=1e-4, atol=1e-9)
+    assert torch.autograd.gradgradcheck(uncertainty, positions, rtol=1e-3, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def fast_compiler(tmp_path_factory):
+    """Environment whose C++ compiler does not optimise: correctness does not need it."""
+    script = tmp_path_factory.mktemp("bin") / "g++-O0"
+    script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
+    script.chmod(0o755)
+    return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def test_ahead_of_time_compiled_model(gnn_config, frames, tmp_path, fast_compiler, train_files):
+    """``nequip-compile --target e2ip_ase`` and E2IPCalculator.from_compiled_model."""
+    tools = Path(sys.executable).parent
+    configs = Path(__file__).parents[2] / "configs"
+    run = [tools / "nequip-train", "-cp", configs, "-cn", "nequip_e2ip", f"hydra.run.dir={tmp_path}", "run=[train]"]
+    run += [f"{name}_file={path}" for name, path in train_files.items()]
+    inner = "training_module.model.model"
+    run += ["max_epochs=1", "cutoff_radius=3.0", f"{inner}.num_features=2", f"{inner}.l_max=1", f"{inner}.parity=false"]
+    subprocess.run(run, env=fast_compiler, check=True, capture_output=True)
+    compiled = tmp_path / "model.nequip.pt2"
+    command = [tools / "nequip-compile", tmp_path / "last.ckpt", compiled, "--mode", "aotinductor"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    reference = E2IPCalculator._from_saved_model(tmp_path / "last.ckpt", chemical_species_to_atom_type_map=True)
+    calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
+    for atoms in frames:
+        reference.calculate(atoms)
+        calculator.calculate(atoms)
+        for name in ("energy", "forces", *(key.name for key in OUTPUT_KEYS)):
+            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name

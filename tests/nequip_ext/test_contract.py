@@ -1,0 +1,72 @@
+"""What the adapter relies on in NequIP: moves in a new release show up here first."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from nequip.data import _key_registry
+from nequip.integrations.ase import NequIPCalculator
+from nequip.nn import ConvNetLayer, ForceStressOutput, SequentialGraphNetwork
+from nequip.scripts import _compile_utils
+from nequip.scripts._package_utils import _INTERNAL_MODULES
+from nequip.train import MetricsManager
+
+import nequip_ext
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import OUTPUT_KEYS
+from nequip_ext import compat
+
+
+def test_installed_version_is_supported():
+    assert compat.nequip_is_supported()
+
+
+def test_fields_are_registered():
+    for key in OUTPUT_KEYS:
+        assert _key_registry.get_field_type(key.name) == "node"
+        assert (key.name in _key_registry._CARTESIAN_TENSOR_FIELDS) == (key.shape == (3, 3))
+
+
+def test_packaged_models_carry_adapter_and_core():
+    assert {"nequip_ext", "e2ip_plugins"} <= _INTERNAL_MODULES
+
+
+@pytest.mark.parametrize("name", ["ase", "pair_nequip", "batch"])
+def test_compile_targets_add_outputs(name):
+    stock, ours = (_compile_utils.COMPILE_TARGET_DICT[n] for n in (name, f"e2ip_{name}"))
+    assert ours["output"] == [*stock["output"], *(key.name for key in OUTPUT_KEYS)]
+    assert ours["input"] == stock["input"]
+    assert not any(key.name in stock["output"] for key in OUTPUT_KEYS)
+
+
+def test_seams():
+    assert {"name", "module", "before"} <= set(inspect.signature(SequentialGraphNetwork.insert).parameters)
+    assert list(inspect.signature(SequentialGraphNetwork.append).parameters) == ["self", "name", "module"]
+    assert "func" in inspect.signature(ForceStressOutput).parameters and ConvNetLayer.__name__ == "ConvNetLayer"
+    assert {"save_extra_outputs", "_get_aoti_compile_target"} <= set(dir(NequIPCalculator))
+    assert {"name", "metric", "field", "coeff", "ignore_nan"} <= set(
+        inspect.getclosurevars(MetricsManager.parse_entry).globals["_METRICS_MANAGER_INPUT_KEYS"]
+    )
+
+
+def test_other_versions_of_nequip(monkeypatch):
+    monkeypatch.setattr(compat, "_installed", lambda: "0.20.0")
+    for name in nequip_ext.__all__:
+        with pytest.raises(InputError, match=r"supports NequIP 0\.19\.1, but 0\.20\.0 is installed"):
+            getattr(nequip_ext, name)
+
+
+def test_unsupported_nequip_stays_stock():
+    script = (
+        "import importlib.metadata as m; o = m.version;"
+        "m.version = lambda n: '0.20.0' if n == 'nequip' else o(n);"
+        "import nequip; from nequip.data._key_registry import _NODE_FIELDS; assert 'forces_cov' not in _NODE_FIELDS;"
+        "from nequip.model import NequIPGNNModel; import sys; assert 'nequip_ext.readout' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="no attribute 'E2IP'"):
+        _ = nequip_ext.E2IP

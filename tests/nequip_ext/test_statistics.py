@@ -1,0 +1,65 @@
+"""Reference data: statistics equal NequIP's, bad labels are named, masked and counted."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from nequip.data import AtomicDataDict, CommonDataStatisticsManager
+from nequip.data.dataset import ASEDataset
+
+from e2ip_plugins.errors import InputError
+from nequip_ext import E2IPDataStatisticsManager
+
+NAMES = ["H", "C", "O"]
+
+
+@pytest.fixture
+def batches(frames, to_data):
+    """Three batches with random labels."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for atoms in frames:
+        data = to_data(atoms)
+        data["forces"] = torch.randn(data["pos"].shape, generator=generator)
+        data["total_energy"] = torch.randn(1, 1, generator=generator)
+        made.append(AtomicDataDict.batched_from_list([data, data]))
+    return made
+
+
+def test_clean_data_gives_nequips_statistics(batches):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+    assert ours == CommonDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_forces_are_left_out_and_counted(batches, bad):
+    forces = torch.cat([data["forces"] for data in batches])
+    batches[0]["forces"][1, 2] = bad
+    batches[2]["forces"][0] = bad
+    good = torch.ones(len(forces), dtype=bool)
+    good[[1, len(batches[0]["pos"]) + len(batches[1]["pos"])]] = False
+    with pytest.warns(UserWarning, match=f"2 of {len(forces)} atoms"):
+        ours = E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+    assert ours["forces_rms"] == pytest.approx(forces[good].square().mean().sqrt().item())
+    assert all(math.isfinite(value) for value in ours["per_type_forces_rms"].values())
+
+
+def test_no_usable_forces(batches):
+    for data in batches:
+        data["forces"][:] = math.nan
+    with pytest.raises(InputError, match="no atom"):
+        E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+
+
+def test_missing_forces(batches):
+    del batches[1]["forces"]
+    with pytest.raises(InputError, match=r"no reference forces.*key_mapping"):
+        E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+
+
+def test_a_missing_file_is_named_by_nequip_itself():
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.xyz"):
+        ASEDataset(file_path="nowhere.xyz")
