@@ -88,7 +88,7 @@ def log_validation(metrics, epoch, head):
 def log_wandb(figures, commit):
     """Add figures to an open W&B run; with ``commit=False`` they join the stock code's next step."""
     wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
+    if getattr(wandb, "run", None) is not None:
         wandb.log(figures, commit=commit)
 
 
@@ -98,3 +98,5 @@ def add_table_columns(table, metrics):
         return
     for name, form, heading in REPORTED:
         table.add_column(heading, [f"{row[f'e2ip_{name}']:{form}}" for row in metrics])
+    for row, figures in zip(table.rows, metrics, strict=True):
+        log_wandb({f"{row[0]}_final_e2ip_{name}": figures[f"e2ip_{name}"] for name, _, _ in REPORTED}, commit=True)

@@ -1,0 +1,163 @@
+"""`mace_run_train --readout e2ip` in every mode of training that MACE has."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+
+E2IP = ("--readout=e2ip",)
+FIGURES = ("e2ip_nll", "e2ip_coverage95", "e2ip_spearman", "e2ip_plateau")
+
+
+def head_state(model):
+    return {key: value for key, value in model.state_dict().items() if key.startswith("e2ip_head.")}
+
+
+def test_a_plain_run_learns_logs_and_saves(train):
+    run = train(*E2IP, "--ema", test_file=None, max_num_epochs=3)
+    assert run.validation[-1]["loss"] < run.validation[0]["loss"]
+    assert all(np.isfinite([line[key] for key in FIGURES]).all() for line in run.validation)
+    # Beside the stock keys and lines, not in their place.
+    assert {"rmse_f", "mae_e_per_atom", "loss"} <= set(run.validation[-1])
+    assert "Epoch 2: head: Default, loss=" in run.text
+    assert "Epoch 2: head: Default, e2ip_nll=" in run.text
+    assert "e2ip NLL / nats" in run.text and "RMSE F / meV / A" in run.text
+    assert type(run.model).__name__ == "ScaleShiftMACE"
+    # MACE swallows the error of a failed compilation.
+    assert (run.folder / "run_compiled.model").exists()
+
+
+def test_settings_from_a_yaml_file(train, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("readout: e2ip\ne2ip_evidence: independent\ne2ip_evidence_weight: 0.1\ne2ip_force_unit: 0.1\n")
+    run = train(f"--config={config}", max_num_epochs=1)
+    assert run.model.e2ip_config["evidence"] == "independent"
+    assert run.model.e2ip_config["force_unit"] == 0.1
+    assert "evidence_weight=0.1" in run.text
+
+
+def test_paper_preset(train):
+    run = train(*E2IP, "--e2ip_preset=paper", max_num_epochs=1)
+    assert run.model.e2ip_config["preset"] == "paper"
+    assert run.model.e2ip_head.heads[0].scalar_ceiling == 5.0
+
+
+def test_automatic_force_unit_is_a_fraction_of_the_component_rms(train, data_files):
+    run = train(*E2IP, "--e2ip_force_unit=auto", max_num_epochs=1)
+    forces = np.concatenate([atoms.arrays["REF_forces"] for atoms in ase.io.read(data_files["train"], ":")])
+    assert run.model.e2ip_config["force_unit"] == pytest.approx(0.03 * np.sqrt((forces**2).mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["universal", "stress", "virials", "huber", "l1l2energyforces", "ef"])
+def test_losses(train, loss):
+    run = train(*E2IP, f"--loss={loss}", max_num_epochs=1)
+    assert np.isfinite([line["loss"] for line in run.validation]).all()
+
+
+def test_stage_two_keeps_the_force_loss(train):
+    run = train(*E2IP, "--swa", "--ema", "--start_swa=1", max_num_epochs=3)
+    assert (run.folder / "run_stagetwo.model").exists() and (run.folder / "run_stagetwo_compiled.model").exists()
+    # A stage two that fell back to the mean square error would leave the readout as stage one saved it.
+    second = torch.load(run.folder / "run_stagetwo.model", weights_only=False)
+    assert all(not torch.equal(a, b) for a, b in zip(_learned(run.model), _learned(second), strict=True))
+
+
+def _learned(model):
+    head = model.e2ip_head.heads[0]
+    return [head.hidden.weight, head.out.weight, head.mix_left]
+
+
+def test_freezing_everything_trains_the_readout_alone(train):
+    first = train(*E2IP, name="foundation", max_num_epochs=1, model_dir=None)
+    foundation = first.folder / "foundation.model"
+    run = train(*E2IP, "--freeze=7", f"--foundation_model={foundation}", name="frozen", max_num_epochs=2)
+    before, after = first.model.state_dict(), run.model.state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed and all(key.startswith("e2ip_head.") for key in changed)
+    assert run.validation[-1]["loss"] < run.validation[0]["loss"]
+
+
+def test_lora_trains_the_readout_as_a_whole(train):
+    first = train(*E2IP, name="foundation", max_num_epochs=1)
+    foundation = first.folder / "foundation.model"
+    run = train(*E2IP, "--lora=True", "--lora_rank=2", f"--foundation_model={foundation}", name="lora", lr=0.001)
+    before, after = head_state(first.model), head_state(run.model)
+    assert before.keys() == after.keys()
+    learned = [key for key in before if not key.endswith("force_unit")]
+    assert all(not torch.equal(before[key], after[key]) for key in learned)
+
+
+def test_multihead_training_has_a_readout_per_head(train, data_files):
+    heads = {
+        name: {"train_file": str(data_files["train"]), "valid_file": str(data_files["valid"]), "E0s": "average"}
+        for name in ("one", "two")
+    }
+    run = train(*E2IP, f"--heads={heads}", train_file=None, valid_file=None, max_num_epochs=1)
+    assert len(run.model.e2ip_head.heads) == 2
+    assert "valid_two" in run.text
+    assert {line["head"] for line in run.validation} == {"one", "two"}
+
+
+def test_multihead_fine_tuning(train, data_files):
+    first = train(*E2IP, name="foundation", max_num_epochs=1)
+    run = train(
+        *E2IP,
+        f"--foundation_model={first.folder / 'foundation.model'}",
+        f"--pt_train_file={data_files['train']}",
+        "--multiheads_finetuning=True",
+        name="fine",
+        E0s="{1: 0.0, 8: 0.0}",
+        atomic_numbers="[1, 8]",
+        max_num_epochs=1,
+    )
+    assert run.model.heads == ["pt_head", "Default"]
+    assert len(run.model.e2ip_head.heads) == 2
+    assert "readout taken over from the foundation model" in run.text
+
+
+def test_stock_fine_tuning_of_an_evidential_model(train):
+    first = train(*E2IP, name="foundation", max_num_epochs=1)
+    run = train(f"--foundation_model={first.folder / 'foundation.model'}", name="stock", max_num_epochs=1)
+    assert not hasattr(run.model, "e2ip_head") and type(run.model).__module__ == "mace.modules.models"
+
+
+def masked(path, folder):
+    """A copy of a file in which one atom has NaN and one an infinite reference force, in different frames."""
+    frames = ase.io.read(path, ":")
+    frames[0].arrays["REF_forces"][1, 0] = np.nan
+    frames[1].arrays["REF_forces"][2] = np.inf
+    ase.io.write(folder / path.name, frames)
+    return folder / path.name
+
+
+def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, data_files):
+    folder = tmp_path / "masked"
+    folder.mkdir()
+    paths = {f"{name}_file": masked(data_files[name], folder) for name in ("train", "valid")}
+    run = train(*E2IP, test_file=paths["valid_file"], max_num_epochs=2, **paths)
+    for name in ("training", "validation", "test"):
+        assert f"2 atoms of the {name}" in run.text
+    for line in run.validation:
+        assert np.isfinite([line[key] for key in (*FIGURES, "loss", "rmse_f", "mae_f", "rel_rmse_f", "q95_f")]).all()
+    assert all(torch.isfinite(value).all() for value in run.model.state_dict().values())
+    # MACE scales the energies by the force RMS, here that of the finite components.
+    forces = np.concatenate([atoms.arrays["REF_forces"] for atoms in ase.io.read(paths["train_file"], ":")])
+    rms = np.sqrt((forces[np.isfinite(forces)] ** 2).mean())
+    assert run.model.scale_shift.scale.item() == pytest.approx(rms, rel=1e-9)
+
+
+def test_figures_reach_wandb(train, monkeypatch):
+    import sys
+    from types import SimpleNamespace
+
+    logged = []
+    stub = SimpleNamespace(
+        init=lambda **_: None,
+        log=lambda figures, commit=True: logged.append(figures),
+        run=SimpleNamespace(summary={}),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    train(*E2IP, "--wandb", "--wandb_log_hypers=lr", max_num_epochs=1)
+    keys = {key for figures in logged for key in figures}
+    assert {f"Default_valid_{name}" for name in FIGURES} <= keys
+    assert {f"valid_Default_final_{name}" for name in FIGURES} <= keys
