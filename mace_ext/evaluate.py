@@ -11,9 +11,10 @@ import sys
 from functools import wraps
 from types import SimpleNamespace
 
+import ase.io
 import torch
+from ase.data import chemical_symbols
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import NIW, OUTPUT_KEYS
 
 
@@ -68,8 +69,6 @@ def patch_eval_configs(module):
         module.ase = SimpleNamespace(data=stock_ase.data, io=SimpleNamespace(read=stock_ase.io.read, write=write))
         try:
             stock_run(args)
-        except AssertionError as error:
-            raise _explained(error, args) from error
         finally:
             module.ase = stock_ase
             columns.frames.clear()
@@ -78,24 +77,29 @@ def patch_eval_configs(module):
     def main():
         try:
             stock_main()
-        except pickle.UnpicklingError:
-            sys.exit(_fail("the file given as --model is not a model file of mace_run_train"))
-        except (FileNotFoundError, InputError) as error:
-            sys.exit(_fail(error))
+        except (FileNotFoundError, pickle.UnpicklingError, AssertionError, ValueError) as error:
+            message = _explanation(error, module.parse_args())
+            if not message:
+                raise
+            print(f"mace_eval_configs: error: {message}", file=sys.stderr)
+            raise SystemExit(2) from error
 
     module.get_model_output, module.run, module.main = get_model_output, run, main
 
 
-def _fail(message):
-    print(f"mace_eval_configs: error: {message}", file=sys.stderr)
-    return 2
-
-
-def _explained(error, args):
-    """The stock check of ``--head`` fails without a word: name the heads there are."""
-    if args.head is None:
-        return error
-    heads = list(getattr(torch.load(args.model, map_location="cpu"), "heads", []))
-    if args.head in heads:
-        return error
-    return InputError(f"--head {args.head}: {args.model} has no such head; choose from: {', '.join(heads)}")
+def _explanation(error, args):
+    """What the user can mend, or an empty string; the stock checks fail without a word or a name."""
+    if isinstance(error, FileNotFoundError):
+        return str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        return f"--model {args.model} is not a model file of mace_run_train"
+    model = torch.load(args.model, map_location="cpu")
+    heads = getattr(model, "heads", [])
+    if args.head is not None and args.head not in heads:
+        return f"--head {args.head}: {args.model} has no such head; choose from: {', '.join(heads)}"
+    known = {int(z) for z in model.atomic_numbers}
+    unknown = {z for atoms in ase.io.read(args.configs, index=":") for z in atoms.numbers.tolist()} - known
+    if unknown:
+        missing, there = (", ".join(chemical_symbols[z] for z in sorted(numbers)) for numbers in (unknown, known))
+        return f"--configs {args.configs} has elements that {args.model} does not know: {missing}; it knows {there}"
+    return ""

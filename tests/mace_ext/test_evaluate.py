@@ -9,6 +9,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase.build import bulk
 from mace.calculators import MACECalculator
 from mace.cli import eval_configs
 
@@ -131,16 +132,17 @@ def test_running_the_module_equals_the_script(model_files, configs, tmp_path):
         ({"output": "missing/out.xyz"}, "missing/out.xyz"),
         ({"model": "data.xyz"}, "not a model file"),
         ({"head": "three"}, "one, two"),
+        ({"configs": "data.xyz"}, "does not know: Si; it knows H, C, O"),
     ],
 )
 def test_bad_input_ends_with_one_message(model_files, configs, frames, tmp_path, monkeypatch, capsys, changed, message):
     monkeypatch.chdir(tmp_path)
-    ase.io.write("data.xyz", frames[1])
+    ase.io.write("data.xyz", bulk("Si"))
     options = {"model": model_files["multihead"], "configs": configs, "output": "out.xyz", **changed}
     monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
     with pytest.raises(SystemExit) as ended:
         eval_configs.main()
     assert ended.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert "mace_eval_configs: error:" in error[-1] and message in error[-1]
+    assert error[-1].startswith("mace_eval_configs: error:") and message in error[-1]
     assert not os.path.exists("out.xyz")

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from e3nn.util import jit
+from mace.calculators import MACECalculator
 
 from e2ip_plugins.keys import OUTPUT_KEYS
 
@@ -25,6 +27,11 @@ def test_compiled_model_gives_the_eager_covariances(make_model, make_batch, fram
         output = compiled({**batch}, compute_stress=True)
     for name in ("energy", "forces", "stress", *(key.name for key in OUTPUT_KEYS)):
         torch.testing.assert_close(output[name], expected[name], rtol=1e-9, atol=1e-13)
+    # It serves in the stock tools like the model it was made of.
+    calculator = MACECalculator(str(tmp_path / "compiled.model"), default_dtype="float64", head="two")
+    calculator.calculate(frames[0])
+    cov = expected["forces_cov"][: len(frames[0])].detach().numpy()
+    np.testing.assert_allclose(calculator.results["forces_cov"], cov, rtol=1e-9, atol=1e-13)
 
 
 def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path):
