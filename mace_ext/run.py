@@ -13,9 +13,8 @@ from mace_ext import _hook
 
 def main() -> None:
     """Install the hook, then run the command named by the first argument with the others."""
-    commands = {
-        point.name: point for point in metadata.distribution("mace-torch").entry_points if point.group == "console_scripts"
-    }
+    points = metadata.distribution("mace-torch").entry_points
+    commands = {point.name: point for point in points if point.group == "console_scripts"}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(f"usage: python -m mace_ext.run COMMAND ARGUMENTS...\ncommands: {', '.join(sorted(commands))}")
     _hook.install()

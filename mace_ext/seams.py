@@ -120,7 +120,7 @@ def problem() -> str:
         unpatched = [name for name in MODULES if name in sys.modules and name not in applied]
         if unpatched:
             reasons = [f"{', '.join(unpatched)} was imported before the plugin's import hook was in place"]
-    return "; ".join(reasons)
+    return f"{'; '.join(reasons)} (supported: mace-torch {', '.join(SUPPORTED_MACE)})" if reasons else ""
 
 
 def version_problem() -> str:
@@ -133,7 +133,7 @@ def version_problem() -> str:
         version = "unknown"
     if version in SUPPORTED_MACE:
         return ""
-    return f"mace-torch {version} is installed, supported: {', '.join(SUPPORTED_MACE)}"
+    return f"mace-torch {version} is installed"
 
 
 def _has(module, dotted: str) -> bool:

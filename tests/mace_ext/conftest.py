@@ -244,3 +244,15 @@ def run_training(folder, data_files, *flags, **settings):
         for added in set(logging.getLogger().handlers) - set(before):
             logging.getLogger().removeHandler(added)
     return Run(folder, args.name, args.seed, log.getvalue())
+
+
+@pytest.fixture
+def training_command(tmp_path, data_files):
+    """Function that gives the command line of the run that ``train`` does in this process."""
+    import sys
+
+    def command(*flags, **settings):
+        starter = ["-c", "from mace.cli.run_train import main; main()"]
+        return [sys.executable, *starter, *training_options(tmp_path, data_files, **settings), *flags]
+
+    return command

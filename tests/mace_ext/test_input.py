@@ -1,0 +1,105 @@
+"""Bad input ends the run before it starts, with one message and status 2."""
+
+import subprocess
+
+import ase.io
+import pytest
+
+from e2ip_plugins.errors import InputError
+
+E2IP = "--readout=e2ip"
+
+
+@pytest.fixture
+def parse(training_command):
+    """Function that parses options as `mace_run_train` does."""
+
+    def parse(*flags, **settings):
+        from mace import tools
+
+        _, _, _, *options = training_command(*flags, **settings)
+        return tools.build_default_arg_parser().parse_args(options)
+
+    return parse
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
+        ([E2IP, "--e2ip_preset=best"], "unknown e2ip preset 'best'"),
+        ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
+        ([E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"], "must be a finite number >= 0, got -1.0"),
+        ([E2IP, "--e2ip_evidence_weight=0.1"], "evidence mode 'coupled' has no regulariser"),
+        ([E2IP, "--e2ip_force_unit=0"], "force_unit must be 'auto' or a finite number > 0"),
+        ([E2IP, "--e2ip_force_unit=-1"], "force_unit must be 'auto' or a finite number > 0"),
+        ([E2IP, "--e2ip_force_unit=much"], "got 'much'"),
+        ([E2IP, "--loss=forces_only"], "needs a --loss with energy and forces"),
+        ([E2IP, "--loss=dipole"], "needs a --loss with energy and forces"),
+        ([E2IP, "--loss=energy_forces_dipole"], "needs a --loss with energy and forces"),
+        ([E2IP, "--model=AtomicDipolesMACE"], "needs --model MACE or ScaleShiftMACE, not AtomicDipolesMACE"),
+        ([E2IP, "--forces_weight=0"], "needs --forces_weight > 0"),
+        ([E2IP, "--forces_key=dft"], "no frame has forces under 'dft' (per-atom columns found: REF_forces)"),
+        ([E2IP, "--train_file=nowhere.xyz"], "--train_file nowhere.xyz: there is no such file"),
+        ([E2IP, "--valid_file=nowhere.xyz"], "--valid_file nowhere.xyz: there is no such file"),
+        ([E2IP, "--test_file=nowhere.xyz"], "--test_file nowhere.xyz: there is no such file"),
+        ([E2IP, "--heads={'a': {'train_file': 'nowhere.xyz'}}"], "--train_file nowhere.xyz: there is no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options(parse, capsys, flags, words):
+    with pytest.raises(SystemExit) as ended:
+        parse(*flags)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message and ": error: " in message and words in message
+
+
+def test_missing_training_file(parse, capsys):
+    with pytest.raises(SystemExit):
+        parse(E2IP, train_file=None)
+    assert "--train_file is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "2\nno properties\nH 0 0\n", "\x00\x01\x02"], ids=["empty", "torn", "binary"])
+def test_unreadable_file(tmp_path, content):
+    from mace_ext.files import check_file
+
+    path = tmp_path / "frames.xyz"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"--train_file .*frames\.xyz: (cannot be read|holds no frames)"):
+        check_file(str(path), "--train_file", "REF_forces", "--forces_key")
+
+
+def test_isolated_atoms_may_lack_forces(tmp_path, data_files):
+    """A file is fine when some frame has the forces; MACE gives the others weight zero."""
+    from ase import Atoms
+
+    from mace_ext.files import check_file
+
+    frames = [Atoms("H", info={"config_type": "IsolatedAtom"}), *ase.io.read(data_files["valid"], ":")]
+    ase.io.write(tmp_path / "mixed.xyz", frames)
+    check_file(str(tmp_path / "mixed.xyz"), "--train_file", "REF_forces", "--forces_key")
+
+
+def test_stock_runs_are_not_checked(parse):
+    """Without our options the parser is the stock one, down to what it lets through."""
+    assert parse(train_file="nowhere.xyz").readout is None
+
+
+def test_the_command_ends_with_status_2_and_one_message(training_command):
+    done = subprocess.run(training_command(E2IP, forces_key="dft"), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].endswith("name the column with --forces_key")
+
+
+def test_training_forces_that_are_all_zero_have_no_automatic_unit(train, tmp_path, data_files, capsys):
+    frames = ase.io.read(data_files["train"], ":")
+    for atoms in frames:
+        atoms.arrays["REF_forces"] *= 0.0
+    ase.io.write(tmp_path / "zero.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, "--e2ip_force_unit=auto", train_file=tmp_path / "zero.xyz", std=1.0, mean=0.0)
+    assert ended.value.code == 2
+    assert "component RMS" in capsys.readouterr().err

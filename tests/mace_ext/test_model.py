@@ -1,0 +1,173 @@
+"""The evidential model: the stock energy and forces, and covariances that turn with the atoms."""
+
+import numpy as np
+import pytest
+import torch
+
+FORCES = ("forces", "forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov")
+READOUT = ("default", "coupled", 0.05)
+IRREPS = ["8x0e", "8x0e+8x1o", "8x0e+8x1o+8x2e", "8x0e+8x1o+8x2e+8x3o"]
+
+
+def randomise(model, seed=0):
+    """Weights far from the nearly isotropic start, so that a test of anisotropy is not vacuous."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.e2ip_head.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(2.0 * noise)
+
+
+def anisotropy(covariance):
+    """Ratio of the largest to the smallest eigenvalue, per atom."""
+    values = torch.linalg.eigvalsh(covariance)
+    return values[:, 2] / values[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("irreps", IRREPS)
+def test_energy_and_forces_are_the_stock_ones_to_the_last_bit(make_model, make_batch, frames, irreps, dtype):
+    stock, ours = (make_model(irreps, readout=readout, dtype=dtype, max_ell=3) for readout in (None, READOUT))
+    expected = stock(make_batch(frames), compute_stress=True, training=True)
+    found = ours(make_batch(frames), compute_stress=True, training=True)
+    for key in ("energy", "forces", "stress", "node_energy", "node_feats"):
+        assert found[key].dtype == expected[key].dtype and torch.equal(found[key], expected[key]), key
+
+
+def test_adding_a_readout_draws_no_random_numbers(make_model):
+    """Whatever is drawn later, the order of the batches to begin with, is as in the stock run."""
+    from mace_ext.model import add_readout, readout_config
+
+    model = make_model(readout=None)
+    state = torch.random.get_rng_state()
+    add_readout(model, readout_config(*READOUT), seed=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("irreps", IRREPS)
+def test_rotations_and_reflections(make_model, make_batch, irreps, periodic):
+    from ase import Atoms
+    from scipy.spatial.transform import Rotation
+
+    rng = np.random.default_rng(1)
+    model = make_model(irreps, max_ell=3)
+    randomise(model)
+    numbers, positions = [6, 8, 1, 1, 6, 1], rng.uniform(0, 3.5, (6, 3))
+    cell = np.diag([4.2, 4.6, 5.1]) + rng.uniform(-0.3, 0.3, (3, 3)) if periodic else np.zeros((3, 3))
+    turns = [np.eye(3)]
+    turns += [
+        sign * matrix
+        for matrix, sign in zip(Rotation.random(100, rng=rng).as_matrix(), rng.choice([-1, 1], 100), strict=True)
+    ]
+    turned = [Atoms(numbers, positions @ turn.T, cell=cell @ turn.T, pbc=periodic) for turn in turns]
+    output = model(make_batch(turned))
+    found = {key: output[key].detach().reshape(101, 6, *output[key].shape[1:]) for key in FORCES}
+    assert anisotropy(found["forces_cov"][0]).max() > 2.0
+    turn = torch.from_numpy(np.stack(turns))
+    for key, value in found.items():
+        if key == "forces":
+            expected = torch.einsum("rij,nj->rni", turn, value[0])
+        else:
+            expected = torch.einsum("rij,njk,rlk->rnil", turn, value[0], turn)
+        assert (value - expected).abs().max() / expected.abs().max() < 1e-10, key
+
+
+@pytest.mark.parametrize("irreps", IRREPS[:2])
+def test_sites_with_inversion_symmetry_can_be_anisotropic(make_model, make_batch, irreps):
+    """Products of vectors vanish on the carbon of CO2: the edge pool sees its axis."""
+    from ase import Atoms
+
+    model = make_model(irreps)
+    randomise(model)
+    covariance = model(make_batch([Atoms("OCO", [[0, 0, -1.16], [0, 0, 0], [0, 0, 1.16]])]))["forces_cov"]
+    assert anisotropy(covariance[1:2]).item() > 1.5
+    assert covariance[1, 0, 0].item() == pytest.approx(covariance[1, 1, 1].item())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_interactions": 1}, {"keep_last_layer_irreps": True}, {"apply_cutoff": False}], ids=str
+)
+def test_other_architectures(make_model, make_batch, frames, settings):
+    if "apply_cutoff" in settings:
+        from mace import modules
+
+        block = modules.interaction_classes["RealAgnosticDensityResidualInteractionBlock"]
+        settings = {**settings, "interaction_cls": block}
+    output = make_model("8x0e+8x1o", **settings)(make_batch(frames))
+    assert torch.isfinite(output["forces_cov"]).all()
+
+
+def test_an_isolated_atom_is_isotropic(make_model, make_batch):
+    from ase import Atoms
+
+    model = make_model("8x0e+8x1o")
+    randomise(model)
+    covariance = model(make_batch([Atoms("O", [[0, 0, 0]])]))["forces_cov"][0]
+    assert torch.allclose(covariance, covariance[0, 0] * torch.eye(3))
+
+
+def test_the_node_features_learn_from_the_uncertainty(make_model, make_batch, frames):
+    model = make_model()
+    model(make_batch(frames), training=True)["e2ip_nu"].sum().backward()
+    assert model.node_embedding.linear.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(("irreps", "heads"), [("8x0e", ("Default",)), ("8x0e+8x1o+8x2e", ("one", "two"))])
+def test_torchscript(make_model, make_batch, frames, irreps, heads):
+    from e3nn.util import jit
+
+    model = make_model(irreps, heads=heads)
+    randomise(model)
+    eager = model(make_batch(frames, heads=list(heads), head=heads[0]))
+    compiled = jit.compile(model)(make_batch(frames, heads=list(heads), head=heads[0]))
+    for key in ("energy", *FORCES, "e2ip_log_sigma0"):
+        assert torch.allclose(compiled[key], eager[key], rtol=1e-9, atol=1e-12), key
+
+
+def test_every_mace_head_has_its_own_uncertainty(make_model, make_batch, frames):
+    model = make_model(heads=("one", "two"))
+    randomise(model)
+    first, second = (model(make_batch(frames, heads=["one", "two"], head=head)) for head in ("one", "two"))
+    assert not torch.allclose(first["e2ip_nu"], second["e2ip_nu"])
+    model.e2ip_head.heads[1].load_state_dict(model.e2ip_head.heads[0].state_dict())
+    second = model(make_batch(frames, heads=["one", "two"], head="two"))
+    assert torch.equal(first["e2ip_nu"], second["e2ip_nu"])
+
+
+def test_lammps_mliap_stops_before_the_readout(make_model, make_batch, frames):
+    model = make_model()
+    stock_output = model.host_forward(make_batch(frames))
+    model.host_forward = lambda *_: dict(stock_output)
+    assert model({}, lammps_mliap=True).keys() == stock_output.keys()
+
+
+def test_component_first_features_give_the_same(make_model):
+    """cuEquivariance lays features out components first."""
+    from e3nn import o3
+
+    from mace_ext.model import Readout, readout_config
+
+    layers = [o3.Irreps("3x0e+3x1o+3x2e"), o3.Irreps("3x0e")]
+    one, other = (
+        Readout(layers, layout, num_radial=4, num_heads=1, config=readout_config("default", "coupled", 0.1)).double()
+        for layout in (False, True)
+    )
+    features = torch.randn(5, 30)
+    blocks, start = [], 0
+    for mul, dim in ((3, 1), (3, 3), (3, 5), (3, 1)):
+        blocks.append(features[:, start : start + mul * dim].reshape(5, mul, dim).transpose(1, 2).reshape(5, -1))
+        start += mul * dim
+    unused = torch.zeros(5, 3), torch.zeros(5, 4), torch.zeros(2, 5, dtype=torch.long)
+    heads = torch.zeros(5, dtype=torch.long)
+    expected, found = one(features, heads, *unused), other(torch.cat(blocks, 1), heads, *unused)
+    assert torch.allclose(found["e2ip_log_sigma0"], expected["e2ip_log_sigma0"], rtol=1e-12)
+
+
+def test_settings_of_another_version_are_refused(make_model):
+    from e2ip_plugins.errors import InputError
+    from mace_ext.model import add_readout, readout_config
+
+    config = {**readout_config("default", "coupled", 0.1), "version": 99}
+    with pytest.raises(InputError, match="version 99"):
+        add_readout(make_model(readout=None), config)

@@ -1,0 +1,131 @@
+"""Restarts: killed runs go on as stock MACE's do; checkpoints of another readout end the run."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+E2IP = "--readout=e2ip"
+#: One batch per epoch: stock MACE starts the order of the batches anew after a restart.
+FULL_BATCH = {"batch_size": 12, "max_num_epochs": 6, "lr": 0.002}
+
+
+def figures(run):
+    return [
+        {key: value for key, value in line.items() if key not in ("time", "epoch", "head", "mode")}
+        for line in run.validation
+    ]
+
+
+def assert_continues(restarted, whole, epoch, first):
+    """What stock MACE achieves, without EMA and with one batch per epoch.
+
+    The checkpoint's epoch is trained once more, so the restarted run is one step ahead of the uninterrupted
+    one in every epoch; otherwise the figures are the same. ``first`` is the restarted run's first entry.
+    """
+    resumed, expected = figures(restarted)[first:], figures(whole)
+    assert resumed[0] == pytest.approx(expected[epoch + 1], rel=1e-7)
+    for found, reference in zip(resumed[1:], expected[epoch + 2 :], strict=False):
+        assert found == pytest.approx(reference, rel=1e-5)
+
+
+@pytest.mark.parametrize("readout", ["stock", "e2ip"])
+def test_an_interrupted_run_goes_on(train, readout):
+    whole = train(f"--readout={readout}", name="whole", **FULL_BATCH)
+    train(f"--readout={readout}", name="parts", **{**FULL_BATCH, "max_num_epochs": 3})
+    restarted = train(f"--readout={readout}", "--restart_latest", name="parts", **FULL_BATCH)
+    assert "Loading checkpoint" in restarted.text
+    assert_continues(restarted, whole, epoch=2, first=4)
+
+
+def test_a_killed_run_goes_on(train, tmp_path, training_command):
+    """SIGKILL while it trains, then ``--restart_latest``.
+
+    Killed while it writes a checkpoint, stock MACE has none: it removes the old one first, and a torn file
+    makes it start over without a word. Hence one checkpoint, in epoch 0.
+    """
+    whole = train(E2IP, name="whole", **FULL_BATCH)
+    command = training_command(E2IP, name="killed", eval_interval=10**6, **{**FULL_BATCH, "max_num_epochs": 10**6})
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoint = tmp_path / "checkpoints" / "killed_run-1_epoch-0.pt"
+    deadline = time.monotonic() + 120
+    while not is_whole(checkpoint):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # The results file of a killed process may end within a line.
+    (tmp_path / "results" / "killed_run-1_train.txt").unlink()
+    restarted = train(E2IP, "--restart_latest", name="killed", **FULL_BATCH)
+    assert_continues(restarted, whole, epoch=0, first=0)
+
+
+def is_whole(checkpoint):
+    try:
+        torch.load(checkpoint, weights_only=False)
+    except Exception:
+        return False
+    return True
+
+
+def test_restart_with_ema_and_stage_two(train):
+    options = (E2IP, "--ema", "--swa", "--start_swa=2")
+    train(*options, name="run", max_num_epochs=3)
+    restarted = train(*options, "--restart_latest", name="run", max_num_epochs=4)
+    assert (restarted.folder / "run_stagetwo.model").exists()
+    assert restarted.validation[-1]["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((), (E2IP,), "trained without --readout e2ip"),
+        ((E2IP,), (), "trained with --readout e2ip"),
+        ((E2IP,), (E2IP, "--e2ip_evidence=independent"), "evidence coupled there, independent here"),
+        ((E2IP,), (E2IP, "--e2ip_force_unit=0.2"), "force_unit 0.0433641 there, 0.2 here"),
+        ((E2IP,), (E2IP, "--e2ip_preset=paper"), "preset default there, paper here"),
+    ],
+    ids=["stock to e2ip", "e2ip to stock", "evidence", "force unit", "preset"],
+)
+def test_a_checkpoint_of_another_readout_ends_the_run(train, capsys, first, second, words):
+    train(*first, name="run", max_num_epochs=1)
+    with pytest.raises(SystemExit) as ended:
+        train(*second, "--restart_latest", name="run", max_num_epochs=2)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("mace_run_train: error: the checkpoint") and words in message
+
+
+def test_two_processes(tmp_path, training_command):
+    """Gloo DDP: both ranks end with the same weights and log figures over all frames.
+
+    Stock MACE has no DDP on CPUs (it names a device for every rank, and starts process groups for GPUs
+    only): the script makes up for that and for nothing else.
+    """
+    script = tmp_path / "ddp.py"
+    script.write_text(
+        "import functools, os, sys, torch\n"
+        "from mace.cli import run_train\n"
+        "torch.distributed.init_process_group('gloo')\n"
+        "made = []\n"
+        "class CPU(torch.nn.parallel.DistributedDataParallel):\n"
+        "    def __init__(self, module, device_ids):\n"
+        "        super().__init__(module)\n"
+        "        made.append(module)\n"
+        "run_train.DDP = CPU\n"
+        "run_train.main()\n"
+        "torch.save(made[0].state_dict(), f'{os.path.dirname(__file__)}/rank{os.environ[\"RANK\"]}.pt')\n"
+    )
+    _, _, _, *options = training_command(
+        E2IP, "--distributed", "--launcher=torchrun", batch_size=2, valid_batch_size=1, max_num_epochs=2
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29511"]
+    done = subprocess.run([*command, script, *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert any(key.startswith("e2ip_head.") for key in first)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert "Epoch 1: head: Default, e2ip_nll=" in done.stderr + done.stdout
