@@ -9,6 +9,7 @@ Finished steps are skipped when the demo is run again; ``rm -r runs/demo`` start
 
 import argparse
 import csv
+import json
 import os
 import shlex
 import shutil
@@ -106,7 +107,7 @@ def mace_stages(out: Path, epochs: int) -> list[list[Step]]:
             f"{out}/{model}",
         ]
         command += ["--train_file", f"{DATA}/train.extxyz", "--valid_file", f"{DATA}/valid.extxyz"]
-        command += ["--max_num_epochs", str(epochs)]
+        command += ["--max_ell", "2", "--correlation", "2", "--max_num_epochs", str(epochs)]
         command += ["--readout", "e2ip"] if model == "e2ip" else []
         log = ROOT / out / f"train_{model}.log"
         training.append(Step(f"train_{model}", command, lambda path=log: mace_epochs(path), f"{out}/{model}"))
@@ -207,6 +208,17 @@ def run(host: str, stages: list[list[Step]], out: Path) -> None:
         run_side_by_side(host, todo, out)
 
 
+def in_and_out_of_distribution(out: Path) -> list[str]:
+    """Return the lines that set the e²IP model's errors and uncertainties on both test sets side by side."""
+    lines = ["e2ip model          force RMSE   mean predicted std   coverage@95"]
+    for test, what in zip(TESTS, ("300 K, as trained", "900 K, OOD"), strict=True):
+        report = json.loads((ROOT / out / f"compare_{test}" / "compare.json").read_text(encoding="utf-8"))
+        scores = next(model["overall"] for model in report["models"] if model["label"] == "e2ip")
+        rmse, std = 1000 * scores["force_rmse"], 1000 * scores["total_std"]
+        lines.append(f"{what:18}{rmse:6.0f} meV/Å {std:13.0f} meV/Å {scores['coverage95']:13.2f}")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("host", choices=("nequip", "mace"))
@@ -217,7 +229,11 @@ def main() -> None:
     stages = {"nequip": nequip_stages, "mace": mace_stages}[options.host]
     began = time.monotonic()
     say(f"[{options.host}] commands of {Path(sys.executable).parent}, started in {ROOT}; logs and results in {out}")
-    run(options.host, stages(out, options.epochs or EPOCHS[options.host]), out)
+    try:
+        run(options.host, stages(out, options.epochs or EPOCHS[options.host]), out)
+    except KeyboardInterrupt:
+        sys.exit(f"\n[{options.host}] stopped; the same command goes on from the last finished step")
+    say("\n" + "\n".join(in_and_out_of_distribution(out)) + "\n")
     say(f"[{options.host}] finished in {time.monotonic() - began:.0f} s: tables and figure pages in {out}/compare_*")
 
 

@@ -1,6 +1,7 @@
 """The demo's runner, with small commands in place of trainings."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -76,3 +77,14 @@ def test_epoch_lines_of_both_hosts(demo, tmp_path):
     metrics.write_text("epoch,val0_epoch/forces_mae,val0_epoch/e2ip_nll\n0,,\n0,0.25,-1.5\n")
     assert demo.nequip_epochs(metrics) == ["Epoch 0: force MAE (eV/Å) 0.2500, NLL -1.5000"]
     assert demo.nequip_epochs(tmp_path / "none") == demo.mace_epochs(tmp_path / "none") == []
+
+
+def test_summary_is_of_the_evidential_model(demo, tmp_path):
+    for test, rmse in (("test", 0.05), ("ood", 0.2)):
+        scores = {"force_rmse": rmse, "total_std": 0.04, "coverage95": 0.9}
+        models = [{"label": "baseline", "overall": {}}, {"label": "e2ip", "overall": scores}]
+        (tmp_path / "out" / f"compare_{test}").mkdir()
+        (tmp_path / "out" / f"compare_{test}" / "compare.json").write_text(json.dumps({"models": models}))
+    _, trained, ood = demo.in_and_out_of_distribution(OUT)
+    assert trained.split() == "300 K, as trained 50 meV/Å 40 meV/Å 0.90".split()
+    assert ood.split() == "900 K, OOD 200 meV/Å 40 meV/Å 0.90".split()
