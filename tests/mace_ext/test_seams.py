@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,10 @@ def test_an_unknown_mace_refuses_the_readout_and_nothing_else(tmp_path, change, 
     # Without the option, MACE gets as far as its own complaint about missing data.
     plain = run_in(tmp_path, change)
     assert plain.returncode == 1 and "train file is not set" in plain.stderr
+
+
+def test_the_documented_table_is_the_one_in_force():
+    page = Path(__file__).parents[2].joinpath("docs", "mace-training.md").read_text()
+    for seam in seams.SEAMS:
+        names = ", ".join(f"`{name}`" for name in seam.names)
+        assert f"| `{seam.module}` | {names} | {seam.what} |" in page
