@@ -28,7 +28,7 @@ def batch(n, seed=0):
         "log_sigma0": log_sigma0,
         "nu": 5.0 + 10.0 * torch.rand(n, generator=generator, dtype=torch.float64),
         "kappa": 0.1 + 5.0 * torch.rand(n, generator=generator, dtype=torch.float64),
-        "plateau": (torch.rand(n, generator=generator) < 0.25).double(),
+        "plateau": (torch.rand(n, generator=generator, dtype=torch.float64) < 0.25).double(),
     }
 
 
