@@ -74,10 +74,11 @@ class EvidentialHead(nn.Module):
             self.mix_left = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
             self.mix_right = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
             self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(max(1, num_tensors)))
-        # Near isotropy and σ_ref at the start, but not at t = 0 exactly: gates and mixers learn at once.
+        # Near isotropy at the start, but not at t = 0 exactly: gates and mixers learn at once.
         with torch.no_grad():
             self.out.weight.mul_(0.1)
             self.out.bias.zero_()
+            self.out.bias[0] = 2.0 * math.sqrt(3.0) * math.log(chosen.initial_sigma)
         self.register_buffer("force_unit", torch.tensor(float(force_unit)))
 
     def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor) -> Dict[str, Tensor]:

@@ -1,4 +1,12 @@
-"""The force block of the training loss: NLL + λ·regulariser per atom, and its size."""
+"""The force block of the training loss: NLL + λ·regulariser per atom, and its size.
+
+A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
+large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
+et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
+the stage of training, too. ``mse_like`` losses therefore multiply the *gradient* of the NLL in the
+predicted force by the atom's own predicted variance, as β-NLL with β = 1 does. The value of the loss and
+its gradients in all distribution parameters are those of the likelihood.
+"""
 
 import math
 from typing import NamedTuple, Optional, Tuple
@@ -6,7 +14,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor
 
-from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood
+from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood, predictive_scale_factor
 from e2ip_plugins.presets import (
     PRESETS,
     get_preset,
@@ -60,19 +68,29 @@ def force_loss(
     -------
     loss : (N,)
         With ``mse_like``: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in
-        (eV/Å)²; for errors of about σ_ref its gradient in the forces is that of the mean square
-        error over components. Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where masked.
+        (eV/Å)²; the gradient in the forces is about that of the mean square error over components,
+        whatever the predicted variance. Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where
+        masked.
     mask : (N,) bool
     """
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
-    loss = negative_log_likelihood(log_sigma0, nu, kappa, residual)
+    scored = _pull_like_mse(residual, log_sigma0, nu, kappa, force_unit) if settings.mse_like else residual
+    loss = negative_log_likelihood(log_sigma0, nu, kappa, scored)
     if settings.evidence_weight > 0:
         loss = loss + settings.evidence_weight * evidence_regulariser(nu, kappa, residual, force_unit)
     if settings.mse_like:
         in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
         loss = (2.0 / 3.0) * force_unit.square() * in_force_units
     return torch.where(mask, loss, torch.zeros_like(loss)), mask
+
+
+def _pull_like_mse(residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor) -> Tensor:
+    """The residual itself, with gradients multiplied by the predicted variance in units of σ_ref²."""
+    log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
+    pull = (torch.exp(log_variance) / force_unit.square()).detach().unsqueeze(-1)
+    constant = residual.detach()
+    return constant + pull * (residual - constant)
 
 
 def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:

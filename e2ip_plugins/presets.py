@@ -36,8 +36,10 @@ class Preset:
     scalar_damper : tuple of float
         Knee τ and ceiling c of the damper on the isotropic (0e) coefficient.
     mse_like : bool
-        Multiply the force block by 2σ_ref²/3 and add the constant that keeps it positive, so that
-        the host's force weights keep their meaning. ``False``: raw NLL in nats.
+        Give the force block the size, sign and force gradient of a mean square error, so that the host's
+        force weights keep their meaning (see `e2ip_plugins.loss`). ``False``: raw NLL in nats.
+    initial_sigma : float
+        σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
     """
 
     name: str
@@ -45,11 +47,12 @@ class Preset:
     evidence_weight: float
     scalar_damper: tuple
     mse_like: bool
+    initial_sigma: float
 
 
 PRESETS = {
-    "paper": Preset("paper", "independent", 0.1, (4.0, 5.0), mse_like=False),
-    "default": Preset("default", "coupled", 0.0, (14.0, 15.0), mse_like=True),
+    "paper": Preset("paper", "independent", 0.1, (4.0, 5.0), mse_like=False, initial_sigma=1.0),
+    "default": Preset("default", "coupled", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
 }
 
 

@@ -37,17 +37,33 @@ def test_paper_preset_is_the_paper_loss():
     assert mask.all()
 
 
-def test_default_loss_is_mse_like_in_its_force_gradient():
-    """At σ = σ_ref and large evidence, d loss/d force is that of the mean square error over components."""
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 30.0])
+def test_default_loss_pulls_like_the_mean_square_error(sigma):
+    """Large evidence: d loss/d force is that of the mean square error over components, at any predicted σ."""
     data = inputs()
     data["log_sigma0"] = torch.zeros(8, 6, dtype=F64)
-    data["log_sigma0"][:, :3] = 2 * math.log(KCAL_PER_MOL)
-    data["nu"], data["kappa"] = torch.full((8,), 1e7, dtype=F64), torch.full((8,), 1e7, dtype=F64)
+    data["log_sigma0"][:, :3] = 2 * math.log(sigma * KCAL_PER_MOL)
+    data["nu"], data["kappa"] = torch.full((8,), 1e9, dtype=F64), torch.full((8,), 1e9, dtype=F64)
     data["forces"].requires_grad_()
     loss, mask = force_loss(**data, settings=force_loss_settings("default"))
     (ours,) = torch.autograd.grad(masked_mean(loss, mask), data["forces"])
     (mse,) = torch.autograd.grad(((data["reference"] - data["forces"]) ** 2).mean(), data["forces"])
-    torch.testing.assert_close(ours, mse, rtol=1e-5, atol=0)
+    torch.testing.assert_close(ours, mse, rtol=1e-4, atol=0)
+
+
+def test_default_loss_is_the_likelihood_in_value_and_in_the_parameters():
+    data = inputs()
+    wanted = ("log_sigma0", "nu", "kappa")
+    for key in wanted:
+        data[key].requires_grad_()
+    loss, _ = force_loss(**data, settings=force_loss_settings("default"))
+    nll = negative_log_likelihood(data["log_sigma0"], data["nu"], data["kappa"], data["reference"] - data["forces"])
+    factor = 2 * KCAL_PER_MOL**2 / 3
+    torch.testing.assert_close(loss - loss[0], factor * (nll - nll[0]))
+    ours = torch.autograd.grad(loss.sum(), [data[key] for key in wanted])
+    theirs = torch.autograd.grad(factor * nll.sum(), [data[key] for key in wanted])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_default_loss_is_never_negative():
