@@ -130,6 +130,7 @@ def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[
 #: NequIP runs use the project's ready configs; these overrides are shared by baseline and evidential runs.
 NEQUIP_OVERRIDES = [
     "max_epochs=40",
+    "learning_rate=0.01",
     "training_module.lr_scheduler.scheduler._target_=torch.optim.lr_scheduler.ExponentialLR",
     "~training_module.lr_scheduler.scheduler.factor",
     "~training_module.lr_scheduler.scheduler.patience",
