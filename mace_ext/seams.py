@@ -85,6 +85,12 @@ SEAMS = (
         "eval_configs",
         "uncertainty columns in the file that `mace_eval_configs` writes",
     ),
+    Seam(
+        "mace.cli.plot_train",
+        ("plot", "run"),
+        "plot_train",
+        "`mace_plot_train` without --heads works under pandas 2, which stock 0.3.16 does not",
+    ),
 )
 
 MODULES = {seam.module: seam for seam in SEAMS}
