@@ -2,10 +2,10 @@
 
     python benchmarks/calibration.py --mace-bin DIR --nequip-bin DIR [--jobs 2] [--only PATTERN] [--tables]
 
-A run is one folder under ``runs/calibration``. Finished runs are skipped, killed ones resume from
-their last checkpoint, so the command can be stopped and repeated at will. Each run uses one
-thread. The scores of every finished run are copied to ``docs/results`` (small JSON files) and
-``docs/calibration.md`` is written from those alone. Data comes from ``E2IP_DATA``.
+A run is one folder under ``runs/calibration``. When it has finished, its scores go to ``docs/results``, one
+small JSON file each, and the tables of ``docs/calibration.md`` are written from those alone. Runs that have
+such a file are skipped (remove it to have one again), killed ones resume from their last checkpoint,
+so the command can be stopped and repeated at will. Each run uses one thread. Data comes from ``E2IP_DATA``.
 """
 
 import argparse
@@ -72,6 +72,10 @@ class Run(NamedTuple):
     @property
     def folder(self) -> Path:
         return RUNS / self.name
+
+    @property
+    def scores(self) -> Path:
+        return RESULTS / f"{self.name}.json"
 
 
 def plan() -> list[Run]:
@@ -154,9 +158,8 @@ def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[lis
 
 
 def execute(run: Run, bins: dict[str, Path]) -> None:
-    """Train and predict; the marker file holds the wall time and makes later calls skip the run."""
-    marker = run.folder / "done.json"
-    if marker.exists():
+    """Train, predict and score, unless there are scores already."""
+    if run.scores.exists():
         return
     run.folder.mkdir(parents=True, exist_ok=True)
     build = mace_commands if run.host == "mace" else nequip_commands
@@ -169,20 +172,16 @@ def execute(run: Run, bins: dict[str, Path]) -> None:
         if code:
             print(f"[{run.name}] failed with status {code}; see {run.folder / 'log.txt'}", flush=True)
             return
-    marker.write_text(json.dumps({"seconds": time.time() - started}))
+    score(run, time.time() - started)
     print(f"[{run.name}] finished after {(time.time() - started) / 60:.1f} min", flush=True)
 
 
-def score(run: Run) -> None:
-    """Scores of a finished run's predictions, as `e2ip compare` gives them, into ``docs/results``."""
+def score(run: Run, seconds: float) -> None:
+    """Scores of a run's predictions, as `e2ip compare` gives them, into ``docs/results``."""
     from e2ip_plugins.compare import compare, load_models
 
-    target = RESULTS / f"{run.name}.json"
-    marker = run.folder / "done.json"
-    if not marker.exists() or (target.exists() and target.stat().st_mtime > marker.stat().st_mtime):
-        return
     tests = list(DATASETS[run.dataset][1])
-    result = run._asdict() | json.loads(marker.read_text()) | {"tests": {}}
+    result = run._asdict() | {"seconds": round(seconds), "tests": {}}
     for index, label in enumerate(tests):
         path = run.folder / (f"{label}.xyz" if run.host == "mace" else f"test_dataset{index}.xyz")
         model = load_models([path])[0]
@@ -191,7 +190,7 @@ def score(run: Run) -> None:
         evidence = {f"mean_{k[5:]}": float(v[model.kept].mean()) for k, v in parameters.items() if v.ndim == 1}
         result["tests"][label] = report["overall"] | evidence
     RESULTS.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    run.scores.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def mean_std(values: list[float], factor: float, digits: int) -> str:
@@ -236,7 +235,7 @@ def main() -> None:
     parser.add_argument("--nequip-bin", type=Path, required=True, help="bin folder of the NequIP environment")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="*", help="glob on run names, e.g. 'aspirin_mace_*'")
-    parser.add_argument("--tables", action="store_true", help="train nothing, only score finished runs")
+    parser.add_argument("--tables", action="store_true", help="train nothing, only write the tables")
     arguments = parser.parse_args()
     bins = {"mace": arguments.mace_bin.absolute(), "nequip": arguments.nequip_bin.absolute()}
     runs = [run for run in plan() if fnmatch.fnmatch(run.name, arguments.only)]
@@ -245,8 +244,6 @@ def main() -> None:
     if not arguments.tables:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(lambda run: execute(run, bins), runs))
-    for run in runs:
-        score(run)
     write_tables()
 
 
