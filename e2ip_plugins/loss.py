@@ -3,9 +3,10 @@
 A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
 large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
 et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
-the stage of training, too. ``mse_like`` losses therefore multiply the *gradient* of the NLL in the
-predicted force by the atom's own predicted variance, as β-NLL with β = 1 does. The value of the loss and
-its gradients in all distribution parameters are those of the likelihood.
+the stage of training, too. ``mse_like`` losses therefore multiply the *gradient* of the NLL in the predicted
+force by √(atom's predicted variance · its geometric mean over the batch): β-NLL with β = 1/2, as advised
+there, at the size of a mean square error. The value of the loss and its gradients in all
+distribution parameters are those of the likelihood.
 """
 
 import math
@@ -68,14 +69,14 @@ def force_loss(
     -------
     loss : (N,)
         With ``mse_like``: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in
-        (eV/Å)²; the gradient in the forces is about that of the mean square error over components,
-        whatever the predicted variance. Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where
+        (eV/Å)²; averaged over atoms, its pull on the forces is about that of the mean square error over
+        components, whatever the predicted variance. Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where
         masked.
     mask : (N,) bool
     """
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
-    scored = _pull_like_mse(residual, log_sigma0, nu, kappa, force_unit) if settings.mse_like else residual
+    scored = _pull_like_mse(residual, log_sigma0, nu, kappa, force_unit, mask) if settings.mse_like else residual
     loss = negative_log_likelihood(log_sigma0, nu, kappa, scored)
     if settings.evidence_weight > 0:
         loss = loss + settings.evidence_weight * evidence_regulariser(nu, kappa, residual, force_unit)
@@ -85,12 +86,15 @@ def force_loss(
     return torch.where(mask, loss, torch.zeros_like(loss)), mask
 
 
-def _pull_like_mse(residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor) -> Tensor:
-    """The residual itself, with gradients multiplied by the predicted variance in units of σ_ref²."""
+def _pull_like_mse(
+    residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor, mask: Tensor
+) -> Tensor:
+    """The residual itself, with gradients multiplied by a variance in units of σ_ref² (see the module)."""
     log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
-    pull = (torch.exp(log_variance) / force_unit.square()).detach().unsqueeze(-1)
+    own = torch.where(mask, log_variance, torch.zeros_like(log_variance)).detach()
+    pull = torch.exp(0.5 * (own + masked_mean(own, mask))) / force_unit.square()
     constant = residual.detach()
-    return constant + pull * (residual - constant)
+    return constant + pull.unsqueeze(-1) * (residual - constant)
 
 
 def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:

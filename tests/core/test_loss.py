@@ -76,6 +76,19 @@ def test_default_loss_is_never_negative():
     assert (loss >= 0).all() and (loss < 1e-6).all()
 
 
+def test_default_loss_pulls_on_an_uncertain_atom_with_the_geometric_mean_of_its_variance_and_the_batch():
+    data = inputs(2)
+    data["log_sigma0"] = torch.zeros(2, 6, dtype=F64)
+    data["log_sigma0"][:, :3] = 2 * math.log(KCAL_PER_MOL) + torch.tensor([[0.0], [math.log(16.0)]])
+    data["nu"], data["kappa"] = torch.full((2,), 1e9, dtype=F64), torch.full((2,), 1e9, dtype=F64)
+    data["forces"].requires_grad_()
+    loss, _ = force_loss(**data, settings=force_loss_settings("default"))
+    (pull,) = torch.autograd.grad(loss.sum(), data["forces"])
+    ratio = pull / (2 / 3 * (data["forces"] - data["reference"]).detach())
+    # Variances 1 and 16, batch mean 4: √(1·4)/1 = 2 and √(16·4)/16 = 1/2.
+    torch.testing.assert_close(ratio, torch.tensor([[2.0], [0.5]], dtype=F64).expand(2, 3), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_bad_references_are_masked_without_touching_gradients(bad):
     data = inputs()
