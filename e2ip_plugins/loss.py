@@ -3,10 +3,11 @@
 A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
 large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
 et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
-the stage of training, too. ``mse_like`` losses therefore multiply the *gradient* of the NLL in the predicted
-force by √(atom's predicted variance · its geometric mean over the batch): β-NLL with β = 1/2, as advised
-there, at the size of a mean square error. The value of the loss and its gradients in all
-distribution parameters are those of the likelihood.
+the stage of training, too. ``mse_like`` losses therefore change the *gradient* of the NLL in the predicted force, as
+β-NLL does there: it gets the weights of a mean square error for atoms whose predicted σ exceeds
+`PULL_CEILING`, and those of the likelihood below, where weighting by precision helps. The weights have
+geometric mean 1 over the batch, relative to a mean square error. The value of the loss and its
+gradients in all distribution parameters are those of the likelihood.
 """
 
 import math
@@ -27,6 +28,9 @@ from e2ip_plugins.presets import (
 # negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
 # loss as a licence to count a flat loss as an improvement for ever.
 _NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["default"].scalar_damper[1]
+
+#: In units of σ_ref, about the largest σ0 that the paper's damper allows, e^{5/(2√3)} = 4.24.
+PULL_CEILING = 4.0
 
 
 class ForceLossSettings(NamedTuple):
@@ -92,7 +96,9 @@ def _pull_like_mse(
     """The residual itself, with gradients multiplied by a variance in units of σ_ref² (see the module)."""
     log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
     own = torch.where(mask, log_variance, torch.zeros_like(log_variance)).detach()
-    pull = torch.exp(0.5 * (own + masked_mean(own, mask))) / force_unit.square()
+    # Weight relative to a mean square error: exp(mean - level), larger for atoms that are predicted better.
+    level = torch.where(mask, torch.minimum(own, 2.0 * torch.log(PULL_CEILING * force_unit)), torch.zeros_like(own))
+    pull = torch.exp(own + masked_mean(level, mask) - level) / force_unit.square()
     constant = residual.detach()
     return constant + pull.unsqueeze(-1) * (residual - constant)
 

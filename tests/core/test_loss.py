@@ -76,17 +76,31 @@ def test_default_loss_is_never_negative():
     assert (loss >= 0).all() and (loss < 1e-6).all()
 
 
-def test_default_loss_pulls_on_an_uncertain_atom_with_the_geometric_mean_of_its_variance_and_the_batch():
-    data = inputs(2)
-    data["log_sigma0"] = torch.zeros(2, 6, dtype=F64)
-    data["log_sigma0"][:, :3] = 2 * math.log(KCAL_PER_MOL) + torch.tensor([[0.0], [math.log(16.0)]])
-    data["nu"], data["kappa"] = torch.full((2,), 1e9, dtype=F64), torch.full((2,), 1e9, dtype=F64)
+def relative_pull(sigmas: list[float]) -> torch.Tensor:
+    """Force gradient of the default loss over that of the mean square error, for σ in force units."""
+    count = len(sigmas)
+    data = inputs(count)
+    data["log_sigma0"] = torch.zeros(count, 6, dtype=F64)
+    data["log_sigma0"][:, :3] = 2 * (math.log(KCAL_PER_MOL) + torch.tensor(sigmas, dtype=F64).log())[:, None]
+    data["nu"], data["kappa"] = torch.full((count,), 1e9, dtype=F64), torch.full((count,), 1e9, dtype=F64)
     data["forces"].requires_grad_()
     loss, _ = force_loss(**data, settings=force_loss_settings("default"))
     (pull,) = torch.autograd.grad(loss.sum(), data["forces"])
     ratio = pull / (2 / 3 * (data["forces"] - data["reference"]).detach())
-    # Variances 1 and 16, batch mean 4: √(1·4)/1 = 2 and √(16·4)/16 = 1/2.
-    torch.testing.assert_close(ratio, torch.tensor([[2.0], [0.5]], dtype=F64).expand(2, 3), rtol=1e-6, atol=0)
+    torch.testing.assert_close(ratio, ratio[:, :1].expand(count, 3), rtol=1e-5, atol=0)
+    return ratio[:, 0]
+
+
+def test_default_loss_weights_good_atoms_by_precision():
+    # Variances 1/4 and 4, geometric mean 1.
+    torch.testing.assert_close(relative_pull([0.5, 2.0]), torch.tensor([4.0, 0.25], dtype=F64), rtol=1e-5, atol=0)
+
+
+def test_default_loss_weights_bad_atoms_alike():
+    torch.testing.assert_close(relative_pull([5.0, 50.0]), torch.ones(2, dtype=F64), rtol=1e-5, atol=0)
+    good, bad, worse = relative_pull([1.0, 4.0, 40.0])
+    torch.testing.assert_close(bad, worse, rtol=1e-5, atol=0)
+    torch.testing.assert_close(good / bad, torch.tensor(16.0, dtype=F64), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
