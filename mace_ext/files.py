@@ -38,6 +38,8 @@ def check_file(path, option, forces_key, key_option) -> None:
         return
     if not os.path.exists(path):
         raise InputError(f"{option} {path}: there is no such file")
+    if os.path.isdir(path) and not any(name.endswith(_BINARY) for name in os.listdir(path)):
+        raise InputError(f"{option} {path}: is a folder without HDF5 or LMDB files; give an extxyz file")
     if os.path.isdir(path) or path.endswith(_BINARY):
         return
     import ase.io

@@ -1,5 +1,6 @@
 """The e²IP model: the stock `ScaleShiftMACE` and a readout that shares its node features."""
 
+import warnings
 from types import FunctionType
 from typing import Any, Callable, Dict, Final, List, Optional, Tuple
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families import derive_niw
 from e2ip_plugins.head import EdgePool, EvidentialHead
+from mace_ext import seams
 from mace_ext.pickling import constructor
 
 #: Version of the settings that a model carries; a change of meaning raises it.
@@ -224,6 +226,9 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
 def empty_model() -> ScaleShiftMACE:
     """A model without any state: what a ``.model`` file calls first (see `mace_ext.pickling`)."""
+    problem = seams.problem()
+    if problem:
+        warnings.warn(f"this model predicts uncertainties, but MACE's tools show none here: {problem}", stacklevel=2)
     return ScaleShiftMACE.__new__(ScaleShiftMACE)
 
 

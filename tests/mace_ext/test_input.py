@@ -103,3 +103,10 @@ def test_training_forces_that_are_all_zero_have_no_automatic_unit(train, tmp_pat
         train(E2IP, "--e2ip_force_unit=auto", train_file=tmp_path / "zero.xyz", std=1.0, mean=0.0)
     assert ended.value.code == 2
     assert "component RMS" in capsys.readouterr().err
+
+
+def test_folder_without_data_is_refused(tmp_path):
+    from mace_ext.files import check_file
+
+    with pytest.raises(InputError, match="folder"):
+        check_file(str(tmp_path), "--train_file", "REF_forces", "--forces_key")

@@ -1,6 +1,7 @@
 """Saved models: they come back whole, and say what to install where the plugin is missing."""
 
 import copy
+import os
 import subprocess
 import sys
 
@@ -49,3 +50,12 @@ def test_saved_and_copied_models_are_whole(model_files, make_model, make_batch, 
         for key in ("energy", "forces", "forces_cov", "e2ip_log_sigma0"):
             assert torch.equal(output[key], expected[key])
     assert copy.deepcopy(model).e2ip_head.heads[0].out.weight is not model.e2ip_head.heads[0].out.weight
+
+
+def test_opening_a_model_where_mace_is_not_patched_warns(model_files):
+    code = "import mace.calculators.mace, sys, torch; torch.load(sys.argv[1], weights_only=False)"
+    command = [sys.executable, "-c", code, str(model_files["e2ip"])]
+    for disable, warned in (("1", True), ("0", False)):
+        done = subprocess.run(command, env={**os.environ, "E2IP_DISABLE": disable}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert ("predicts uncertainties" in done.stderr) == warned
