@@ -3,9 +3,9 @@
 A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
 large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
 et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
-the stage of training, too. ``mse_like`` losses therefore keep a floor under the pull, as β-NLL does in another way:
-atoms whose predicted σ exceeds `PULL_CEILING` are pulled as if it were just that, like by a mean square
-error. Below it the gradient is that of the likelihood, and weighting by precision helps. The value of
+the stage of training, too. ``mse_like`` losses therefore keep the pull from weakening, as β-NLL does in
+another way: atoms whose predicted σ exceeds `PULL_CEILING` are pulled as if it were just that, with the
+same weight for all of them. Below it the gradient is that of the likelihood, and weighting by precision helps. The value of
 the loss and its gradients in all distribution parameters are those of the likelihood everywhere.
 """
 
@@ -73,13 +73,13 @@ def force_loss(
     loss : (N,)
         With ``mse_like``: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in
         (eV/Å)²; at errors of about σ_ref its gradient in the forces is that of the mean square error over
-        components, and never less than 1/16 of it (see the module). Otherwise NLL (density in eV/Å) + λ·reg,
-        in nats. Zero where masked.
+        components, and a predicted σ above `PULL_CEILING` does not weaken it further (see the module).
+        Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where masked.
     mask : (N,) bool
     """
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
-    scored = _pull_like_mse(residual, log_sigma0, nu, kappa, force_unit) if settings.mse_like else residual
+    scored = _keep_pull(residual, log_sigma0, nu, kappa, force_unit) if settings.mse_like else residual
     loss = negative_log_likelihood(log_sigma0, nu, kappa, scored)
     if settings.evidence_weight > 0:
         loss = loss + settings.evidence_weight * evidence_regulariser(nu, kappa, residual, force_unit)
@@ -89,7 +89,7 @@ def force_loss(
     return torch.where(mask, loss, torch.zeros_like(loss)), mask
 
 
-def _pull_like_mse(residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor) -> Tensor:
+def _keep_pull(residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor) -> Tensor:
     """The residual itself, with gradients multiplied so that no σ above the ceiling weakens the pull."""
     log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
     excess = log_variance - 2.0 * torch.log(PULL_CEILING * force_unit)

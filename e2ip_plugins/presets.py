@@ -36,8 +36,8 @@ class Preset:
     scalar_damper : tuple of float
         Knee τ and ceiling c of the damper on the isotropic (0e) coefficient.
     mse_like : bool
-        Give the force block the size, sign and force gradient of a mean square error, so that the host's
-        force weights keep their meaning (see `e2ip_plugins.loss`). ``False``: raw NLL in nats.
+        Give the force block the size and sign of a mean square error and keep large variances from weakening
+        its pull on the forces, so that the host's force weights keep their meaning (see `e2ip_plugins.loss`). ``False``: raw NLL in nats.
     initial_sigma : float
         σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
     """
@@ -76,7 +76,7 @@ def resolve_evidence_weight(preset: Preset, evidence: str, weight: Optional[floa
     """λ ≥ 0 of the regulariser for an evidence mode.
 
     In ``coupled`` mode there is no regulariser: an explicit weight is an error. When a preset is
-    made ``independent`` by hand, λ is 0.01, the best of the values tried by hand in the design.
+    made ``independent`` by hand, λ is 0.01.
     """
     if evidence == "coupled":
         if weight is not None:
