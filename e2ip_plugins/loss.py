@@ -5,8 +5,9 @@ large variance, then hardly any pull, and stay bad: the pitfall of heteroscedast
 et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
 the stage of training, too. ``mse_like`` losses therefore keep the pull from weakening, as β-NLL does in
 another way: atoms whose predicted σ exceeds `PULL_CEILING` are pulled as if it were just that, with the
-same weight for all of them. Below it the gradient is that of the likelihood, and weighting by precision helps. The value of
-the loss and its gradients in all distribution parameters are those of the likelihood everywhere.
+same weight for all of them. Below it the gradient is that of the likelihood, and weighting by
+precision helps. The value of the loss and its gradients in all distribution parameters are those of
+the likelihood everywhere.
 """
 
 import math

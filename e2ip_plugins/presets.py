@@ -37,7 +37,8 @@ class Preset:
         Knee τ and ceiling c of the damper on the isotropic (0e) coefficient.
     mse_like : bool
         Give the force block the size and sign of a mean square error and keep large variances from weakening
-        its pull on the forces, so that the host's force weights keep their meaning (see `e2ip_plugins.loss`). ``False``: raw NLL in nats.
+        its pull on the forces, so that the host's force weights keep their meaning (see `e2ip_plugins.loss`).
+        ``False``: raw NLL in nats.
     initial_sigma : float
         σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
     """
