@@ -2,6 +2,9 @@
 
 Nothing is imported here: the model-side modules need only torch, the evaluation side
 (``metrics``, ``compare``, ``cli``) also NumPy, SciPy and ASE, and neither may drag the other in.
+
+"The paper" is Wang et al. 2026, https://arxiv.org/abs/2602.10419, in docstrings throughout; equations and
+appendices are those of its first version.
 """
 
 __version__ = "0.1.0"

@@ -69,7 +69,8 @@ def compare_command(
     """
     for path in files:
         if not path.is_file():
-            raise InputError(f"{path}: no such file")
+            what = "is a folder; give the extxyz file in it" if path.is_dir() else "no such file"
+            raise InputError(f"{path}: {what}")
     from rich.console import Console
 
     from e2ip_plugins.compare import compare, load_models

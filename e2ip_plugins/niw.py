@@ -2,7 +2,7 @@ r"""The Normal-Inverse-Wishart distribution over atomic forces and its Student-t
 
 Parameters per atom: location γ (the host's forces), L = log Σ0 as sym6 in log(eV²/Å²), evidence ν > 5
 and κ > 0. The predictive is a Student-t with m = ν - 2 degrees of freedom and scale matrix
-Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. "student_t_main").
+Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from e2ip_plugins.spd import half_exp_matvec
 
-#: ν > d + 1 makes the covariance exist; the paper keeps ν ≥ d + 2 (Eq. "scalar_constraints_main").
+#: ν > d + 1 makes the covariance exist; the paper keeps ν ≥ d + 2 (Eq. 9).
 MIN_NU = 5.0
 MIN_KAPPA = 1e-6
 
@@ -29,7 +29,7 @@ def evidence(
 ) -> Tuple[Tensor, Tensor]:
     """ν and κ (...,) from unconstrained outputs; without ``raw_kappa``, coupled: κ = ν - 5 + 1e-6.
 
-    Paper, Eq. "scalar_constraints_main"; the coupling follows Meinert & Lavin (2021), because the
+    Paper, Eq. 9; the coupling follows Meinert & Lavin (2021, https://arxiv.org/abs/2104.06135), because the
     likelihood sees κ and Σ0 only through (1+κ)/κ Σ0.
     """
     excess = _softplus(raw_nu)
@@ -81,7 +81,7 @@ def _log_gamma_ratio_rest(m: Tensor) -> Tensor:
 def negative_log_likelihood(log_sigma0: Tensor, nu: Tensor, kappa: Tensor, residual: Tensor) -> Tensor:
     """-log density of the predictive Student-t at γ + residual, in nats for a density in (eV/Å)⁻³.
 
-    Paper, Eq. "app_nll_final", rearranged so that no lgamma, factorisation or inverse occurs.
+    Paper, Eq. 25, rearranged so that no lgamma, factorisation or inverse occurs.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def negative_log_likelihood(log_sigma0: Tensor, nu: Tensor, kappa: Tensor, resid
 
 
 def evidence_regulariser(nu: Tensor, kappa: Tensor, residual: Tensor, force_unit: Tensor) -> Tensor:
-    """(ν + κ) ‖y - γ‖/σ_ref (paper, Eq. "reg_loss_main"), with a zero (sub)gradient at zero residual."""
+    """(ν + κ) ‖y - γ‖/σ_ref (paper, Eq. 14), with a zero (sub)gradient at zero residual."""
     square = (residual / force_unit.unsqueeze(-1)).square().sum(-1)
     positive = square > 0
     norm = torch.where(positive, torch.where(positive, square, torch.ones_like(square)).sqrt(), square)
@@ -117,17 +117,17 @@ def evidence_regulariser(nu: Tensor, kappa: Tensor, residual: Tensor, force_unit
 
 
 def aleatoric_factor(nu: Tensor) -> Tensor:
-    """U_ale / Σ0 = ν/(ν-4) (paper, Eq. "ale_epi_main")."""
+    """U_ale / Σ0 = ν/(ν-4) (paper, Eq. 8)."""
     return nu / (nu - 4.0)
 
 
 def epistemic_factor(nu: Tensor, kappa: Tensor) -> Tensor:
-    """U_epi / Σ0 = ν/(κ(ν-4)) (paper, Eq. "ale_epi_main")."""
+    """U_epi / Σ0 = ν/(κ(ν-4)) (paper, Eq. 8)."""
     return nu / (kappa * (nu - 4.0))
 
 
 def predictive_scale_factor(nu: Tensor, kappa: Tensor) -> Tensor:
-    """Λ / Σ0 = ν(κ+1)/(κ(ν-2)) (paper, Eq. "student_t_main")."""
+    """Λ / Σ0 = ν(κ+1)/(κ(ν-2)) (paper, Eq. 7)."""
     return nu * (1.0 + 1.0 / kappa) / (nu - 2.0)
 
 

@@ -63,7 +63,7 @@ class Predictive:
 
 
 def from_niw(error: np.ndarray, log_sigma0: np.ndarray, nu: np.ndarray, kappa: np.ndarray) -> Predictive:
-    """Predictive Student-t of a Normal-Inverse-Wishart readout (paper, Eq. "student_t_main").
+    """Predictive Student-t of a Normal-Inverse-Wishart readout (paper, Eq. 7).
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ AUTO_FORCE_UNIT_FRACTION = 0.03
 EVIDENCE_MODES = ("independent", "coupled")
 
 #: Knee τ and ceiling c of the damper on the traceless (2e) coefficients; conditioning of Σ0
-#: depends on these alone, so both presets share them (paper, "Damping functions").
+#: depends on these alone, so both presets share them (paper, appendix on damping functions).
 TENSOR_DAMPER = (4.0, 5.0)
 
 
@@ -82,8 +82,8 @@ def resolve_evidence_weight(preset: Preset, evidence: str, weight: Optional[floa
     if evidence == "coupled":
         if weight is not None:
             raise InputError(
-                f"evidence_weight={weight} was given, but evidence mode 'coupled' has no regulariser; "
-                "leave evidence_weight out or use evidence='independent'"
+                f"evidence_weight is {weight}, but evidence mode 'coupled' has no regulariser; "
+                "leave evidence_weight out or choose evidence mode 'independent'"
             )
         return 0.0
     if weight is None:

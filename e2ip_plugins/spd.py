@@ -1,7 +1,7 @@
 r"""Tangent coefficients (0e + 2e) to symmetric positive definite 3×3 matrices, in closed form.
 
 A symmetric matrix S = s Q0 + Σ_k t_k Q_k is the matrix logarithm of Σ0/σ_ref² (paper,
-Eq. "matrix_exp_main"). Its exponential needs no eigenvectors: the traceless part T obeys the
+Eq. 10). Its exponential needs no eigenvectors: the traceless part T obeys the
 Cayley-Hamilton relation T³ = pT + qI, so that exp(T) = a0 I + a1 T + a2 T² with a_k entire in
 p = tr(T²)/2 and q = det T. It is therefore smooth at degenerate eigenvalues, T = 0 included.
 

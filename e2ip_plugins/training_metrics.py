@@ -18,7 +18,7 @@ from e2ip_plugins.spd import half_exp_matvec
 class ForceUncertainty(Metric):
     """NLL, coverage and rank correlation of predicted force distributions, over all atoms seen.
 
-    ``compute()`` gives a dict of floats, NaN while no atom has been seen:
+    ``compute()`` gives a dict of floats, NaN while no atom has been seen and where predictions are NaN:
 
     - ``nll``: mean negative log density in nats, for a density in (eV/Å)⁻³
     - ``coverage95``: share of atoms whose reference lies inside the 95 % region of the Student-t,
@@ -77,7 +77,7 @@ class ForceUncertainty(Metric):
         _, nll, mahalanobis, m, error, epistemic, plateau = table[finite].T
         return {
             "nll": _mean(nll),
-            "coverage95": _mean(radial_pit(mahalanobis, m) <= 0.95),
+            "coverage95": _mean(np.where(np.isnan(mahalanobis), np.nan, radial_pit(mahalanobis, m) <= 0.95)),
             "spearman": spearman(epistemic, error),
             "plateau": _mean(plateau),
             "masked": float(np.count_nonzero(~finite)),

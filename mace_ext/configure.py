@@ -83,18 +83,25 @@ def forces_rms(dataset) -> float:
 
 
 def warn_of_masked_forces(head_configs) -> None:
-    """One warning per data set with NaN or infinite reference forces, with the number of atoms."""
+    """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all."""
     for head in head_configs:
         if head.collections is None:
             continue
         sets = [("training", head.collections.train), ("validation", head.collections.valid)]
         for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:
+            where = f"of the {name} set (head {head.head_name})"
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:
                 logging.warning(
-                    f"{masked} atoms of the {name} set (head {head.head_name}) have NaN or infinite reference forces: "
+                    f"{masked} atoms {where} have NaN or infinite reference forces: "
                     "they are left out of loss and metrics"
+                )
+            unlabelled = sum(array is None for array in forces)
+            if unlabelled:
+                logging.warning(
+                    f"{unlabelled} of {len(forces)} frames {where} have no reference forces: "
+                    "the uncertainty learns nothing from them"
                 )
 
 

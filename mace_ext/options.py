@@ -1,5 +1,7 @@
 """What users write: the options of the readout and the checks that come before any work."""
 
+import re
+
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.loss import ForceLossSettings, force_loss_settings
 from e2ip_plugins.presets import resolve_force_unit
@@ -13,6 +15,15 @@ MODELS = ("MACE", "ScaleShiftMACE")
 
 def check_options(args) -> None:
     """Raise `InputError` for what cannot be trained; does nothing to a run without our options."""
+    try:
+        _check_options(args)
+    except InputError as error:
+        # The core knows these options by the names that both hosts share.
+        names = r"(?<!--e2ip_)\b(evidence_weight|force_unit)\b"
+        raise InputError(re.sub(names, r"--e2ip_\1", str(error))) from error
+
+
+def _check_options(args) -> None:
     if args.readout != "e2ip":
         given = [name for name in OPTIONS if getattr(args, name) is not None]
         if given:

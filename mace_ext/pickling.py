@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 
 # No dots: the import system would split there and show a part of it only.
-HINT = "this MACE model has an e2IP readout: pip install 'e2ip-plugins[mace]' to open it"
+HINT = "this MACE model has an e2IP readout: install e2ip-plugins to open it (pip install 'path/of/its/clone[mace]')"
 
 
 class _Call:

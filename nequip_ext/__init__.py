@@ -15,6 +15,7 @@ _EXPORTS = {
     "E2IPMetrics": "metrics",
     "E2IPDataStatisticsManager": "statistics",
     "E2IPCalculator": "calculator",
+    "E2IPInputCheck": "checks",
 }
 
 __all__ = list(_EXPORTS)

@@ -65,6 +65,11 @@ def E2IPLoss(
             "coeffs of E2IPLoss must have total_energy and forces, may have stress, and nothing else; "
             f"got {sorted(coeffs)}"
         )
+    if not coeffs[AtomicDataDict.FORCE_KEY] > 0:
+        raise InputError(
+            f"the forces coefficient of E2IPLoss is {coeffs[AtomicDataDict.FORCE_KEY]}, but must be > 0, because the "
+            "uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without E2IPModel"
+        )
     ignore_nan = ignore_nan or {}
     metrics: List[Dict[str, Any]] = [
         {

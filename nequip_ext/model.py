@@ -8,6 +8,7 @@ from hydra.utils import get_method
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from nequip_ext.checks import check_restart
 from nequip_ext.readout import EvidentialReadout, FeatureTap
 
 
@@ -66,6 +67,7 @@ def E2IPModel(
     InputError
         For options that do not go together and inner models that cannot carry the readout.
     """
+    check_restart()
     readout_options = {
         "evidence": resolve_evidence(get_preset(preset), evidence),
         "preset": preset,

@@ -8,15 +8,26 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 
+#: NequIP's names -> what a user would call them, and an example of a name in a file.
+_REFERENCES = {
+    AtomicDataDict.FORCE_KEY: ("forces", "REF_forces"),
+    AtomicDataDict.TOTAL_ENERGY_KEY: ("energy", "REF_energy"),
+}
+
+
+def check_reference(data: AtomicDataDict.Type, field: str, where: str = "data") -> None:
+    """`InputError` where the data has no reference values for ``field``; ``where`` names split and file."""
+    if field not in data:
+        name, example = _REFERENCES[field]
+        raise InputError(
+            f"the {where} has no reference {name} ('{field}'): if the file has another name for it, say so in the "
+            f"data section, for example 'key_mapping: {{{example}: {field}}}'; fields found: {', '.join(sorted(data))}"
+        )
+
 
 def reference_forces(data: AtomicDataDict.Type) -> Tensor:
     """Reference forces (N, 3) in eV/Å; `InputError` where the data has none."""
-    if AtomicDataDict.FORCE_KEY not in data:
-        raise InputError(
-            "the data has no reference forces ('forces'): if the file names them differently, say so in the data "
-            "section, for example 'key_mapping: {REF_forces: forces, REF_energy: total_energy}'; "
-            f"fields found: {', '.join(sorted(data))}"
-        )
+    check_reference(data, AtomicDataDict.FORCE_KEY)
     return data[AtomicDataDict.FORCE_KEY]
 
 

@@ -13,13 +13,13 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
-from nequip_ext.reference import nan_where_not_finite, reference_forces
+from nequip_ext.reference import check_reference, nan_where_not_finite
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
     """The statistics of ``nequip.data.CommonDataStatisticsManager``, checked before training.
 
-    Training data without forces ends the run with `InputError`; atoms with NaN or infinite reference
+    Training data without forces or energies ends the run with `InputError`; atoms with NaN or infinite reference
     forces are left out of the force statistics and counted in a warning.
 
     Example usage in config:
@@ -53,7 +53,9 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
         def checked() -> Iterator[AtomicDataDict.Type]:
             nonlocal atoms, masked
             for data in data_source:
-                forces, bad = nan_where_not_finite(reference_forces(data))
+                for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
+                    check_reference(data, field, "training data")
+                forces, bad = nan_where_not_finite(data[AtomicDataDict.FORCE_KEY])
                 atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
                 yield {**data, AtomicDataDict.FORCE_KEY: forces}
 

@@ -33,18 +33,23 @@ def apply(module):
 
 
 def add_options(parser):
-    """``--readout`` and ``--e2ip_*``; all default to None, which is stock MACE."""
+    """``--readout`` and ``--e2ip_*``; by default everything is stock MACE."""
     group = parser.add_argument_group("e2ip", "force uncertainties (e2ip-plugins)")
     group.add_argument(
-        "--readout", choices=["stock", "e2ip"], default=None, help="e2ip: every force gets a full 3x3 covariance"
+        "--readout", choices=["stock", "e2ip"], default="stock", help="e2ip: every force gets a full 3x3 covariance"
     )
-    group.add_argument("--e2ip_preset", default=None, help="settings of readout and loss: default or paper")
-    group.add_argument("--e2ip_evidence", default=None, help="independent or coupled (default: the preset's)")
+    # "%(default).0s" prints nothing and keeps MACE's formatter from adding "(default: None)".
     group.add_argument(
-        "--e2ip_evidence_weight", type=float, default=None, help="weight of the evidence regulariser, independent mode"
+        "--e2ip_preset", help="settings of readout and loss: default (the default) or paper%(default).0s"
+    )
+    group.add_argument("--e2ip_evidence", help="independent or coupled (default: the preset's)%(default).0s")
+    group.add_argument(
+        "--e2ip_evidence_weight",
+        type=float,
+        help="weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)%(default).0s",
     )
     group.add_argument(
         "--e2ip_force_unit",
-        default=None,
-        help="force unit in eV/A, or auto: 0.03 of the training forces' component RMS (default: 1 kcal/mol/A)",
+        help="force unit in eV/A, or auto: 0.03 of the training forces' component RMS "
+        "(default: 0.0433641, 1 kcal/mol/A)%(default).0s",
     )

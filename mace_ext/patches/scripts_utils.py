@@ -1,5 +1,6 @@
 """`mace.tools.scripts_utils`: loss, stage two, optimiser groups and the settings of rebuilt models."""
 
+import logging
 from functools import wraps
 
 
@@ -34,6 +35,7 @@ def _get_swa(stock):
         swa, swas = stock(args, *rest, **kwargs)
         if getattr(args, "readout", None) == "e2ip":
             swa.loss_fn = _evidential(args, swa.loss_fn)
+            logging.info(f"Stage Two trains with e2ip's force term in that loss: {swa.loss_fn}")
         return swa, swas
 
     return get_swa

@@ -29,9 +29,12 @@ def parse(training_command):
         (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
         ([E2IP, "--e2ip_preset=best"], "unknown e2ip preset 'best'"),
         ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
-        ([E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"], "must be a finite number >= 0, got -1.0"),
+        (
+            [E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"],
+            "--e2ip_evidence_weight must be a finite number >= 0, got -1.0",
+        ),
         ([E2IP, "--e2ip_evidence_weight=0.1"], "evidence mode 'coupled' has no regulariser"),
-        ([E2IP, "--e2ip_force_unit=0"], "force_unit must be 'auto' or a finite number > 0"),
+        ([E2IP, "--e2ip_force_unit=0"], "error: --e2ip_force_unit must be 'auto' or a finite number > 0"),
         ([E2IP, "--e2ip_force_unit=-1"], "force_unit must be 'auto' or a finite number > 0"),
         ([E2IP, "--e2ip_force_unit=much"], "got 'much'"),
         ([E2IP, "--loss=forces_only"], "needs a --loss with energy and forces"),
@@ -40,6 +43,10 @@ def parse(training_command):
         ([E2IP, "--model=AtomicDipolesMACE"], "needs --model MACE or ScaleShiftMACE, not AtomicDipolesMACE"),
         ([E2IP, "--forces_weight=0"], "needs --forces_weight > 0"),
         ([E2IP, "--forces_key=dft"], "no frame has forces under 'dft' (per-atom columns found: REF_forces)"),
+        (
+            [E2IP, "--energy_key=dft"],
+            "no frame has an energy under 'dft' (names in the comment lines found: REF_energy",
+        ),
         ([E2IP, "--train_file=nowhere.xyz"], "--train_file nowhere.xyz: there is no such file"),
         ([E2IP, "--valid_file=nowhere.xyz"], "--valid_file nowhere.xyz: there is no such file"),
         ([E2IP, "--test_file=nowhere.xyz"], "--test_file nowhere.xyz: there is no such file"),
@@ -84,14 +91,14 @@ def test_isolated_atoms_may_lack_forces(tmp_path, data_files):
 
 def test_stock_runs_are_not_checked(parse):
     """Without our options the parser is the stock one, down to what it lets through."""
-    assert parse(train_file="nowhere.xyz").readout is None
+    assert parse(train_file="nowhere.xyz").readout == "stock"
 
 
 def test_the_command_ends_with_status_2_and_one_message(training_command):
     done = subprocess.run(training_command(E2IP, forces_key="dft"), capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].endswith("name the column with --forces_key")
+    assert done.stderr.strip().splitlines()[-1].endswith("name it with --forces_key")
 
 
 def test_training_forces_that_are_all_zero_have_no_automatic_unit(train, tmp_path, data_files, capsys):
@@ -110,3 +117,16 @@ def test_folder_without_data_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="folder"):
         check_file(str(tmp_path), "--train_file", "REF_forces", "--forces_key")
+
+
+def test_forces_alone_need_no_energies(parse):
+    assert parse(E2IP, "--energy_key=dft", "--energy_weight=0").energy_weight == 0
+
+
+def test_help_states_every_default_once(training_command):
+    from mace import tools
+
+    text = " ".join(tools.build_default_arg_parser().format_help().split())
+    ours = text[text.rindex("force uncertainties (e2ip-plugins)") :]
+    assert "None" not in ours
+    assert ours.count("(default: ") == 4  # readout, evidence, its weight, force unit

@@ -148,6 +148,7 @@ def test_a_batch_without_any_reference():
         ({"preset": "other"}, "unknown e2ip preset"),
         ({"coeffs": {"forces": 1.0}}, "must have total_energy and forces"),
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
+        ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),
     ],
 )
 def test_bad_options(options, message):

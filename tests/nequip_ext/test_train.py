@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -215,15 +216,51 @@ def test_restart_after_kill(tmp_path, train_files, config):
         assert got[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
 
 
-def test_missing_forces_key_ends_before_training(tmp_path, train_files):
-    renamed = tmp_path / "renamed.xyz"
-    renamed.write_text(train_files["train"].read_text().replace("REF_forces", "dft_forces"))
-    done = subprocess.run(
-        command("nequip_e2ip", tmp_path / "run", {**train_files, "train": renamed}),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+def last_line_of_failure(*arguments):
+    """The last line that a command prints which must fail before it trains."""
+    done = subprocess.run(command(*arguments), env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "no reference forces" in done.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "run" / "logs").exists()
+    assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_missing_forces_key_ends_before_training(tmp_path, train_files, split):
+    renamed = tmp_path / "renamed.xyz"
+    renamed.write_text(train_files[split].read_text().replace("REF_forces", "dft_forces"))
+    message = last_line_of_failure("nequip_e2ip", tmp_path / "run", {**train_files, split: renamed})
+    assert "no reference forces" in message and "key_mapping" in message
+    assert {"train": "training data", "val": "validation data", "test": "test data"}[split] in message
+    assert split == "train" or "renamed.xyz" in message
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "config", "override", "message"),
+    [
+        ("trained", "nequip_e2ip", "evidence=independent", "evidence independent.*trained with evidence coupled"),
+        ("trained", "nequip_e2ip", "force_unit=0.1", "force_unit 0.1.*trained with force_unit None"),
+        ("trained", "nequip_baseline", "seed=1", "readout stock.*trained with.*readout e2ip"),
+        ("baseline", "nequip_e2ip", "seed=1", "readout e2ip.*trained with.*readout stock"),
+    ],
+)
+def test_restart_of_a_checkpoint_with_another_readout(
+    tmp_path, train_files, request, checkpoint, config, override, message
+):
+    """From the project's YAML; without the callback in it, a stock checkpoint cannot be noticed."""
+    path = request.getfixturevalue(checkpoint) / "last.ckpt"
+    line = last_line_of_failure(config, tmp_path / "run", train_files, f"++ckpt_path={path}", override)
+    assert re.search(message, line), line
+    assert str(path) in line
+
+
+def test_restart_with_the_same_readout_in_other_words(tmp_path, trained, train_files):
+    """Stating the default is no change, and neither is all that is not readout or loss."""
+    restart = (f"++ckpt_path={trained / 'last.ckpt'}", "evidence=coupled", "max_epochs=4", "run=[train]")
+    for change in ("++training_module.ema_decay=0.9", "preset=default"):
+        done = subprocess.run(
+            command("nequip_e2ip", tmp_path / "run", train_files, *restart, change),
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+        )
+        assert "was trained with" not in done.stderr
