@@ -82,7 +82,8 @@ def test_default_loss_weights_good_atoms_by_precision():
 
 
 def test_default_loss_weights_bad_atoms_alike():
-    torch.testing.assert_close(relative_pull([5.0, 50.0]), torch.full((2,), 1 / PULL_CEILING**2, dtype=F64), rtol=1e-5, atol=0)
+    expected = torch.full((2,), 1 / PULL_CEILING**2, dtype=F64)
+    torch.testing.assert_close(relative_pull([5.0, 50.0]), expected, rtol=1e-5, atol=0)
     good, bad, worse = relative_pull([1.0, PULL_CEILING, 40.0])
     torch.testing.assert_close(bad, worse, rtol=1e-5, atol=0)
     torch.testing.assert_close(good / bad, torch.tensor(PULL_CEILING**2, dtype=F64), rtol=1e-5, atol=0)
