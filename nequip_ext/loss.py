@@ -1,7 +1,7 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the evidential force term."""
 
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from nequip.data import AtomicDataDict, PerAtomModifier
@@ -119,28 +119,44 @@ class EvidentialForceLoss(Metric):
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
         self._mode_checked = False
         self._warned = False
+        self._current: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+
+    def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
+        """Value for one batch, which is added to the accumulated one; torchmetrics calls ``update`` twice for it."""
+        self._current = self._per_atom(preds, target)
+        try:
+            return super().forward(preds, target)
+        finally:
+            self._current = None
 
     def update(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> None:
         """Add the atoms of a batch, from NequIP's output and target dictionaries."""
-        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
-        if not self._mode_checked:
-            self._check_mode(nu.detach(), kappa.detach())
-        force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
-        forces = preds[AtomicDataDict.FORCE_KEY]
-        loss, mask = force_loss(reference_forces(target), forces, log_sigma0, nu, kappa, force_unit, self.settings)
-        if not self._warned and not bool(mask.all()):
-            self._warned = True
-            warnings.warn(
-                f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
-                "such atoms are masked in the force loss, in this and in all further batches",
-                stacklevel=2,
-            )
+        loss, mask = self._current if self._current is not None else self._per_atom(preds, target)
         self.sum = self.sum + loss.sum()
         self.count = self.count + mask.sum()
 
     def compute(self) -> torch.Tensor:
         """Mean over the atoms that count, 0 if none does."""
         return self.sum / self.count.clamp(min=1)
+
+    def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Loss and mask (N,); the first batch is checked for the evidence mode, all on the CPU for masked atoms."""
+        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
+        first = not self._mode_checked
+        if first:
+            self._check_mode(nu.detach(), kappa.detach())
+        force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
+        forces = preds[AtomicDataDict.FORCE_KEY]
+        loss, mask = force_loss(reference_forces(target), forces, log_sigma0, nu, kappa, force_unit, self.settings)
+        # A look at the mask makes a GPU wait: there only once, and the data statistics have counted already.
+        if (first or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
+            self._warned = True
+            warnings.warn(
+                f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
+                "such atoms are masked in the force loss, in this and in all further batches",
+                stacklevel=2,
+            )
+        return loss, mask
 
     def _check_mode(self, nu: torch.Tensor, kappa: torch.Tensor) -> None:
         # In coupled mode κ - 1e-6 and ν - 5 are the same number by construction; tolerance for float32.
