@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.niw import evidence
 from e2ip_plugins.presets import TENSOR_DAMPER, get_preset, resolve_evidence
-from e2ip_plugins.spd import damp, damp_vector, symmetric_traceless, tangent_to_sym6
+from e2ip_plugins.spd import damp, damp_vector, symmetric_traceless, symmetric_traceless_part, tangent_to_sym6
 
 
 class EvidentialHead(nn.Module):
@@ -99,16 +99,7 @@ class EvidentialHead(nn.Module):
         """
         invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
         s, raw_nu, raw_kappa = invariants[:, 0], invariants[:, 1], invariants[:, 2]
-        gates = invariants[:, 3:].unsqueeze(-1)
-        t = torch.zeros(scalars.shape[0], 5, dtype=scalars.dtype, device=scalars.device)
-        if self.has_tensors:
-            mixed = torch.matmul(tensors.transpose(1, 2), self.mix_tensors).transpose(1, 2)
-            t = t + (gates[:, : self.channels] * mixed).sum(1)
-        if self.has_vectors:
-            by_component = vectors.transpose(1, 2)
-            left = torch.matmul(by_component, self.mix_left).transpose(1, 2)
-            right = torch.matmul(by_component, self.mix_right).transpose(1, 2)
-            t = t + (gates[:, -self.channels :] * symmetric_traceless(left, right)).sum(1)
+        t = self._anisotropy(invariants[:, 3:], vectors, tensors)
         damped_s = damp(s, self.scalar_knee, self.scalar_ceiling)
         damped_t = damp_vector(t, self.tensor_knee, self.tensor_ceiling)
         log_unit = 2.0 * torch.log(self.force_unit)
@@ -126,6 +117,22 @@ class EvidentialHead(nn.Module):
             "e2ip_force_unit": self.force_unit.expand(s.shape[0]).to(s.dtype),
             "e2ip_plateau": past_knee.to(s.dtype),
         }
+
+    def _anisotropy(self, gates: Tensor, vectors: Tensor, tensors: Tensor) -> Tensor:
+        """2e coefficients (N, 5); sums over channels come first, which leaves few and small operations."""
+        t: Optional[Tensor] = None
+        if self.has_tensors:
+            # Σ_c g_c (W t)_c = Σ_k (W g)_k t_k
+            weights = torch.matmul(gates[:, : self.channels], self.mix_tensors.t())
+            t = torch.bmm(weights.unsqueeze(1), tensors).squeeze(1)
+        if self.has_vectors:
+            by_component = vectors.transpose(1, 2)
+            left = torch.matmul(by_component, self.mix_left) * gates[:, -self.channels :].unsqueeze(1)
+            right = torch.matmul(by_component, self.mix_right)
+            products = symmetric_traceless_part(torch.bmm(left, right.transpose(1, 2)))
+            t = products if t is None else t + products
+        assert t is not None
+        return t
 
 
 class EdgePool(nn.Module):
