@@ -180,7 +180,7 @@ def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Opt
             dtype = torch.promote_types(dtype, x.dtype)
     inputs = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs]
     if isinstance(force_unit, Tensor):
-        force_unit = force_unit.detach().to(dtype=dtype, device=present[0].device)
+        force_unit = force_unit.detach().to(dtype=dtype, device=present[0].device, non_blocking=True)
     else:
         force_unit = float(force_unit)
     return compiling or paths.transformed(present), inputs, force_unit
@@ -189,7 +189,8 @@ def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Opt
 def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
     first = inputs[0]
     debug = os.environ.get("E2IP_DEBUG", "0") == "1" and not paths.transformed([first])
-    for (name, shape), x in zip(_SHAPES.items(), inputs):
+    shapes = list(_SHAPES.items())[: len(inputs)]
+    for (name, shape), x in zip(shapes, inputs, strict=True):
         if x is None:
             continue
         if x.shape != (first.shape[0], *shape) if x.dim() else True:

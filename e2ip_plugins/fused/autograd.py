@@ -36,8 +36,8 @@ def plain_gradients(
         values = plain.nll_terms(
             *views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4], constants.pull_ceiling
         )
-        pairs = [(value, grad) for value, grad in zip(values, outputs) if grad is not None]
-        wanted = [x for x, need in zip(views, needed) if need]
+        pairs = [(value, grad) for value, grad in zip(values, outputs, strict=True) if grad is not None]
+        wanted = [x for x, need in zip(views, needed, strict=True) if need]
         grads = iter(
             torch.autograd.grad(
                 [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=True, allow_unused=True
@@ -74,15 +74,27 @@ class OnePass(torch.autograd.Function):
             needed = ctx.needs_input_grad[:5]
             grads = plain_gradients(inputs, ctx.force_unit, ctx.constants, (by_nll, by_regulariser), needed)
             return (*grads, None, None, None)
-        grads: List[Optional[Tensor]] = [None] * 5
-        if by_nll is not None:
-            rows = rows * by_nll
-            k = 2 if inputs[3] is None else 3
-            grads = [rows[0], rows[k : k + 5].t(), rows[1], None if k == 2 else rows[2], rows[k + 5 :].t()]
-        if by_regulariser is not None:
-            extra = _regulariser_gradients(*inputs[2:], ctx.force_unit, by_regulariser)
-            grads[2:] = [a if b is None else b if a is None else a + b for a, b in zip(grads[2:], extra)]
+        grads = one_pass_gradients(inputs, rows, ctx.force_unit, by_nll, by_regulariser)
         return (*grads, None, None, None)
+
+
+def one_pass_gradients(
+    inputs: Sequence[Optional[Tensor]],
+    rows: Tensor,
+    force_unit: Union[float, Tensor],
+    by_nll: Optional[Tensor],
+    by_regulariser: Optional[Tensor],
+) -> List[Optional[Tensor]]:
+    """Gradients in s, t, raw ν, raw κ, residual from the rows of `eager.loss_and_gradients`."""
+    grads: List[Optional[Tensor]] = [None] * 5
+    if by_nll is not None:
+        rows = rows * by_nll
+        k = 2 if inputs[3] is None else 3
+        grads = [rows[0], rows[k : k + 5].t(), rows[1], None if k == 2 else rows[2], rows[k + 5 :].t()]
+    if by_regulariser is not None:
+        extra = _regulariser_gradients(*inputs[2:], force_unit, by_regulariser)
+        grads[2:] = [a if b is None else b if a is None else a + b for a, b in zip(grads[2:], extra, strict=True)]
+    return grads
 
 
 def _regulariser_gradients(

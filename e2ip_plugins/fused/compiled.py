@@ -15,7 +15,7 @@ def _contiguous(force_unit: Tensor) -> Tensor:
     return force_unit[0] if force_unit.dim() and force_unit.stride(0) == 0 else force_unit.contiguous()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(name: str, constants: Constants, dtype: torch.dtype, coupled: bool) -> Callable[..., Tensor]:
     """Compiled function ``name`` of `soa`: its tensors in (raw κ left out if ``coupled``), rows (K, N) out."""
     function, double = getattr(soa, name), dtype == torch.float64
@@ -54,16 +54,9 @@ def loss_and_gradients(
     gradients: bool,
 ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
     """As `eager.loss_and_gradients`; σ_ref is a tensor."""
-    kappa = None if raw_kappa is None else raw_kappa.contiguous()
-    run = kernel("loss_and_gradients", constants, s.dtype)
-    rows = run(
-        s.contiguous(),
-        t.t().contiguous(),
-        raw_nu.contiguous(),
-        kappa,
-        residual.t().contiguous(),
-        _contiguous(force_unit),
-    )
+    run = kernel("loss_and_gradients", constants, s.dtype, raw_kappa is None)
+    evidence = [x.contiguous() for x in (raw_nu, raw_kappa) if x is not None]
+    rows = run(s.contiguous(), t.t().contiguous(), *evidence, residual.t().contiguous(), _contiguous(force_unit))
     return rows[0], rows[1], rows[2:]
 
 
@@ -71,7 +64,7 @@ def distribution(
     s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `eager.distribution`; σ_ref is a tensor."""
-    kappa = None if raw_kappa is None else raw_kappa.contiguous()
-    run = kernel("distribution", constants, s.dtype)
-    rows = run(s.contiguous(), t.t().contiguous(), raw_nu.contiguous(), kappa, _contiguous(force_unit))
+    run = kernel("distribution", constants, s.dtype, raw_kappa is None)
+    evidence = [x.contiguous() for x in (raw_nu, raw_kappa) if x is not None]
+    rows = run(s.contiguous(), t.t().contiguous(), *evidence, _contiguous(force_unit))
     return rows[:6].t().contiguous(), rows[6:12].t().contiguous(), rows[12], rows[13]

@@ -51,7 +51,7 @@ def requested(path: Optional[str] = None) -> str:
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def has_triton() -> bool:
     """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None

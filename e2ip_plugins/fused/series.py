@@ -1,15 +1,7 @@
-r"""Coefficients of the series that every fast path shares, as plain numbers.
+r"""Coefficients of the series that the fast paths share, as plain numbers.
 
 For a traceless symmetric B with p = tr(B²)/2 and q = det B, B³ = pB + qI, hence
-exp(B) = a0 I + a1 B + a2 B² with
-
-    a0 = 1 + q H3,  a1 = H1,  a2 = H2,  H_j = Σ_k h_{k-j}/k!,
-
-where h_j(p, q) are the complete homogeneous polynomials of B's eigenvalues: h_0 = 1, h_1 = 0,
-h_2 = p, h_j = p h_{j-2} + q h_{j-3}. Their derivatives obey the same recurrence,
-D_j = ∂h_j/∂p = p D_{j-2} + q D_{j-3} + h_{j-2}, and ∂h_j/∂q = D_{j-1}, so that with G_j = Σ_k D_{k-j}/k!
-
-    ∂(a0, a1, a2)/∂p = (q G3, G1, G2),  ∂(a0, a1, a2)/∂q = (H3 + q G4, G2, G3).
+exp(B) = a0 I + a1 B + a2 B² with a_k entire in p and q.
 """
 
 import math
@@ -51,16 +43,19 @@ SINGLE_LOG_TERMS, DOUBLE_LOG_TERMS = 8, 17
 
 
 def exp_polynomials(terms: int) -> list[dict[tuple[int, int], float]]:
-    """a0, a1, a2, their ∂/∂p, their ∂/∂q as polynomials {(i, j): coefficient of p^i q^j}, up to B^terms."""
+    """a0, a1, a2, their ∂/∂p, their ∂/∂q as polynomials {(i, j): coefficient of p^i q^j}, up to B^terms.
+
+    B^k = q h_{k-3} I + h_{k-1} B + h_{k-2} B² with h_n = Σ_{2i+3j=n} C(i+j, i) p^i q^j, the complete
+    homogeneous polynomials of B's eigenvalues.
+    """
     values: list[dict[tuple[int, int], float]] = [{(0, 0): 1.0}, {}, {}]
     for k in range(1, terms + 1):
-        for shift, q_factor, target in ((3, 1, values[0]), (1, 0, values[1]), (2, 0, values[2])):
-            order = k - shift
-            for j in range(order // 3 + 1) if order >= 0 else ():
-                i, odd = divmod(order - 3 * j, 2)
+        for value, shift, extra_q in zip(values, (3, 1, 2), (1, 0, 0), strict=True):
+            for j in range(max(0, k - shift + 3) // 3):
+                i, odd = divmod(k - shift - 3 * j, 2)
                 if not odd:
-                    key = (i, j + q_factor)
-                    target[key] = target.get(key, 0.0) + math.comb(i + j, i) / math.factorial(k)
+                    key = (i, j + extra_q)
+                    value[key] = value.get(key, 0.0) + math.comb(i + j, i) / math.factorial(k)
     by_p = [{(i - 1, j): i * c for (i, j), c in poly.items() if i} for poly in values]
     by_q = [{(i, j - 1): j * c for (i, j), c in poly.items() if j} for poly in values]
     return values + by_p + by_q

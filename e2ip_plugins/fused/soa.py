@@ -41,7 +41,7 @@ def _damp_vector(t: List[Tensor], knee: float, ceiling: float) -> Tuple[List[Ten
     one = torch.ones_like(th)
     slope = torch.where(inside, one, 1.0 - th * th)
     ratio = torch.where(inside, one, phi / norm)
-    value = [torch.where(inside, x, phi * d) for x, d in zip(t, direction)]
+    value = [torch.where(inside, x, phi * d) for x, d in zip(t, direction, strict=True)]
     return value, direction, ratio, slope
 
 
@@ -84,24 +84,16 @@ def _combine(a: List[Tensor], x: List[Tensor], y: List[Tensor], z: List[Tensor])
 
 
 def _exponential(p: Tensor, q: Tensor, double: bool) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
-    """a, ∂a/∂p and ∂a/∂q (see `series`)."""
+    """a, ∂a/∂p and ∂a/∂q of exp(B) = a0 I + a1 B + a2 B²: Horner's rule X ← I/k! + B X with B³ = pB + qI."""
     terms = series.DOUBLE_TERMS if double else series.SINGLE_TERMS
-    zero, one = torch.zeros_like(p), torch.ones_like(p)
-    h, d = [one, zero, p], [zero, zero, one]
-    for j in range(3, terms):
-        h.append(p * h[j - 2] + q * h[j - 3])
-        d.append(p * d[j - 2] + q * d[j - 3] + h[j - 2])
-
-    def total(x: List[Tensor], shift: int) -> Tensor:
-        # Smallest terms first.
-        sum_ = zero
-        for k in range(terms, shift - 1, -1):
-            sum_ = sum_ + x[k - shift] * (1.0 / math.factorial(k))
-        return sum_
-
-    h3, g2, g3 = total(h, 3), total(d, 2), total(d, 3)
-    a = [1.0 + q * h3, total(h, 1), total(h, 2)]
-    return a, [q * g3, total(d, 1), g2], [h3 + q * total(d, 4), g2, g3]
+    zero = torch.zeros_like(p)
+    a0, a1, a2 = torch.full_like(p, 1.0 / math.factorial(terms)), zero, zero
+    p0, p1, p2, q0, q1, q2 = zero, zero, zero, zero, zero, zero
+    for k in range(terms - 1, -1, -1):
+        p0, p1, p2 = q * p2, p0 + a2 + p * p2, p1
+        q0, q1, q2 = a2 + q * q2, q0 + p * q2, q1
+        a0, a1, a2 = 1.0 / math.factorial(k) + q * a2, a0 + p * a2, a1
+    return [a0, a1, a2], [p0, p1, p2], [q0, q1, q2]
 
 
 def _gamma_rest(inverse: Tensor, double: bool) -> Tuple[Tensor, Tensor]:
@@ -214,8 +206,8 @@ def loss_and_gradients(
         cross = left[i] * y[j] + left[j] * y[i] + v[i] * right[j] + v[j] * right[i]
         grad.append(2.0 * (by_p * b[k] + by_q * square[k]) + cross)
     by_t = [-0.5 * pull * x for x in _project(*grad)]
-    along = (slope_t - ratio) * sum(d * g for d, g in zip(direction, by_t))
-    rows += [ratio * g + along * d for g, d in zip(by_t, direction)]
+    along = (slope_t - ratio) * sum(d * g for d, g in zip(direction, by_t, strict=True))
+    rows += [ratio * g + along * d for g, d in zip(by_t, direction, strict=True)]
 
     # exp(2B) v = exp(B) y
     bby = _apply(b, by)
@@ -244,7 +236,7 @@ def distribution(
     p = 0.5 * (xx * xx + yy * yy + zz * zz) + (yz * yz + xz * xz + xy * xy)
     q = xx * (yy * zz - yz * yz) - xy * (xy * zz - yz * xz) + xz * (xy * yz - yy * xz)
     a = _exponential(p, q, double)[0]
-    root = [a[1] * x + a[2] * y for x, y in zip(b, _square(tuple(b)))]
+    root = [a[1] * x + a[2] * y for x, y in zip(b, _square(tuple(b)), strict=True)]
     root[:3] = [x + a[0] for x in root[:3]]
     mean = s * (1.0 / ROOT3)
     scale = torch.exp(mean) * force_unit * force_unit
