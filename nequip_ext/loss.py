@@ -9,9 +9,17 @@ from nequip.train import MeanSquaredError, MetricsManager
 from torchmetrics import Metric
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FORCE_UNIT_KEY, PARAMETER_KEYS
-from e2ip_plugins.loss import ForceLossSettings, force_loss, force_loss_settings
+from e2ip_plugins.fused import distribution
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
+from e2ip_plugins.loss import (
+    ForceLossSettings,
+    force_loss,
+    force_loss_of_coefficients,
+    force_loss_settings,
+    split_coefficients,
+)
 from e2ip_plugins.niw import MIN_KAPPA, MIN_NU
+from e2ip_plugins.presets import TENSOR_DAMPER
 from nequip_ext.reference import reference_forces
 
 _LOSS_KEYS = (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.FORCE_KEY, AtomicDataDict.STRESS_KEY)
@@ -117,7 +125,7 @@ class EvidentialForceLoss(Metric):
         self.settings = settings
         self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-        self._mode_checked = False
+        self._checked = False
         self._warned = False
         self._current: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
 
@@ -141,13 +149,18 @@ class EvidentialForceLoss(Metric):
 
     def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
         """Loss and mask (N,); the first batch is checked for the evidence mode, all on the CPU for masked atoms."""
-        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
-        first = not self._mode_checked
+        first = not self._checked
         if first:
-            self._check_mode(nu.detach(), kappa.detach())
+            self._check_options(preds)
+        reference, forces = reference_forces(target), preds[AtomicDataDict.FORCE_KEY]
         force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
-        forces = preds[AtomicDataDict.FORCE_KEY]
-        loss, mask = force_loss(reference_forces(target), forces, log_sigma0, nu, kappa, force_unit, self.settings)
+        if COEFFICIENTS_KEY in preds:
+            loss, mask = force_loss_of_coefficients(
+                reference, forces, preds[COEFFICIENTS_KEY], force_unit, self.settings
+            )
+        else:
+            parameters = evidential_outputs(preds, "E2IPLoss")
+            loss, mask = force_loss(reference, forces, *parameters, force_unit, self.settings)
         # A look at the mask makes a GPU wait: there only once, and the data statistics have counted already.
         if (first or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
             self._warned = True
@@ -158,7 +171,10 @@ class EvidentialForceLoss(Metric):
             )
         return loss, mask
 
-    def _check_mode(self, nu: torch.Tensor, kappa: torch.Tensor) -> None:
+    @torch.no_grad()
+    def _check_options(self, preds: AtomicDataDict.Type) -> None:
+        """`InputError` unless the model's distribution is what this loss makes of the same coefficients."""
+        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
         # In coupled mode κ - 1e-6 and ν - 5 are the same number by construction; tolerance for float32.
         same = (kappa - MIN_KAPPA - (nu - MIN_NU)).abs() <= 1e-6 * (nu + kappa)
         mode = "coupled" if bool(same.all()) else "independent"
@@ -167,7 +183,13 @@ class EvidentialForceLoss(Metric):
                 f"the model's evidence mode is '{mode}', that of E2IPLoss '{self.settings.evidence}': "
                 "give E2IPModel and E2IPLoss the same preset and evidence"
             )
-        self._mode_checked = True
+        if COEFFICIENTS_KEY in preds:
+            coefficients = split_coefficients(preds[COEFFICIENTS_KEY], mode)
+            force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
+            expected = distribution(*coefficients, force_unit, self.settings.scalar_damper, TENSOR_DAMPER)[0]
+            if not torch.allclose(log_sigma0, expected, rtol=1e-4, atol=1e-4, equal_nan=True):
+                raise InputError("E2IPModel and E2IPLoss have different presets: give them the same")
+        self._checked = True
 
     def __str__(self) -> str:
         return "e2ip"
