@@ -11,13 +11,14 @@ the likelihood everywhere.
 """
 
 import math
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.fused import nll_terms
 from e2ip_plugins.fused.plain import keep_pull
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
 from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood
 from e2ip_plugins.presets import (
     PRESETS,
@@ -93,15 +94,20 @@ def force_loss(
     return _loss(nll, regulariser, mask, force_unit, settings), mask
 
 
-def force_loss_of_coefficients(
-    reference: Tensor, forces: Tensor, coefficients: Tensor, force_unit: Tensor, settings: ForceLossSettings
+def force_loss_of_outputs(
+    reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor], settings: ForceLossSettings
 ) -> Tuple[Tensor, Tensor]:
-    """`force_loss` in one go from the head's raw outputs ``e2ip_coefficients`` (N, 8): what training uses.
+    """`force_loss` from a model's output dictionary, in one go from the head's raw outputs where it has them.
 
-    The distribution is the one that the settings' preset makes of them, whatever the model's own.
+    ``e2ip_coefficients`` (N, 8) become the distribution that the settings' preset makes of them. ``e2ip_force_unit``
+    and, without coefficients, ``e2ip_nu`` and ``e2ip_kappa`` may be (N,) or (N, 1).
     """
+    force_unit = outputs[FORCE_UNIT_KEY].reshape(-1)
+    if COEFFICIENTS_KEY not in outputs:
+        log_sigma0, nu, kappa = (outputs[key.name] for key in PARAMETER_KEYS)
+        return force_loss(reference, forces, log_sigma0, nu.reshape(-1), kappa.reshape(-1), force_unit, settings)
     mask, residual = _residual(reference, forces)
-    s, t, raw_nu, raw_kappa = split_coefficients(coefficients, settings.evidence)
+    s, t, raw_nu, raw_kappa = split_coefficients(outputs[COEFFICIENTS_KEY], settings.evidence)
     ceiling = PULL_CEILING if settings.mse_like else None
     nll, regulariser = nll_terms(
         s, t, raw_nu, raw_kappa, residual, force_unit, settings.scalar_damper, TENSOR_DAMPER, ceiling

@@ -13,8 +13,7 @@ from e2ip_plugins.fused import distribution
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
 from e2ip_plugins.loss import (
     ForceLossSettings,
-    force_loss,
-    force_loss_of_coefficients,
+    force_loss_of_outputs,
     force_loss_settings,
     split_coefficients,
 )
@@ -152,15 +151,9 @@ class EvidentialForceLoss(Metric):
         first = not self._checked
         if first:
             self._check_options(preds)
-        reference, forces = reference_forces(target), preds[AtomicDataDict.FORCE_KEY]
-        force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
-        if COEFFICIENTS_KEY in preds:
-            loss, mask = force_loss_of_coefficients(
-                reference, forces, preds[COEFFICIENTS_KEY], force_unit, self.settings
-            )
-        else:
-            parameters = evidential_outputs(preds, "E2IPLoss")
-            loss, mask = force_loss(reference, forces, *parameters, force_unit, self.settings)
+        loss, mask = force_loss_of_outputs(
+            reference_forces(target), preds[AtomicDataDict.FORCE_KEY], preds, self.settings
+        )
         # A look at the mask makes a GPU wait: there only once, and the data statistics have counted already.
         if (first or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
             self._warned = True
