@@ -117,7 +117,7 @@ def _nll_terms(
 ) -> Tuple[Tensor, Tensor]:
     traced, inputs, force_unit = _prepare(inputs, force_unit)
     if traced:
-        if paths.requested(path) == "triton" and torch.compiler.is_compiling():
+        if _as_operator(inputs[0], path):
             return paths.triton_kernels().traced_nll_terms(*inputs, as_unit(force_unit, inputs[0]), constants)
         unit = as_unit(force_unit, inputs[0])
         return plain.nll_terms(*inputs, unit, constants[:2], constants[2:4], constants.pull_ceiling)
@@ -152,7 +152,7 @@ def _distribution(
     traced, inputs, force_unit = _prepare(inputs, force_unit)
     like = inputs[0]
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    if traced and paths.requested(path) == "triton" and torch.compiler.is_compiling():
+    if traced and not recorded and _as_operator(like, path):
         return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
     if traced:
         return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
@@ -179,6 +179,11 @@ def _distribution_kernel(chosen: str) -> Callable:
             return eager.distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
 
     return kernel
+
+
+def _as_operator(like: Tensor, path: Optional[str]) -> bool:
+    # Elsewhere the compiler fuses the plain form by itself.
+    return paths.requested(path) == "triton" and torch.compiler.is_compiling() and like.is_cuda
 
 
 def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:

@@ -15,13 +15,14 @@ def _contiguous(force_unit: Tensor) -> Tensor:
     return force_unit[0] if force_unit.dim() and force_unit.stride(0) == 0 else force_unit.contiguous()
 
 
-@functools.cache
-def kernel(name: str, constants: Constants, dtype: torch.dtype, coupled: bool) -> Callable[..., Tensor]:
-    """Compiled function ``name`` of `soa`: its tensors in (raw κ left out if ``coupled``), rows (K, N) out."""
+def graph(name: str, constants: Constants, dtype: torch.dtype, coupled: bool) -> Callable[..., Tensor]:
+    """Function ``name`` of `soa` as straight-line code: its tensors in (raw κ left out if ``coupled``), rows out.
+
+    Every constant is a literal there. torch.compile would take floats from anywhere else for inputs that can
+    change, guard them on each call and compile twice.
+    """
     function, double = getattr(soa, name), dtype == torch.float64
 
-    # Tracing by torch.fx first writes every constant into the code as a literal: torch.compile would take
-    # floats from anywhere else for inputs that can change, guard them on each call and compile twice.
     if name == "distribution":
         if coupled:
 
@@ -40,7 +41,13 @@ def kernel(name: str, constants: Constants, dtype: torch.dtype, coupled: bool) -
         def rows(s, t, raw_nu, raw_kappa, residual, force_unit):
             return torch.stack(function(s, t, raw_nu, raw_kappa, residual, force_unit, constants, double))
 
-    return torch.compile(torch.fx.symbolic_trace(rows).forward, dynamic=True, fullgraph=True)
+    return torch.fx.symbolic_trace(rows).forward
+
+
+@functools.cache
+def kernel(name: str, constants: Constants, dtype: torch.dtype, coupled: bool) -> Callable[..., Tensor]:
+    """`graph`, compiled; the rows are (K, N)."""
+    return torch.compile(graph(name, constants, dtype, coupled), dynamic=True, fullgraph=True)
 
 
 def loss_and_gradients(

@@ -547,11 +547,11 @@ def _operators():
         return tuple(x.clone(memory_format=torch.contiguous_format) for x in grads)
 
     def keep(ctx, inputs, output):
-        ctx.save_for_backward(*(x for x in inputs if x is None or isinstance(x, Tensor)))
-        ctx.constants = [x for x in inputs[6:] if not isinstance(x, Tensor)]
+        ctx.save_for_backward(*inputs[:-5])
+        ctx.constants = inputs[-5:]
 
     def nll_backward(ctx, by_nll, by_regulariser):
-        saved = ctx.saved_tensors[:6]
+        saved = ctx.saved_tensors
         by_s, by_t, by_nu, by_kappa, by_residual = backward_op(*saved, by_nll, by_regulariser, *ctx.constants)
         by_kappa = None if saved[3] is None else by_kappa
         return (by_s, by_t, by_nu, by_kappa, by_residual, None, *[None] * len(ctx.constants))
