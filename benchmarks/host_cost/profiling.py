@@ -6,6 +6,7 @@ the code under test is the code that ships. Backward nodes are attributed to the
 
 import contextlib
 import importlib
+import statistics
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 _MARK = "part: "
 _OPTIMISER = "Optimizer.step"  # torch's own mark
 _REST = "everything else"
+_ALL = "all"
 _EMPTY = {"forward_ops": 0.0, "forward_ms": 0.0, "backward_ops": 0.0, "backward_ms": 0.0}
 
 #: Function wrapped -> part, by host.
@@ -76,7 +78,7 @@ def _mark_function(function: Callable, part: str) -> Callable:
     return wrapped
 
 
-def profile_parts(host: str, functions: dict[str, Callable], parts: dict, repeats: int = 5) -> dict:
+def profile_parts(host: str, functions: dict[str, Callable], parts: dict, repeats: int = 9) -> dict:
     """Operators and milliseconds per call of every part, of the baseline and of e2ip.
 
     Operators are those of ATen that no other operator called. The profiler itself costs about a microsecond per
@@ -85,26 +87,30 @@ def profile_parts(host: str, functions: dict[str, Callable], parts: dict, repeat
     rows = {}
     with marked(host, parts):
         for variant in ("baseline", "e2ip"):
-            functions[variant]()
-            with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                for _ in range(repeats):
-                    with record_function(_MARK + _REST):
-                        functions[variant]()
-            by_part = _attribute(profiler.events(), repeats)
-            rows[f"{variant}, all"] = {key: sum(row[key] for row in by_part.values()) for key in _EMPTY}
-            rows.update({f"{variant}, {part}": by_part[part] for part in sorted(by_part)})
-    return {"note": f"mean of {repeats} calls, under the profiler", "parts": rows}
+            calls = []
+            for _ in range(repeats + 1):
+                with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function(_MARK + _REST):
+                    functions[variant]()
+                by_part = _attribute(profiler.events())
+                by_part[_ALL] = {key: sum(row[key] for row in by_part.values()) for key in _EMPTY}
+                calls.append(by_part)
+            del calls[0]  # the first one warms the profiler up
+            for part in sorted(calls[0], key=lambda name: (name != _ALL, name)):
+                # Medians, because on a busy machine an interruption hits a different part each time.
+                row = {key: statistics.median(call[part][key] for call in calls) for key in _EMPTY}
+                rows[f"{variant}, {part}"] = row
+    return {"note": f"medians of {repeats} calls, under the profiler", "parts": rows}
 
 
-def _attribute(events: list, repeats: int) -> dict[str, dict[str, float]]:
+def _attribute(events: list) -> dict[str, dict[str, float]]:
     """Rows by part."""
     part_of_node: dict[int, str] = {}
     rows: dict[str, dict[str, float]] = {}
 
     def add(part: str, direction: str, ops: int = 0, microseconds: float = 0.0) -> None:
         row = rows.setdefault(part, dict(_EMPTY))
-        row[f"{direction}_ops"] += ops / repeats
-        row[f"{direction}_ms"] += microseconds / 1e3 / repeats
+        row[f"{direction}_ops"] += ops
+        row[f"{direction}_ms"] += microseconds / 1e3
 
     for event in sorted(events, key=lambda e: e.time_range.start):
         owner = _ancestor(event, _is_owner)
