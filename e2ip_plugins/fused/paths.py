@@ -36,8 +36,6 @@ PATHS = ("auto", "eager", "compiled", "triton")
 #: Atoms from which on ``auto`` compiles on the CPU.
 COMPILE_FROM = 10_000
 
-_TRITON_MODULE = "e2ip_plugins.fused.triton_kernels"
-
 logger = logging.getLogger("e2ip_plugins")
 _logged = set()
 _compile_failed = set()
@@ -55,17 +53,14 @@ def requested(path: Optional[str] = None) -> str:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton can be imported, and this package outside a packaged model, which leaves the kernels out."""
-    try:
-        return all(importlib.util.find_spec(name) is not None for name in ("triton", _TRITON_MODULE))
-    except ModuleNotFoundError:
-        return False
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def triton_kernels():
     """The module `triton_kernels`, imported when first used: it cannot be imported without Triton."""
     # By name, so that packaged models, which carry the modules that they see imported, do without it.
-    return importlib.import_module(_TRITON_MODULE)
+    return importlib.import_module("e2ip_plugins.fused.triton_kernels")
 
 
 def interpreted() -> bool:
