@@ -1,1 +1,14 @@
-"""MACE adapter of e²IP. Imported at interpreter start by the import hook: standard library only."""
+"""MACE adapter of e²IP. Imported at interpreter start by the import hook: standard library only.
+
+``mace_ext.uncertainty_gradient`` is imported when first used.
+"""
+
+__all__ = ["uncertainty_gradient"]
+
+
+def __getattr__(name: str):
+    if name != "uncertainty_gradient":
+        raise AttributeError(f"module 'mace_ext' has no attribute '{name}'")
+    from mace_ext.gradient import uncertainty_gradient
+
+    return uncertainty_gradient

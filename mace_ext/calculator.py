@@ -10,8 +10,11 @@ from functools import wraps
 
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.families import convert_niw, derive_niw, derive_niw_committee
+from e2ip_plugins.gradient import in_units
 from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
+from mace_ext.gradient import uncertainty_gradient as gradient_of
 
 #: A committee's mixture is not a Normal-Inverse-Wishart: it has covariances, but no parameters.
 COMMITTEE_KEYS = tuple(key.name for key in DERIVED_KEYS if key.name.startswith("forces_"))
@@ -89,6 +92,37 @@ def wrap_calculate(stock):
             self._e2ip_tensors = None
 
     return calculate
+
+
+def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
+    """``MACECalculator.uncertainty_gradient``: `mace_ext.uncertainty_gradient` of an ASE frame, in eV and Å.
+
+    Parameters
+    ----------
+    atoms : ase.Atoms
+    uncertainty : str or callable
+        An output key, or a function of the dictionary of all output keys.
+
+    Returns
+    -------
+    value : (N,) array for the default
+    gradient : (N, 3) array
+        ∂(Σ value)/∂(positions).
+    """
+    if self.num_models > 1 or self.use_compile:
+        raise InputError(
+            "uncertainty_gradient needs a MACECalculator with one model and without compile_mode; "
+            f"this one has {self.num_models} models"
+        )
+    model = self.models[0]
+    dtype = next(model.parameters()).dtype
+    data = {
+        key: value.to(dtype) if torch.is_tensor(value) and torch.is_floating_point(value) else value
+        for key, value in self._atoms_to_batch(atoms).to_dict().items()
+    }
+    factor = self.energy_units_to_eV / self.length_units_to_A
+    value, gradient = gradient_of(model, data, in_units(uncertainty, factor))
+    return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
 
 
 def uncertainty_results(parameters, force_factor, committee_forces=None):

@@ -201,22 +201,37 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             return output
         if not training:
             node_feats = node_feats.detach()
-        vectors, radial = self._edges(data) if self.e2ip_head.has_pool else (node_feats, node_feats)
-        node_heads = torch.zeros_like(data["batch"])
-        if "head" in data:
-            node_heads = data["head"][data["batch"]]
-        parameters = self.e2ip_head(node_feats, node_heads, vectors, radial, data["edge_index"])
-        for key, value in parameters.items():
-            output[key] = value
-        for key, value in derive_niw(parameters).items():
+        # Detached: nothing before the pool's own weights learns from its edges.
+        outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach())
+        for key, value in outputs.items():
             output[key] = value
         return output
 
-    def _edges(self, data: Dict[str, Tensor]) -> Tuple[Tensor, Tensor]:
+    def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """Every key of ours with its graph back to ``data["positions"]``; no forces (see `mace_ext.gradient`)."""
+        node_feats = self.host_forward(data, compute_force=False)["node_feats"]
+        return self._outputs(data, node_feats, data["positions"], data["shifts"])
+
+    def _outputs(
+        self, data: Dict[str, Tensor], node_feats: Tensor, positions: Tensor, shifts: Tensor
+    ) -> Dict[str, Tensor]:
+        """Parameter and derived keys of every atom."""
+        vectors, radial = node_feats, node_feats
+        if self.e2ip_head.has_pool:
+            vectors, radial = self._edges(data, positions, shifts)
+        node_heads = torch.zeros_like(data["batch"])
+        if "head" in data:
+            node_heads = data["head"][data["batch"]]
+        outputs = self.e2ip_head(node_feats, node_heads, vectors, radial, data["edge_index"])
+        for key, value in derive_niw(outputs).items():
+            outputs[key] = value
+        del outputs["e2ip_sigma0_sym6"]
+        return outputs
+
+    def _edges(self, data: Dict[str, Tensor], positions: Tensor, shifts: Tensor) -> Tuple[Tensor, Tensor]:
         """Edge vectors (E, 3) in Å and radial functions with cutoff (E, num_radial), for the edge pool."""
-        # Detached: nothing before the pool's own weights learns from its edges.
         vectors, lengths = get_edge_vectors_and_lengths(
-            positions=data["positions"].detach(), edge_index=data["edge_index"], shifts=data["shifts"].detach()
+            positions=positions, edge_index=data["edge_index"], shifts=shifts
         )
         radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], data["edge_index"], self.atomic_numbers)
         if cutoff is not None:

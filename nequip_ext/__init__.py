@@ -16,6 +16,7 @@ _EXPORTS = {
     "E2IPDataStatisticsManager": "statistics",
     "E2IPCalculator": "calculator",
     "E2IPInputCheck": "checks",
+    "uncertainty_gradient": "gradient",
 }
 
 __all__ = list(_EXPORTS)

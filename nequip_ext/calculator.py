@@ -1,14 +1,17 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
-import math
-from typing import Any, ClassVar, Dict
+from typing import Any, ClassVar, Dict, Tuple
 
+import numpy as np
+from ase import Atoms
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import derive_niw
+from e2ip_plugins.families import convert_niw, derive_niw
+from e2ip_plugins.gradient import Uncertainty, in_units
 from e2ip_plugins.keys import NIW, OUTPUT_KEYS, PARAMETER_KEYS
+from nequip_ext.gradient import uncertainty_gradient
 
 
 class E2IPCalculator(NequIPCalculator):
@@ -26,6 +29,18 @@ class E2IPCalculator(NequIPCalculator):
 
         return COMPILE_TARGET_DICT["e2ip_ase"]
 
+    def uncertainty_gradient(
+        self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """An uncertainty of an ASE frame, and the gradient of its sum in the positions, in eV and Å.
+
+        See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file.
+        """
+        factor = self.energy_units_to_eV / self.length_units_to_A
+        data = self.atoms_to_data(atoms)
+        value, gradient = uncertainty_gradient(self.model, data, in_units(uncertainty, factor))
+        return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
+
     def save_extra_outputs(self, out: AtomicDataDict.Type) -> None:
         """Put the evidential outputs into ``results``, in eV and Å like everything else there."""
         missing = [key.name for key in PARAMETER_KEYS if key.name not in out]
@@ -38,11 +53,7 @@ class E2IPCalculator(NequIPCalculator):
             key.name: out[key.name].detach().cpu() if key.shape else out[key.name].detach().cpu().squeeze(-1)
             for key in PARAMETER_KEYS
         }
-        # Σ0 takes the unit factor of forces squared, its logarithm twice the log of it on the diagonal.
-        factor = self.energy_units_to_eV / self.length_units_to_A
-        log_sigma0 = parameters["e2ip_log_sigma0"].clone()
-        log_sigma0[:, :3] += 2.0 * math.log(factor)
-        parameters["e2ip_log_sigma0"] = log_sigma0
+        parameters = convert_niw(parameters, self.energy_units_to_eV / self.length_units_to_A)
         for name, value in {**parameters, **derive_niw(parameters)}.items():
             self.results[name] = value.numpy()
         self.results["uq_family"] = NIW

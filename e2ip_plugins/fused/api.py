@@ -1,14 +1,14 @@
 """The two public functions: checks, promotion and the way to the chosen path."""
 
 import os
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fused import compiled, eager, paths, plain
-from e2ip_plugins.fused.autograd import OnePass, Recompute, as_unit
+from e2ip_plugins.fused.autograd import OnePass, Recompute, Unrecorded, as_unit
 from e2ip_plugins.fused.settings import Constants
 
 _SHAPES = {"s": (), "t": (5,), "raw_nu": (), "raw_kappa": (), "residual": (3,)}
@@ -90,7 +90,7 @@ def distribution(
     """The distribution of every atom's force, from the head's raw outputs (paper, Eq. 9, 10).
 
     U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.niw.aleatoric_factor`, `epistemic_factor`), to be
-    expanded outside. Meant for inference: where a gradient is recorded, it is the plain composition on every path.
+    expanded outside. A gradient that is asked for is that of the plain composition on every path.
 
     Parameters
     ----------
@@ -154,18 +154,31 @@ def _distribution(
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if traced and not recorded and _as_operator(like, path):
         return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
-    if traced or recorded:
+    if traced:
         return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
-    chosen = paths.choose(like.device, like.shape[0], path)
+    kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path))
+    if recorded:
+        return Unrecorded.apply(*inputs, force_unit, constants, kernel)
     with torch.no_grad():
+        return kernel(*inputs, force_unit, constants)
+
+
+def _distribution_kernel(chosen: str) -> Callable:
+    """The function of `eager`'s signature that computes the distribution on a path."""
+    if chosen == "eager":
+        return eager.distribution
+
+    def kernel(s, t, raw_nu, raw_kappa, force_unit, constants):
+        unit = as_unit(force_unit, s)
         if chosen == "triton":
-            return paths.triton_kernels().distribution(*inputs, as_unit(force_unit, like), constants)
-        if chosen == "compiled":
-            try:
-                return compiled.distribution(*inputs, as_unit(force_unit, like), constants)
-            except Exception as error:
-                paths.compile_failed(like.device, error)
-        return eager.distribution(*inputs, force_unit, constants)
+            return paths.triton_kernels().distribution(s, t, raw_nu, raw_kappa, unit, constants)
+        try:
+            return compiled.distribution(s, t, raw_nu, raw_kappa, unit, constants)
+        except Exception as error:
+            paths.compile_failed(s.device, error)
+            return eager.distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
+
+    return kernel
 
 
 def _as_operator(like: Tensor, path: Optional[str]) -> bool:

@@ -149,3 +149,46 @@ class Recompute(torch.autograd.Function):
                 *none,
             )
         return (*ctx.kernel(*inputs, ctx.force_unit, by_nll, by_regulariser, ctx.constants), *none)
+
+
+class Unrecorded(torch.autograd.Function):
+    """A distribution whose graph is one node: computed without recording, by the plain composition in the backward.
+
+    A training step needs the distribution's values, not its gradients, which the loss takes another way.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        s: Tensor,
+        t: Tensor,
+        raw_nu: Tensor,
+        raw_kappa: Optional[Tensor],
+        force_unit: Union[float, Tensor],
+        constants: Constants,
+        kernel: Callable,
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(s, t, raw_nu, raw_kappa)
+        ctx.force_unit, ctx.constants = force_unit, constants
+        ctx.set_materialize_grads(False)
+        return kernel(s, t, raw_nu, raw_kappa, force_unit, constants)
+
+    @staticmethod
+    def backward(ctx, *outputs: Optional[Tensor]) -> Gradients:
+        inputs, constants = ctx.saved_tensors, ctx.constants
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # Views or fresh leaves, as in `plain_gradients`.
+            views = [
+                None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(x.requires_grad)
+                for x in inputs
+            ]
+            values = plain.distribution(*views, as_unit(ctx.force_unit, inputs[0]), constants[:2], constants[2:4])
+            pairs = [(value, grad) for value, grad in zip(values, outputs, strict=True) if grad is not None]
+            wanted = [x for x, need in zip(views, ctx.needs_input_grad[:4], strict=True) if need]
+            grads = iter(
+                torch.autograd.grad(
+                    [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=create_graph, allow_unused=True
+                )
+            )
+            return (*(next(grads) if need else None for need in ctx.needs_input_grad[:4]), None, None, None)

@@ -53,8 +53,8 @@ def requested(path: Optional[str] = None) -> str:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton and our kernels can be imported: a packaged model may run where this package is not installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("triton", "e2ip_plugins"))
 
 
 def triton_kernels():

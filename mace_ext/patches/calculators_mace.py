@@ -2,7 +2,7 @@
 
 
 def apply(module):
-    """Patch four methods of ``MACECalculator``."""
+    """Patch four methods of ``MACECalculator`` and add one."""
     from mace_ext import calculator
 
     cls = module.MACECalculator
@@ -10,3 +10,4 @@ def apply(module):
     cls._create_result_tensors = calculator.wrap_create_result_tensors(cls._create_result_tensors)
     cls._slice_real_outputs = calculator.wrap_slice_real_outputs(cls._slice_real_outputs)
     cls.calculate = calculator.wrap_calculate(cls.calculate)
+    cls.uncertainty_gradient = calculator.uncertainty_gradient

@@ -100,6 +100,9 @@ def test_calculator_gives_what_the_writer_wrote(trained):
     assert np.allclose(atoms.get_forces(), forces, atol=1e-5)
     for name, value in written.items():
         assert np.allclose(calculator.results[name].reshape(value.shape), value, rtol=1e-4, atol=1e-7), name
+    std, gradient = calculator.uncertainty_gradient(atoms)
+    assert np.allclose(std, written["forces_epistemic_std"], rtol=1e-4, atol=1e-7)
+    assert gradient.shape == (len(atoms), 3) and np.isfinite(gradient).all()
 
 
 WITHOUT_PLUGIN = """

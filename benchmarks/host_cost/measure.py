@@ -1,0 +1,122 @@
+"""Times and peak memory of functions that are compared with each other."""
+
+import ctypes
+import gc
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_MIN_ROUNDS, _MIN_ROUNDS_SLOW, _SLOW = 5, 3, 10.0
+
+
+def synchronise(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_interleaved(
+    functions: dict[str, Callable],
+    rounds: int,
+    seconds: float,
+    device: str,
+    warm_up: int = 2,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of every call, by variant: ``wall`` and ``cpu`` (of all threads of this process), equally long lists.
+
+    Every round runs every function once, in an order drawn anew, so that none always follows the same one and
+    a drift of the machine hits all alike. Ratios are to be taken within rounds.
+    """
+    for name, function in functions.items():
+        for i in range(warm_up):
+            progress(f"warm-up {name} {i + 1}/{warm_up}")
+            function()
+    synchronise(device)
+    times = {name: {"wall": [], "cpu": []} for name in functions}
+    order, rng = list(functions), random.Random(0)
+    started = time.perf_counter()
+    gc.collect()
+    gc.disable()  # a collection in the middle of one variant would be counted as its cost
+    try:
+        for i in range(rounds):
+            rng.shuffle(order)
+            for name in order:
+                progress(f"round {i + 1}/{rounds} {name}")
+                synchronise(device)
+                wall, cpu = time.perf_counter(), time.process_time()
+                functions[name]()
+                synchronise(device)
+                times[name]["wall"].append(time.perf_counter() - wall)
+                times[name]["cpu"].append(time.process_time() - cpu)
+            gc.collect()
+            slowest = max(timed["wall"][-1] for timed in times.values())
+            enough = _MIN_ROUNDS_SLOW if slowest > _SLOW else _MIN_ROUNDS
+            if i + 1 >= enough and time.perf_counter() - started > seconds:
+                break
+    finally:
+        gc.enable()
+    return times
+
+
+def peak_memory(function: Callable, device: str, repeats: int = 3) -> list[int]:
+    """Bytes by which memory grows at most during a call, for each of several calls.
+
+    On CUDA torch's own count of tensors. On Linux the growth of the resident set (high-water mark in the kernel),
+    with blocks from 64 kB on returned to the system when they are freed, or the allocator's leftovers of
+    former calls would hide most of the growth. Elsewhere an empty list.
+    """
+    if torch.device(device).type == "cuda":
+        return [_peak_cuda(function, device) for _ in range(repeats)]
+    if not sys.platform.startswith("linux"):
+        return []
+    libc = ctypes.CDLL("libc.so.6")
+    if not hasattr(libc, "mallopt"):
+        return []
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    libc.mallopt(M_MMAP_THRESHOLD, 64 * 1024)
+    libc.mallopt(M_TRIM_THRESHOLD, 64 * 1024)
+    function()  # what it leaves behind for good (gradients, caches) is there before the first measurement
+    return [_peak_resident(function, libc) for _ in range(repeats)]
+
+
+def _peak_cuda(function: Callable, device: str) -> int:
+    gc.collect()
+    synchronise(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    synchronise(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_resident(function: Callable, libc: ctypes.CDLL) -> int:
+    gc.collect()
+    libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = _status("VmRSS")
+    function()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """An entry of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def available_memory() -> float:
+    """Bytes that a new process on this machine may take; infinite where unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)

@@ -1,0 +1,272 @@
+"""What e²IP costs inside its hosts, against the stock model and a committee of five, in one interleaved run.
+
+    python benchmarks/hosts.py --host nequip --out nequip.json     # in the NequIP environment
+    python benchmarks/hosts.py --host mace --out mace.json         # in the MACE environment
+    python benchmarks/hosts.py --table nequip.json mace.json --plot cost.png
+
+Measured are prediction and training step, times and peak memory, from 21 to 10 000 atoms. Every system runs in a
+process of its own: one that fails, for want of memory for example, is reported and the others go on. Machines that do
+other work at the same time give noisy times; ratios are taken within rounds and hold up better, and ``--clock cpu``
+shows the time that the process itself used.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # for `host_cost` where this file is not the script
+
+from host_cost.settings import MODES, TASKS, UNAVAILABLE, VARIANTS, Settings  # noqa: E402
+
+SYSTEMS = (21, 192, 600, 1500, 3000, 10000)
+
+
+def measure(settings: Settings, write) -> None:
+    """All tasks of one system in one mode; ``write`` gets the results so far after each task."""
+    import torch
+    from host_cost.measure import peak_memory, time_interleaved
+    from host_cost.systems import make_system
+    from rich.console import Console
+
+    torch.set_num_threads(settings.threads)
+    console = Console(stderr=True)
+    name, frame = make_system(settings.atoms)
+    atoms = settings.frames * len(frame)
+    with console.status(f"{name}: neighbours") as status:
+        host = importlib.import_module(f"host_cost.{settings.host}_models").Host(settings, frame)
+        results = []
+        for task in settings.tasks:
+            label = f"{settings.host}, {name}, {settings.mode}, {task}"
+            result = {"system": name, "atoms": atoms, "frames": settings.frames, "edges": host.edges}
+            result |= {"periodic": bool(frame.pbc.all()), "mode": settings.mode, "task": task}
+            results.append(result)
+            try:
+                status.update(f"{label}: building models")
+                functions = getattr(host, task)()
+                if task == "inference":
+                    result |= {"same_forces": torch.equal(*(functions[v]()["forces"] for v in ("baseline", "e2ip")))}
+                result["times"] = time_interleaved(
+                    functions,
+                    settings.rounds,
+                    settings.seconds,
+                    settings.device,
+                    warm_up=2 if settings.mode == "eager" else 4,  # TorchScript optimises in its second call
+                    progress=lambda text, label=label: status.update(f"{label}: {text}"),
+                )
+                if settings.memory:
+                    status.update(f"{label}: peak memory")
+                    result["memory"] = {v: peak_memory(functions[v], settings.device) for v in VARIANTS}
+                if settings.profile and settings.mode == "eager":
+                    from host_cost.profiling import profile_parts
+
+                    status.update(f"{label}: profile")
+                    result["profile"] = profile_parts(settings.host, functions, host.parts)
+            except Exception as error:  # whatever it is, it goes into the report and the next task has its chance
+                result["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+                console.print_exception(max_frames=5)
+            functions = None
+            write({"versions": versions(host.package), "hardware": hardware(settings.device), "results": results})
+
+
+def versions(package: str) -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in (package, "torch", "e2ip-plugins")}
+
+
+def hardware(device: str) -> str:
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def expected_memory(results: list[dict], settings: Settings, task: str) -> float:
+    """Bytes that a task should need by what smaller systems took: proportional to atoms. 0 where nothing is known."""
+    known = [r for r in results if (r["mode"], r["task"]) == (settings.mode, task) and r.get("memory", {}).get("e2ip")]
+    if not known:
+        return 0.0
+    largest = max(known, key=lambda r: r["atoms"])
+    peak = max(statistics.median(peaks) for peaks in largest["memory"].values())
+    return peak * settings.frames * settings.atoms / largest["atoms"]
+
+
+def run(arguments: argparse.Namespace) -> dict:
+    """Every system and mode in a process of its own."""
+    from host_cost.measure import available_memory
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    report = {"host": arguments.host, "versions": {}, "hardware": "", "device": arguments.device}
+    report |= {"dtype": arguments.dtype, "threads": arguments.threads, "size": arguments.size, "results": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for mode in arguments.modes:
+            for atoms in arguments.systems:
+                tasks = [task for task in MODES[mode] if task in arguments.tasks]
+                settings = Settings(
+                    arguments.host,
+                    mode,
+                    atoms,
+                    tasks=(),
+                    device=arguments.device,
+                    dtype=arguments.dtype,
+                    size=arguments.size,
+                    rounds=arguments.rounds,
+                    seconds=arguments.seconds,
+                    threads=arguments.threads,
+                    # One frame alone is not compiled: CompileGraphModel falls back to eager.
+                    frames=max(arguments.frames, 2 if mode == "compile" else 1),
+                    memory=arguments.memory,
+                    profile=arguments.profile,
+                    cache=folder,
+                )
+                skipped, doable = [], []
+                for task in tasks:
+                    entry = {"system": f"{atoms} atoms", "atoms": atoms, "mode": mode, "task": task}
+                    needed = expected_memory(report["results"], settings, task) if arguments.device == "cpu" else 0.0
+                    if (arguments.host, mode) in UNAVAILABLE:
+                        skipped.append(entry | {"failed": UNAVAILABLE[arguments.host, mode]})
+                    elif task == "training" and atoms > arguments.max_train_atoms:
+                        skipped.append(entry | {"failed": f"left out by --max-train-atoms {arguments.max_train_atoms}"})
+                    elif needed > 0.8 * available_memory():
+                        skipped.append(entry | {"failed": f"left out: would need about {needed / 2**30:.0f} GiB"})
+                    else:
+                        doable.append(task)
+                measured = (
+                    in_own_process(dataclasses.replace(settings, tasks=tuple(doable)), Path(folder), arguments.threads)
+                    if doable
+                    else {"results": []}
+                )
+                report |= {key: value for key, value in measured.items() if key != "results"}
+                report["results"] += skipped + measured["results"]
+                for result in skipped + measured["results"]:
+                    console.print(summary(result))
+                arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def in_own_process(settings: Settings, folder: Path, threads: int) -> dict:
+    """Results of `measure` in a fresh interpreter; tasks that it did not survive are reported as failed."""
+    out = folder / "result.json"
+    out.unlink(missing_ok=True)
+    # Hosts and TorchScript warn by the hundred while they build models.
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "hosts.py"),
+        "--worker",
+        settings.to_json(),
+        "--out",
+        str(out),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
+    code = subprocess.run(command, env=environment).returncode
+    measured = json.loads(out.read_text()) if out.exists() else {"results": []}
+    done = {result["task"] for result in measured["results"]}
+    reason = "killed, probably for want of memory" if code == -9 else f"process ended with status {code}"
+    for task in settings.tasks:
+        if task not in done:
+            entry = {"system": f"{settings.atoms} atoms", "atoms": settings.atoms, "mode": settings.mode, "task": task}
+            measured["results"].append(entry | {"failed": reason})
+    return measured
+
+
+def summary(result: dict) -> str:
+    label = f"{result['system']}, {result['mode']}, {result['task']}"
+    if "failed" in result:
+        return f"{label}: {result['failed']}"
+    times = {variant: result["times"][variant]["wall"] for variant in VARIANTS}
+    medians = ", ".join(f"{variant} {1e3 * statistics.median(times[variant]):.1f} ms" for variant in VARIANTS)
+    ratio = statistics.median(a / b for a, b in zip(times["e2ip"], times["baseline"], strict=True))
+    return f"{label}: {medians}; e2ip / baseline {ratio:.3f}, {len(times['e2ip'])} rounds"
+
+
+def protect_others_from_want_of_memory() -> None:
+    """If memory runs out, the kernel is to end this process and not another one."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        pass
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    def names(known: tuple):
+        def split(text: str) -> tuple[str, ...]:
+            unknown = set(text.split(",")) - set(known)
+            if unknown:
+                raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+            return tuple(text.split(","))
+
+        return split
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in text.split(","))
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--host", choices=("nequip", "mace"), help="measure in this host, which must be installed")
+    action.add_argument("--table", nargs="+", type=Path, metavar="JSON", help="print tables of earlier results")
+    action.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="JSON file for the results; written anew after every system")
+    parser.add_argument("--plot", type=Path, help="with --table: file for the plot of cost against atoms")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="with --table: which times")
+    parser.add_argument("--systems", type=numbers, help=f"atoms, 21 is the molecule; default {SYSTEMS}")
+    parser.add_argument("--modes", type=names(tuple(MODES)), default=("eager",), help="eager,compile,aoti,script")
+    parser.add_argument("--tasks", type=names(TASKS), default=TASKS, help="inference,training")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--rounds", type=int, default=15, help="at most, per system and task")
+    parser.add_argument("--seconds", type=float, default=300.0, help="per system and task, then no more rounds")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--frames", type=int, default=1, help="frames per batch; 2 at least in compile mode")
+    parser.add_argument("--max-train-atoms", type=int, default=3000, help="no training steps for larger systems")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
+    parser.add_argument("--profile", action="store_true", help="where the readout's time goes (eager mode)")
+    parser.add_argument("--quick", action="store_true", help="tiny models, few rounds: shows that everything runs")
+    arguments = parser.parse_args(argv)
+    if arguments.table is None and arguments.out is None:
+        parser.error("--out is missing")
+    arguments.size = "tiny" if arguments.quick else "full"
+    if arguments.quick:
+        arguments.rounds = min(arguments.rounds, 3)
+    arguments.systems = arguments.systems or ((21, 24, 96) if arguments.quick else SYSTEMS)
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(argv)
+    if arguments.worker:
+        protect_others_from_want_of_memory()
+        measure(Settings.from_json(arguments.worker), lambda data: arguments.out.write_text(json.dumps(data)))
+    elif arguments.table:
+        from host_cost import report
+
+        reports = report.load(arguments.table)
+        text = report.tables(reports, arguments.clock)
+        if arguments.out:
+            arguments.out.write_text(text)
+        else:
+            print(text)
+        if arguments.plot:
+            report.plot(reports, arguments.plot, arguments.clock)
+    else:
+        run(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""``uncertainty_gradient``: how the uncertainty of a MACE model changes when atoms move."""
+
+from typing import Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.gradient import Uncertainty, differentiate
+
+
+def uncertainty_gradient(
+    model: torch.nn.Module,
+    data: Dict[str, Tensor],
+    uncertainty: Uncertainty = "forces_epistemic_std",
+    create_graph: bool = False,
+) -> Tuple[Tensor, Tensor]:
+    """An uncertainty and the gradient of its sum in the positions, for uncertainty-biased MD.
+
+    Forces are not computed. `MACECalculator.uncertainty_gradient` is the same for ASE frames.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        An e²IP model from a ``.model`` file or checkpoint, not the TorchScript file.
+    data : dict
+        A batch as the model takes it, ``batch.to_dict()``.
+    uncertainty : str or callable
+        An output key; or a function from the dictionary of all output keys to a tensor.
+    create_graph : bool
+        Whether the results can be differentiated once more, in positions and weights.
+
+    Returns
+    -------
+    value : (N,) for the default
+        In eV/Å.
+    gradient : (N, 3)
+        ∂(Σ value)/∂(positions), eV/Å². If ``data["positions"]`` requires gradients, the results' graph begins there.
+
+    Raises
+    ------
+    InputError
+        For models without readout and unknown keys.
+    """
+    if not hasattr(model, "uncertainty_outputs"):
+        raise InputError(
+            f"uncertainty_gradient needs a model with an e2ip readout, not a {type(model).__name__}: load the "
+            ".model file of a run with --readout e2ip, not its TorchScript file"
+        )
+    data = dict(data)
+    with torch.enable_grad():
+        if not data["positions"].requires_grad:
+            data["positions"] = data["positions"].detach().requires_grad_(True)
+        outputs = model.uncertainty_outputs(data)
+        return differentiate(outputs, data["positions"], uncertainty, create_graph)

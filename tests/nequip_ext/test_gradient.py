@@ -1,0 +1,96 @@
+"""`uncertainty_gradient` in NequIP: against finite differences, twice, in units, and where it cannot be had."""
+
+import numpy as np
+import pytest
+import torch
+
+from e2ip_plugins.errors import InputError
+from nequip_ext import E2IPCalculator, uncertainty_gradient
+
+ARCHITECTURES = {"scalar-only": {"l_max": 0}, "l1": {"l_max": 1}, "l2": {"l_max": 2}, "one-layer": {"num_layers": 1}}
+STEP = 1e-5
+
+
+@pytest.fixture
+def model(make_model, gnn_config, request):
+    """A tiny float64 model with an anisotropic readout; parametrised indirectly by its architecture."""
+    _, model = make_model(gnn_config(**getattr(request, "param", {})))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.model.func.e2ip_readout.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return model.eval()
+
+
+@pytest.fixture
+def calculator(model, gnn_config):
+    """The model behind ASE, as loaded from a checkpoint."""
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+
+    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
+
+    def make(**units):
+        return E2IPCalculator(model, "cpu", transforms=[types, NeighborListTransform(r_max=4.0)], **units)
+
+    return make
+
+
+def shifted(atoms, direction, step):
+    moved = atoms.copy()
+    moved.positions += step * direction
+    return moved
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES.values(), ids=ARCHITECTURES.keys(), indirect=True)
+def test_agrees_with_finite_differences(calculator, frames):
+    calc = calculator()
+    for seed, atoms in enumerate(frames):
+        value, gradient = calc.uncertainty_gradient(atoms)
+        calc.calculate(atoms)
+        assert np.allclose(value, calc.results["forces_epistemic_std"], rtol=1e-12)
+        direction = np.random.default_rng(seed).normal(size=atoms.positions.shape)
+        sums = []
+        for sign in (1, -1):
+            calc.calculate(shifted(atoms, direction, sign * STEP))
+            sums.append(calc.results["forces_epistemic_std"].sum())
+        assert (gradient * direction).sum() == pytest.approx((sums[0] - sums[1]) / (2 * STEP), rel=1e-6)
+
+
+@pytest.mark.parametrize("model", [{"l_max": 0}, {"l_max": 2}], ids=["scalar-only", "l2"], indirect=True)
+def test_second_derivatives(model, frames, to_data):
+    """Hessian times a vector: the gradient's own gradient against its finite difference."""
+    data = to_data(frames[1])
+    direction = torch.randn(data["pos"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    positions = data["pos"].clone().requires_grad_(True)
+    _, gradient = uncertainty_gradient(model, {**data, "pos": positions}, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * direction).sum(), positions)
+    ends = [uncertainty_gradient(model, {**data, "pos": data["pos"] + s * STEP * direction})[1] for s in (1, -1)]
+    torch.testing.assert_close(product, (ends[0] - ends[1]) / (2 * STEP), rtol=1e-6, atol=1e-9)
+
+
+def test_units(calculator, frames):
+    """In eV and Å whatever the model was trained in, for keys and for functions of them."""
+    atoms = frames[0]
+    total = lambda outputs: outputs["forces_cov"].diagonal(dim1=-2, dim2=-1).mean(-1).sqrt()  # noqa: E731
+    for uncertainty in ("forces_epistemic_std", total):
+        value, gradient = calculator().uncertainty_gradient(atoms, uncertainty)
+        # distances stay: only the energy unit differs
+        other = calculator(energy_units_to_eV=2.0).uncertainty_gradient(atoms, uncertainty)
+        assert np.allclose(other[0], 2.0 * value) and np.allclose(other[1], 2.0 * gradient)
+
+
+def test_leaves_the_callers_data_alone(model, frames, to_data):
+    data = to_data(frames[0])
+    before = {key: value.clone() for key, value in data.items()}
+    value, gradient = uncertainty_gradient(model, data)
+    assert not (value.requires_grad or gradient.requires_grad or data["pos"].requires_grad)
+    assert data.keys() == before.keys() and all(torch.equal(data[key], before[key]) for key in data)
+
+
+def test_errors(model, make_model, frames, to_data):
+    data = to_data(frames[0])
+    with pytest.raises(InputError, match="unknown uncertainty 'std'"):
+        uncertainty_gradient(model, data, "std")
+    baseline, _ = make_model()
+    with pytest.raises(InputError, match=r"built by nequip_ext\.E2IPModel"):
+        uncertainty_gradient(baseline, data)
