@@ -30,9 +30,10 @@ from e2ip_plugins.spd import sym6_to_matrix, tangent_to_sym6
 UNIT = 0.0433641
 PAPER_DAMPER = (4.0, 5.0)
 CONSTANTS = Constants(*PAPER_DAMPER, *PAPER_DAMPER)
-#: Bytes per atom of the backward kernel in float32: reads 10 inputs and a weight, writes 10 gradients, plus the
-#: forward's 10 reads and 2 writes.
+#: Numbers per atom that the kernels must move: 11 inputs and 2 results; 11 inputs, 2 weights and 11 gradients.
 FLOATS = {"forward": 13, "forward+backward": 37}
+
+PIPELINES = ("paper", "eigh", "composition", "eager", "compiled", "triton")
 
 
 def draw(count: int, dtype: torch.dtype, device: str) -> list[Tensor]:
@@ -133,13 +134,12 @@ class ReadySoA:
             return rows[2:].mul_(1.0 / rows.shape[1])
 
 
-def pipelines(inputs: list[Tensor], device: str, backward: bool) -> dict:
+def pipelines(inputs: list[Tensor], device: str, backward: bool, wanted: list[str]) -> dict:
     """Name: function without arguments."""
     dtype = inputs[0].dtype
     losses = {"paper": Paper(dtype, device).loss, "eigh": Eigh(dtype, device).loss, "composition": composition}
     losses |= {"eager": fused("eager"), "compiled": fused("compiled")}
-    if paths.has_triton() and (device == "cuda" or paths.interpreted()):
-        losses["triton"] = fused("triton")
+    losses["triton"] = fused("triton")
 
     def call(loss):
         def run() -> None:
@@ -151,8 +151,8 @@ def pipelines(inputs: list[Tensor], device: str, backward: bool) -> dict:
 
         return run
 
-    calls = {name: call(loss) for name, loss in losses.items()}
-    if backward:
+    calls = {name: call(loss) for name, loss in losses.items() if name in wanted}
+    if backward and "compiled" in wanted:
         calls["compiled, SoA ready"] = ReadySoA(inputs)
     if device == "cuda":
         count = inputs[0].shape[0] * FLOATS["forward+backward" if backward else "forward"] // 2
@@ -180,6 +180,7 @@ def seconds(call, repeats: int, device: str) -> float:
 def measure(calls: dict, count: int, rounds: int, budget: float, device: str) -> dict:
     """ns/atom (median, spread) and speed-up over the paper's pipeline of every call."""
     repeats = {}
+    baseline = "paper" if "paper" in calls else next(iter(calls))
     for name, call in calls.items():
         call()
         call()
@@ -191,7 +192,7 @@ def measure(calls: dict, count: int, rounds: int, budget: float, device: str) ->
     results = {}
     for name, values in times.items():
         quartiles = statistics.quantiles(values, n=4)
-        ratios = [a / b for a, b in zip(times["paper"], values, strict=True)]
+        ratios = [a / b for a, b in zip(times[baseline], values, strict=True)]
         results[name] = {
             "ns_per_atom": statistics.median(values),
             "spread": 0.5 * (quartiles[2] - quartiles[0]),
@@ -202,13 +203,15 @@ def measure(calls: dict, count: int, rounds: int, budget: float, device: str) ->
     return results
 
 
-def check(inputs: list[Tensor], device: str) -> None:
+def check(inputs: list[Tensor], device: str, wanted: list[str]) -> None:
     """All pipelines compute one number."""
-    values = {}
-    for name, call in {"paper": Paper(inputs[0].dtype, device).loss, "composition": composition}.items():
-        values[name] = float(call(*inputs).detach())
-    for path in ("eager", "compiled"):
-        values[path] = float(fused(path)(*inputs).detach())
+    dtype = inputs[0].dtype
+    losses = {"paper": Paper(dtype, device).loss, "eigh": Eigh(dtype, device).loss, "composition": composition}
+    losses |= {path: fused(path) for path in ("eager", "compiled", "triton") if path in wanted}
+    with torch.no_grad():
+        values = {name: float(loss(*inputs)) for name, loss in losses.items()}
+    # In force units for eigh: log-determinants differ by 6 ln σ_ref.
+    values["eigh"] += 3.0 * math.log(UNIT)
     reference = values["composition"]
     assert all(abs(x - reference) < 1e-4 * max(1.0, abs(reference)) for x in values.values()), values
 
@@ -232,12 +235,16 @@ def main() -> None:
     parser.add_argument("--atoms", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"], choices=["float32", "float64"])
     parser.add_argument("--passes", nargs="+", default=list(FLOATS), choices=list(FLOATS))
+    parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, help="default: all that this device can run")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget", type=float, default=0.2, help="seconds per pipeline and round")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="float32, few atoms, three short rounds")
     parser.add_argument("--out", type=Path, default=Path("benchmark-kernel"))
     options = parser.parse_args()
+    wanted = options.pipelines or list(PIPELINES)
+    if not (paths.has_triton() and (options.device == "cuda" or paths.interpreted())):
+        wanted = [name for name in wanted if name != "triton"]
     if options.quick:
         options.atoms, options.dtypes, options.rounds, options.budget = [1000], ["float32"], 3, 0.02
     torch.set_num_threads(options.threads)
@@ -247,9 +254,9 @@ def main() -> None:
     for dtype in options.dtypes:
         for atoms in options.atoms:
             inputs = draw(atoms, getattr(torch, dtype), options.device)
-            check(inputs, options.device)
+            check(inputs, options.device, wanted)
             for kind in options.passes:
-                calls = pipelines(inputs, options.device, kind == "forward+backward")
+                calls = pipelines(inputs, options.device, kind == "forward+backward", wanted)
                 results = measure(calls, atoms, options.rounds, options.budget, options.device)
                 report["blocks"].append({"dtype": dtype, "atoms": atoms, "pass": kind, "results": results})
                 row = ", ".join(f"{k} {v['ns_per_atom']:.0f}" for k, v in results.items())

@@ -171,8 +171,12 @@ def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: x.detach().to(F64) for name, x in out.items()}
 
 
-def relative_errors(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Error of each atom relative to what the result is a sum of; blocks by their norm."""
+def relative_errors(ours: dict[str, torch.Tensor], by_t_noise: float = 0.0) -> dict[str, torch.Tensor]:
+    """Error of each atom relative to what the result is a sum of; blocks by their norm.
+
+    ``by_t_noise``: autograd adds the rounding of the trace of log Σ0 to the gradient in t, which the fused gradients
+    do not have.
+    """
     exact, errors = table(), {}
     pull = exact["by_s"] - 0.5 * 3**0.5
     for name, reference_ in exact.items():
@@ -182,6 +186,8 @@ def relative_errors(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             size = size + 3**0.5 * pull.abs()
         elif name == "by_s":
             size = size + 0.5 * 3**0.5
+        elif name == "by_t":
+            size = size + by_t_noise
         difference = ours[name] - reference_
         difference = difference.abs() if difference.dim() == 1 else difference.norm(dim=1)
         # At ν = 1e30 the gradient in ν is 1e-60, less than the reference resolves.
@@ -207,14 +213,16 @@ BOUNDS = {
 def test_accuracy_on_worst_cases(path, dtype, monkeypatch):
     # The compiled path uncompiled: the same code, without the minute.
     monkeypatch.setattr(compiled, "kernel", compiled.graph)
-    errors = relative_errors(run(path, dtype))
+    errors = relative_errors(run(path, dtype), by_t_noise=1.0 if path == "plain" else 0.0)
     if path == "plain":
-        # What autograd cannot do: gradients in t that vanish with the residual carry the rounding of the trace
-        # of log Σ0, that in ν the rounding of log1p(x) - x/(1+x) at large ν, and 1/ν² overflows float32.
-        rows = torch.tensor([(row[5] <= 0.01, row[3] > 30) for row in cases()])
-        for name, column in (("by_t", 0), ("by_nu", 1), ("by_kappa", 1)):
-            errors[name] = errors[name][~rows[:, column]]
+        # Autograd of log1p(x) loses the digits of log1p(x) - x/(1+x) at large ν, and squares ν out of float32's range.
+        usual = torch.tensor([row[3] <= 30 for row in cases()])
+        errors |= {name: errors[name][usual] for name in ("by_nu", "by_kappa")}
     report = "\n".join(f"{name:12s} median {x.median():.1e} max {x.max():.1e}" for name, x in errors.items())
     print(f"{path} {dtype}\n{report}")
     # A NaN is never below the bound.
-    assert all((x <= BOUNDS[path, dtype]).all() for x in errors.values()), report
+    bounds = {name: BOUNDS[path, dtype] for name in errors}
+    if dtype == F64:
+        # The terms in ν cancel to 1/ν of their size.
+        bounds["by_nu"] = 1e-12
+    assert all((x <= bounds[name]).all() for name, x in errors.items()), report

@@ -1,6 +1,7 @@
 """The Triton kernels: every test of the fused loss in Triton's interpreter, and a build for a GPU without one."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -71,3 +72,23 @@ def test_builds_for_a_gpu(name):
     )
     # 1/24! as a double.
     assert "0d3AFF2CF01972F578" in built.asm["ptx"]
+
+
+def test_benchmark_in_the_interpreter(tmp_path):
+    script = HERE.parent.parent / "benchmarks" / "kernel.py"
+    command = [
+        sys.executable,
+        str(script),
+        "--quick",
+        "--pipelines",
+        "paper",
+        "eager",
+        "triton",
+        "--out",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    report = json.loads((tmp_path / "kernel.json").read_text())
+    assert [set(block["results"]) for block in report["blocks"]] == [{"paper", "eager", "triton"}] * 2
+    assert "| triton |" in (tmp_path / "kernel.md").read_text()
