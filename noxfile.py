@@ -76,7 +76,7 @@ def run_demo(session: nox.Session, host: str) -> None:
 
 def run_tests(session: nox.Session, host: str) -> None:
     """Run the core's and the host's tests, two at a time; arguments after ``--`` replace the choice of tests."""
-    chosen = session.posargs or ["tests/core", "tests/demo", f"tests/{host}_ext"]
+    chosen = session.posargs or ["tests/core", "tests/demo", "tests/benchmarks", f"tests/{host}_ext"]
     pytest = (COMMANDS[host] / "pytest", "-n", "2", "--dist", "loadfile", "--durations", "10")
     # Tests start the hosts' commands by name.
     path = os.pathsep.join((str(COMMANDS[host]), os.environ["PATH"]))

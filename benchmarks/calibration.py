@@ -175,14 +175,21 @@ def execute(run: Run, bins: dict[str, Path]) -> None:
     print(f"[{run.name}] finished after {(time.time() - started) / 60:.1f} min", flush=True)
 
 
+def predictions(run: Run) -> dict[str, Path]:
+    """The file of predictions for every test set, by label."""
+    labels = DATASETS[run.dataset][1]
+    return {
+        label: run.folder / (f"{label}.xyz" if run.host == "mace" else f"test_dataset{index}.xyz")
+        for index, label in enumerate(labels)
+    }
+
+
 def score(run: Run, seconds: float) -> None:
     """Scores of a run's predictions, as `e2ip compare` gives them, into ``docs/results``."""
     from e2ip_plugins.compare import compare, load_models
 
-    tests = list(DATASETS[run.dataset][1])
     result = run._asdict() | {"seconds": round(seconds), "tests": {}}
-    for index, label in enumerate(tests):
-        path = run.folder / (f"{label}.xyz" if run.host == "mace" else f"test_dataset{index}.xyz")
+    for label, path in predictions(run).items():
         model = load_models([path])[0]
         report = compare([model])["models"][0]
         parameters = model.predictions.parameters or {}
@@ -190,6 +197,29 @@ def score(run: Run, seconds: float) -> None:
         result["tests"][label] = report["overall"] | evidence
     RESULTS.mkdir(parents=True, exist_ok=True)
     run.scores.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def compare_with_baselines(bin_dir: Path) -> None:
+    """`e2ip compare` on baseline and default readout, per host, for the first seed whose predictions are still here."""
+    for host in ("mace", "nequip"):
+        for seed in (1, 2, 3):
+            files = [predictions(Run(host, "aspirin", v, seed))["test"] for v in ("baseline", "coupled")]
+            if all(path.exists() for path in files):
+                out = RUNS / f"compare_{host}"
+                command = [
+                    str(bin_dir / "e2ip"),
+                    "compare",
+                    *map(str, files),
+                    "--labels",
+                    "baseline,e2ip",
+                    "--out",
+                    str(out),
+                ]
+                subprocess.run(command, check=True)
+                text = (out / "compare.md").read_text().replace(f"{RUNS}/", "")
+                page = ROOT / "docs" / "results" / f"compare_aspirin_{host}.md"
+                page.write_text("\n".join(line for line in text.splitlines() if not line.startswith("![")) + "\n")
+                break
 
 
 def mean_std(values: list[float], factor: float, digits: int) -> str:
@@ -243,6 +273,7 @@ def main() -> None:
     if not arguments.tables:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(lambda run: execute(run, bins), runs))
+        compare_with_baselines(bins["mace"])
     write_tables()
 
 

@@ -108,6 +108,9 @@ def _labels(paths: List[Path], labels: Optional[Sequence[str]]) -> List[str]:
     if labels is None:
         labels = [p.stem for p in paths]
         if len(set(labels)) < len(labels):
+            # NequIP names all its files alike, one run a folder.
+            labels = [p.resolve().parent.name for p in paths]
+        if len(set(labels)) < len(labels):
             labels = [f"{p.resolve().parent.name}/{p.stem}" for p in paths]
     if len(labels) != len(paths):
         raise InputError(f"--labels: {len(labels)} labels for {len(paths)} files")

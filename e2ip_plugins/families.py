@@ -20,10 +20,14 @@ def derive_niw(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
     Parameters
     ----------
     parameters
-        ``e2ip_log_sigma0`` (N, 6) in log(eV²/Å²), ``e2ip_nu`` and ``e2ip_kappa`` (N,).
+        ``e2ip_log_sigma0`` (N, 6) in log(eV²/Å²), ``e2ip_nu`` and ``e2ip_kappa`` (N,); with ``e2ip_sigma0_sym6``
+        (N, 6), Σ0 in eV²/Å², its exponential is not computed again.
     """
     nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
-    sigma0 = sym6_to_matrix(exp_sym6(parameters["e2ip_log_sigma0"]))
+    if "e2ip_sigma0_sym6" in parameters:  # a literal: TorchScript
+        sigma0 = sym6_to_matrix(parameters["e2ip_sigma0_sym6"])
+    else:
+        sigma0 = sym6_to_matrix(exp_sym6(parameters["e2ip_log_sigma0"]))
     aleatoric = aleatoric_factor(nu)[..., None, None] * sigma0
     epistemic = epistemic_factor(nu, kappa)[..., None, None] * sigma0
     views = _force_views(aleatoric, epistemic)

@@ -6,14 +6,14 @@ lays them out. Everything else (parities 0o, 1e, 2o, …) must be left out by th
 """
 
 import math
-from typing import Dict, Final, Optional
+from typing import Dict, Final, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from e2ip_plugins.niw import evidence
+from e2ip_plugins.fused import distribution
 from e2ip_plugins.presets import TENSOR_DAMPER, get_preset, resolve_evidence
-from e2ip_plugins.spd import damp, damp_vector, symmetric_traceless, tangent_to_sym6
+from e2ip_plugins.spd import symmetric_traceless, symmetric_traceless_part
 
 
 class EvidentialHead(nn.Module):
@@ -37,11 +37,14 @@ class EvidentialHead(nn.Module):
         Width of the hidden layer; 2e terms of each kind.
     seed : int
         Of the initial weights, which are drawn without touching torch's global random stream.
+    double_outputs : bool
+        Whether a float32 head's outputs are float64, from the coefficients on.
     """
 
     has_vectors: Final[bool]
     has_tensors: Final[bool]
     coupled: Final[bool]
+    double_outputs: Final[bool]
 
     def __init__(
         self,
@@ -54,16 +57,18 @@ class EvidentialHead(nn.Module):
         hidden: int = 32,
         channels: int = 8,
         seed: int = 0,
+        double_outputs: bool = False,
     ) -> None:
         super().__init__()
         if num_scalars < 1 or num_vectors + num_tensors < 1:
             raise ValueError("EvidentialHead needs 0e features and at least one 1o or 2e channel")
         chosen = get_preset(preset)
         self.coupled = resolve_evidence(chosen, evidence_mode) == "coupled"
-        self.scalar_knee, self.scalar_ceiling = chosen.scalar_damper
-        self.tensor_knee, self.tensor_ceiling = TENSOR_DAMPER
+        self.scalar_damper: Tuple[float, float] = chosen.scalar_damper
+        self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
         self.has_vectors = num_vectors > 0
         self.has_tensors = num_tensors > 0
+        self.double_outputs = double_outputs
         self.channels = channels
         num_gates = channels * (int(self.has_vectors) + int(self.has_tensors))
         with torch.random.fork_rng(devices=[]):
@@ -94,38 +99,50 @@ class EvidentialHead(nn.Module):
         Returns
         -------
         dict
-            ``e2ip_log_sigma0`` (N, 6), ``e2ip_nu``, ``e2ip_kappa`` (N,), ``e2ip_force_unit`` (N,), σ_ref in
-            eV/Å, and ``e2ip_plateau`` (N,), 1 where a damper is past its knee.
+            ``e2ip_log_sigma0`` (N, 6), ``e2ip_nu``, ``e2ip_kappa`` (N,), and for `derive_niw` and the loss
+            ``e2ip_sigma0_sym6`` (N, 6), ``e2ip_force_unit`` (N,), σ_ref in eV/Å, ``e2ip_plateau`` (N,), 1 where a
+            damper is past its knee, and ``e2ip_coefficients`` (N, 8), what the map and the evidence are made of.
         """
         invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
         s, raw_nu, raw_kappa = invariants[:, 0], invariants[:, 1], invariants[:, 2]
-        gates = invariants[:, 3:].unsqueeze(-1)
-        t = torch.zeros(scalars.shape[0], 5, dtype=scalars.dtype, device=scalars.device)
-        if self.has_tensors:
-            mixed = torch.matmul(tensors.transpose(1, 2), self.mix_tensors).transpose(1, 2)
-            t = t + (gates[:, : self.channels] * mixed).sum(1)
-        if self.has_vectors:
-            by_component = vectors.transpose(1, 2)
-            left = torch.matmul(by_component, self.mix_left).transpose(1, 2)
-            right = torch.matmul(by_component, self.mix_right).transpose(1, 2)
-            t = t + (gates[:, -self.channels :] * symmetric_traceless(left, right)).sum(1)
-        damped_s = damp(s, self.scalar_knee, self.scalar_ceiling)
-        damped_t = damp_vector(t, self.tensor_knee, self.tensor_ceiling)
-        log_unit = 2.0 * torch.log(self.force_unit)
-        unit_diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=s.dtype, device=s.device)
+        t = self._anisotropy(invariants[:, 3:], vectors, tensors)
+        force_unit = self.force_unit
+        if self.double_outputs:
+            s, t, raw_nu, raw_kappa = s.double(), t.double(), raw_nu.double(), raw_kappa.double()
+            force_unit = force_unit.double()
         # `coupled` ignores the third output: a fixed layout keeps saved models readable in both modes.
-        if self.coupled:
-            nu, kappa = evidence(raw_nu, None)
-        else:
-            nu, kappa = evidence(raw_nu, raw_kappa)
-        past_knee = (s.abs() > self.scalar_knee) | (damped_t.square().sum(-1) > self.tensor_knee**2)
+        used_kappa: Optional[Tensor] = None
+        if not self.coupled:
+            used_kappa = raw_kappa
+        log_sigma0, sigma0, nu, kappa = distribution(
+            s, t, raw_nu, used_kappa, force_unit, self.scalar_damper, self.tensor_damper
+        )
+        past_knee = (s.abs() > self.scalar_damper[0]) | (t.square().sum(-1) > self.tensor_damper[0] ** 2)
         return {
-            "e2ip_log_sigma0": tangent_to_sym6(damped_s, damped_t) + log_unit * unit_diagonal,
+            "e2ip_log_sigma0": log_sigma0,
             "e2ip_nu": nu,
             "e2ip_kappa": kappa,
-            "e2ip_force_unit": self.force_unit.expand(s.shape[0]).to(s.dtype),
+            "e2ip_sigma0_sym6": sigma0,
+            "e2ip_force_unit": force_unit.expand(s.shape[0]),
             "e2ip_plateau": past_knee.to(s.dtype),
+            "e2ip_coefficients": torch.cat([s.unsqueeze(-1), t, raw_nu.unsqueeze(-1), raw_kappa.unsqueeze(-1)], dim=-1),
         }
+
+    def _anisotropy(self, gates: Tensor, vectors: Tensor, tensors: Tensor) -> Tensor:
+        """2e coefficients (N, 5); sums over channels come first, which leaves few and small operations."""
+        t: Optional[Tensor] = None
+        if self.has_tensors:
+            # Σ_c g_c (W t)_c = Σ_k (W g)_k t_k
+            weights = torch.matmul(gates[:, : self.channels], self.mix_tensors.t())
+            t = torch.bmm(weights.unsqueeze(1), tensors).squeeze(1)
+        if self.has_vectors:
+            by_component = vectors.transpose(1, 2)
+            left = torch.matmul(by_component, self.mix_left) * gates[:, -self.channels :].unsqueeze(1)
+            right = torch.matmul(by_component, self.mix_right)
+            products = symmetric_traceless_part(torch.bmm(left, right.transpose(1, 2)))
+            t = products if t is None else t + products
+        assert t is not None
+        return t
 
 
 class EdgePool(nn.Module):

@@ -46,6 +46,11 @@ DERIVED_KEYS = (
 
 OUTPUT_KEYS = PARAMETER_KEYS + DERIVED_KEYS
 
-#: Needed in training only, never written to files: σ_ref in eV/Å and 1.0 where a damper is past its knee.
+#: Needed in training only, never written to files: σ_ref in eV/Å; 1.0 where a damper is past its knee; the raw
+#: coefficients s, t1 … t5, ν̂, κ̂ (N, 8) that the loss starts from.
 FORCE_UNIT_KEY = "e2ip_force_unit"
 PLATEAU_KEY = "e2ip_plateau"
+COEFFICIENTS_KEY = "e2ip_coefficients"
+
+#: Σ0 as sym6 (N, 6) on its way from head to `e2ip_plugins.families.derive_niw`; never an output.
+SIGMA0_KEY = "e2ip_sigma0_sym6"

@@ -11,14 +11,18 @@ the likelihood everywhere.
 """
 
 import math
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood, predictive_scale_factor
+from e2ip_plugins.fused import nll_terms
+from e2ip_plugins.fused.plain import keep_pull
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
+from e2ip_plugins.niw import evidence_regulariser, negative_log_likelihood
 from e2ip_plugins.presets import (
     PRESETS,
+    TENSOR_DAMPER,
     get_preset,
     resolve_evidence,
     resolve_evidence_weight,
@@ -40,6 +44,7 @@ class ForceLossSettings(NamedTuple):
     evidence: str
     evidence_weight: float
     mse_like: bool
+    scalar_damper: Tuple[float, float]
 
 
 def force_loss_settings(
@@ -48,7 +53,8 @@ def force_loss_settings(
     """Settings from the user's options; raises `InputError` for options that do not go together."""
     chosen = get_preset(preset)
     mode = resolve_evidence(chosen, evidence)
-    return ForceLossSettings(mode, resolve_evidence_weight(chosen, mode, evidence_weight), chosen.mse_like)
+    weight = resolve_evidence_weight(chosen, mode, evidence_weight)
+    return ForceLossSettings(mode, weight, chosen.mse_like, chosen.scalar_damper)
 
 
 def force_loss(
@@ -79,25 +85,55 @@ def force_loss(
         Otherwise NLL (density in eV/Å) + λ·reg, in nats. Zero where masked.
     mask : (N,) bool
     """
+    mask, residual = _residual(reference, forces)
+    scored = residual
+    if settings.mse_like:
+        scored = keep_pull(residual, log_sigma0, nu, kappa, force_unit, PULL_CEILING)
+    nll = negative_log_likelihood(log_sigma0, nu, kappa, scored)
+    regulariser = evidence_regulariser(nu, kappa, residual, force_unit)
+    return _loss(nll, regulariser, mask, force_unit, settings), mask
+
+
+def force_loss_of_outputs(
+    reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor], settings: ForceLossSettings
+) -> Tuple[Tensor, Tensor]:
+    """`force_loss` from a model's output dictionary, in one go from the head's raw outputs where it has them.
+
+    ``e2ip_coefficients`` (N, 8) become the distribution that the settings' preset makes of them. ``e2ip_force_unit``
+    and, without coefficients, ``e2ip_nu`` and ``e2ip_kappa`` may be (N,) or (N, 1).
+    """
+    force_unit = outputs[FORCE_UNIT_KEY].reshape(-1)
+    if COEFFICIENTS_KEY not in outputs:
+        log_sigma0, nu, kappa = (outputs[key.name] for key in PARAMETER_KEYS)
+        return force_loss(reference, forces, log_sigma0, nu.reshape(-1), kappa.reshape(-1), force_unit, settings)
+    mask, residual = _residual(reference, forces)
+    s, t, raw_nu, raw_kappa = split_coefficients(outputs[COEFFICIENTS_KEY], settings.evidence)
+    ceiling = PULL_CEILING if settings.mse_like else None
+    nll, regulariser = nll_terms(
+        s, t, raw_nu, raw_kappa, residual, force_unit, settings.scalar_damper, TENSOR_DAMPER, ceiling
+    )
+    return _loss(nll, regulariser, mask, force_unit, settings), mask
+
+
+def split_coefficients(coefficients: Tensor, evidence: str) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    """s (N,), t (N, 5), ν̂ and κ̂ (N,) of ``e2ip_coefficients`` (N, 8); κ̂ is None in coupled mode."""
+    raw_kappa = None if evidence == "coupled" else coefficients[..., 7]
+    return coefficients[..., 0], coefficients[..., 1:6], coefficients[..., 6], raw_kappa
+
+
+def _residual(reference: Tensor, forces: Tensor) -> Tuple[Tensor, Tensor]:
     mask = torch.isfinite(reference).all(dim=-1)
-    residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
-    scored = _keep_pull(residual, log_sigma0, nu, kappa, force_unit) if settings.mse_like else residual
-    loss = negative_log_likelihood(log_sigma0, nu, kappa, scored)
+    return mask, torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
+
+
+def _loss(nll: Tensor, regulariser: Tensor, mask: Tensor, force_unit: Tensor, settings: ForceLossSettings) -> Tensor:
+    loss = nll
     if settings.evidence_weight > 0:
-        loss = loss + settings.evidence_weight * evidence_regulariser(nu, kappa, residual, force_unit)
+        loss = loss + settings.evidence_weight * regulariser
     if settings.mse_like:
         in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
         loss = (2.0 / 3.0) * force_unit.square() * in_force_units
-    return torch.where(mask, loss, torch.zeros_like(loss)), mask
-
-
-def _keep_pull(residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor) -> Tensor:
-    """The residual itself, with gradients multiplied so that no σ above the ceiling weakens the pull."""
-    log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
-    excess = log_variance - 2.0 * torch.log(PULL_CEILING * force_unit)
-    pull = torch.exp(excess.clamp(min=0.0)).detach()
-    constant = residual.detach()
-    return constant + pull.unsqueeze(-1) * (residual - constant)
+    return torch.where(mask, loss, torch.zeros_like(loss))
 
 
 def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:

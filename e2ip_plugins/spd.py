@@ -81,6 +81,22 @@ def symmetric_traceless(a: Tensor, b: Tensor) -> Tensor:
     )
 
 
+def symmetric_traceless_part(m: Tensor) -> Tensor:
+    """2e part (..., 5) of a matrix (..., 3, 3), in the basis of `tangent_to_sym6`."""
+    xx, xy, xz, yx, yy, yz, zx, zy, zz = m.flatten(-2).unbind(-1)
+    off_diagonal = 1.0 / math.sqrt(2.0)
+    return torch.stack(
+        [
+            (xz + zx) * off_diagonal,
+            (xy + yx) * off_diagonal,
+            (2.0 * yy - xx - zz) / math.sqrt(6.0),
+            (yz + zy) * off_diagonal,
+            (zz - xx) * off_diagonal,
+        ],
+        dim=-1,
+    )
+
+
 def sym6_to_matrix(x: Tensor) -> Tensor:
     """sym6 (..., 6) to (..., 3, 3)."""
     xx, yy, zz, yz, xz, xy = x.unbind(-1)

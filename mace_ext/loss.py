@@ -9,7 +9,7 @@ from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
-from e2ip_plugins.loss import ForceLossSettings, force_loss
+from e2ip_plugins.loss import ForceLossSettings, force_loss_of_outputs
 
 
 class EvidentialLoss(nn.Module):
@@ -38,15 +38,7 @@ class EvidentialLoss(nn.Module):
         without["forces"] = no_forces
         others = self.stock(ref=without, pred={**pred, "forces": no_forces}, ddp=ddp)
 
-        per_atom, _ = force_loss(
-            ref["forces"],
-            pred["forces"],
-            pred["e2ip_log_sigma0"],
-            pred["e2ip_nu"],
-            pred["e2ip_kappa"],
-            pred["e2ip_force_unit"],
-            self.settings,
-        )
+        per_atom, _ = force_loss_of_outputs(ref["forces"], pred["forces"], pred, self.settings)
         weight = (ref.weight * ref.forces_weight)[ref.batch]
         return others + self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
 

@@ -225,6 +225,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         outputs = self.e2ip_head(node_feats, node_heads, vectors, radial, data["edge_index"])
         for key, value in derive_niw(outputs).items():
             outputs[key] = value
+        del outputs["e2ip_sigma0_sym6"]
         return outputs
 
     def _edges(self, data: Dict[str, Tensor], positions: Tensor, shifts: Tensor) -> Tuple[Tensor, Tensor]:

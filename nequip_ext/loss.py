@@ -1,7 +1,7 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the evidential force term."""
 
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from nequip.data import AtomicDataDict, PerAtomModifier
@@ -9,9 +9,16 @@ from nequip.train import MeanSquaredError, MetricsManager
 from torchmetrics import Metric
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FORCE_UNIT_KEY, PARAMETER_KEYS
-from e2ip_plugins.loss import ForceLossSettings, force_loss, force_loss_settings
+from e2ip_plugins.fused import distribution
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
+from e2ip_plugins.loss import (
+    ForceLossSettings,
+    force_loss_of_outputs,
+    force_loss_settings,
+    split_coefficients,
+)
 from e2ip_plugins.niw import MIN_KAPPA, MIN_NU
+from e2ip_plugins.presets import TENSOR_DAMPER
 from nequip_ext.reference import reference_forces
 
 _LOSS_KEYS = (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.FORCE_KEY, AtomicDataDict.STRESS_KEY)
@@ -117,24 +124,21 @@ class EvidentialForceLoss(Metric):
         self.settings = settings
         self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-        self._mode_checked = False
+        self._checked = False
         self._warned = False
+        self._current: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+
+    def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
+        """Value for one batch, which is added to the accumulated one; torchmetrics calls ``update`` twice for it."""
+        self._current = self._per_atom(preds, target)
+        try:
+            return super().forward(preds, target)
+        finally:
+            self._current = None
 
     def update(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> None:
         """Add the atoms of a batch, from NequIP's output and target dictionaries."""
-        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
-        if not self._mode_checked:
-            self._check_mode(nu.detach(), kappa.detach())
-        force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
-        forces = preds[AtomicDataDict.FORCE_KEY]
-        loss, mask = force_loss(reference_forces(target), forces, log_sigma0, nu, kappa, force_unit, self.settings)
-        if not self._warned and not bool(mask.all()):
-            self._warned = True
-            warnings.warn(
-                f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
-                "such atoms are masked in the force loss, in this and in all further batches",
-                stacklevel=2,
-            )
+        loss, mask = self._current if self._current is not None else self._per_atom(preds, target)
         self.sum = self.sum + loss.sum()
         self.count = self.count + mask.sum()
 
@@ -142,7 +146,28 @@ class EvidentialForceLoss(Metric):
         """Mean over the atoms that count, 0 if none does."""
         return self.sum / self.count.clamp(min=1)
 
-    def _check_mode(self, nu: torch.Tensor, kappa: torch.Tensor) -> None:
+    def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Loss and mask (N,); the first batch is checked for the evidence mode, all on the CPU for masked atoms."""
+        first = not self._checked
+        if first:
+            self._check_options(preds)
+        loss, mask = force_loss_of_outputs(
+            reference_forces(target), preds[AtomicDataDict.FORCE_KEY], preds, self.settings
+        )
+        # A look at the mask makes a GPU wait: there only once, and the data statistics have counted already.
+        if (first or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
+            self._warned = True
+            warnings.warn(
+                f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
+                "such atoms are masked in the force loss, in this and in all further batches",
+                stacklevel=2,
+            )
+        return loss, mask
+
+    @torch.no_grad()
+    def _check_options(self, preds: AtomicDataDict.Type) -> None:
+        """`InputError` unless the model's distribution is what this loss makes of the same coefficients."""
+        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
         # In coupled mode κ - 1e-6 and ν - 5 are the same number by construction; tolerance for float32.
         same = (kappa - MIN_KAPPA - (nu - MIN_NU)).abs() <= 1e-6 * (nu + kappa)
         mode = "coupled" if bool(same.all()) else "independent"
@@ -151,7 +176,13 @@ class EvidentialForceLoss(Metric):
                 f"the model's evidence mode is '{mode}', that of E2IPLoss '{self.settings.evidence}': "
                 "give E2IPModel and E2IPLoss the same preset and evidence"
             )
-        self._mode_checked = True
+        if COEFFICIENTS_KEY in preds:
+            coefficients = split_coefficients(preds[COEFFICIENTS_KEY], mode)
+            force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
+            expected = distribution(*coefficients, force_unit, self.settings.scalar_damper, TENSOR_DAMPER)[0]
+            if not torch.allclose(log_sigma0, expected, rtol=1e-4, atol=1e-4, equal_nan=True):
+                raise InputError("E2IPModel and E2IPLoss have different presets: give them the same")
+        self._checked = True
 
     def __str__(self) -> str:
         return "e2ip"

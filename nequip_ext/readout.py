@@ -15,7 +15,7 @@ from torch import Tensor
 
 from e2ip_plugins.families import derive_niw
 from e2ip_plugins.head import EdgePool, EvidentialHead
-from e2ip_plugins.keys import FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY, SIGMA0_KEY
 
 #: Between tap and readout only; never an output.
 TAP_KEY = "e2ip_tapped_features"
@@ -112,13 +112,15 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
             preset=preset,
             force_unit=force_unit,
             seed=seed,
+            double_outputs=True,
         )
         self.to(model_dtype)
 
         # sym6 and standard deviations along axes are neither invariant nor e3nn irreps: not declared.
         irreps = {(): "0e", (3, 3): "1o"}  # "1o": NequIP's way with Cartesian tensors
         irreps_out = {key.name: irreps[key.shape] for key in OUTPUT_KEYS if key.shape in irreps}
-        self._init_irreps(irreps_in=irreps_in, irreps_out={**irreps_out, FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
+        irreps_out.update({FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e", COEFFICIENTS_KEY: "1x0e+1x2e+2x0e"})
+        self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         self.irreps_out.pop(TAP_KEY, None)
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
@@ -142,9 +144,9 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
         if self.pool is not None:
             tensors = self._pooled(data, scalars.dtype)[:num_local]
 
-        raw = self.head(scalars, vectors, tensors)
-        output = {name: value.to(torch.float64) for name, value in raw.items()}
+        output = self.head(scalars, vectors, tensors)
         output.update(derive_niw(output))
+        del output[SIGMA0_KEY]
         for name, value in output.items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data

@@ -208,7 +208,7 @@ def test_equal_file_names_are_told_apart_by_folder(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     paths = [write(tmp_path / n / "test.xyz", make_frames(1, uncertain=False)) for n in ("a", "b")]
-    assert [m.label for m in load_models(paths)] == ["a/test", "b/test"]
+    assert [m.label for m in load_models(paths)] == ["a", "b"]
 
 
 def test_version():

@@ -88,7 +88,7 @@ def test_plateau_flag_and_force_unit():
         out["e2ip_force_unit"], torch.full((3,), 0.05)
     )
     paper = EvidentialHead(2, 1, preset="paper", force_unit=0.05)
-    assert (paper.scalar_knee, paper.scalar_ceiling) == (4.0, 5.0)
+    assert paper.scalar_damper == (4.0, 5.0)
 
 
 def test_scripted_equals_eager_and_no_atoms():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.loss import force_loss, force_loss_settings, masked_mean
+from e2ip_plugins.loss import PULL_CEILING, force_loss, force_loss_settings, masked_mean
 from e2ip_plugins.niw import negative_log_likelihood
 from e2ip_plugins.presets import KCAL_PER_MOL
 
@@ -82,10 +82,11 @@ def test_default_loss_weights_good_atoms_by_precision():
 
 
 def test_default_loss_weights_bad_atoms_alike():
-    torch.testing.assert_close(relative_pull([5.0, 50.0]), torch.full((2,), 1 / 16, dtype=F64), rtol=1e-5, atol=0)
-    good, bad, worse = relative_pull([1.0, 4.0, 40.0])
+    expected = torch.full((2,), 1 / PULL_CEILING**2, dtype=F64)
+    torch.testing.assert_close(relative_pull([5.0, 50.0]), expected, rtol=1e-5, atol=0)
+    good, bad, worse = relative_pull([1.0, PULL_CEILING, 40.0])
     torch.testing.assert_close(bad, worse, rtol=1e-5, atol=0)
-    torch.testing.assert_close(good / bad, torch.tensor(16.0, dtype=F64), rtol=1e-5, atol=0)
+    torch.testing.assert_close(good / bad, torch.tensor(PULL_CEILING**2, dtype=F64), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -177,3 +177,11 @@ def test_gradcheck_and_gradgradcheck(index):
 
     assert torch.autograd.gradcheck(both, (s, t, v), rtol=1e-6, atol=1e-7)
     assert torch.autograd.gradgradcheck(both, (s, t, v), rtol=1e-5, atol=1e-6)
+
+
+def test_symmetric_traceless_part_is_that_of_the_matrix():
+    m = torch.randn(7, 3, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
+    symmetric = 0.5 * (m + m.mT)
+    expected = symmetric - symmetric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(3, dtype=F64)
+    ours = spd.sym6_to_matrix(spd.tangent_to_sym6(torch.zeros(7, dtype=F64), spd.symmetric_traceless_part(m)))
+    torch.testing.assert_close(ours, expected, rtol=1e-14, atol=1e-14)

@@ -1,0 +1,234 @@
+"""The two public functions: checks, promotion and the way to the chosen path."""
+
+import os
+from typing import Callable, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.fused import compiled, eager, paths, plain
+from e2ip_plugins.fused.autograd import OnePass, Recompute, Unrecorded, as_unit
+from e2ip_plugins.fused.settings import Constants
+
+_SHAPES = {"s": (), "t": (5,), "raw_nu": (), "raw_kappa": (), "residual": (3,)}
+
+
+def nll_terms(
+    s: Tensor,
+    t: Tensor,
+    raw_nu: Tensor,
+    raw_kappa: Optional[Tensor],
+    residual: Tensor,
+    force_unit: Tensor,
+    scalar_damper: Tuple[float, float],
+    tensor_damper: Tuple[float, float],
+    pull_ceiling: Optional[float] = None,
+    path: Optional[str] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Negative log likelihood and evidence regulariser of every atom, from the head's raw outputs.
+
+    Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), with analytic first
+    derivatives and right higher ones. NaN and infinities stay with their own atom; with ``E2IP_DEBUG=1`` in the
+    environment they raise an error.
+
+    Parameters
+    ----------
+    s : (N,)
+        0e coefficient, before its damper.
+    t : (N, 5)
+        2e coefficients in e3nn's component order, before their damper.
+    raw_nu, raw_kappa : (N,)
+        Evidence before softplus. ``raw_kappa=None``: coupled evidence, κ = ν - 5 + 1e-6.
+    residual : (N, 3)
+        y - γ in eV/Å.
+    force_unit : float or tensor () or (N,)
+        σ_ref in eV/Å; gets no gradient. TorchScript takes a tensor only.
+    scalar_damper, tensor_damper : (float, float)
+        Knee τ and ceiling c.
+    pull_ceiling : float, optional
+        In units of σ_ref: the gradient of the NLL in the residual is multiplied by
+        max(1, det(Λ)^(1/3)/(pull_ceiling σ_ref)²), so that a larger predicted σ does not weaken the pull on the force
+        (see `e2ip_plugins.loss`). Values and all other gradients are those of the likelihood.
+    path : str, optional
+        Overrides ``E2IP_KERNEL`` (see `e2ip_plugins.fused.paths`).
+
+    Returns
+    -------
+    nll : (N,)
+        -log density of the predictive Student-t, in nats for a density in (eV/Å)⁻³.
+    regulariser : (N,)
+        (ν + κ) ‖residual‖/σ_ref, with a zero gradient at zero residual.
+
+    Both have the inputs' common dtype, at least float32: bfloat16 and float16 are computed in float32. Gradients have
+    the dtype of their input.
+
+    Raises
+    ------
+    InputError
+        For wrong shapes, tensors on different devices, an unknown or impossible path.
+    """
+    if torch.jit.is_scripting():
+        return plain.nll_terms(
+            s, t, raw_nu, raw_kappa, residual, force_unit, scalar_damper, tensor_damper, pull_ceiling
+        )
+    else:
+        constants = Constants(*scalar_damper, *tensor_damper, pull_ceiling)
+        return _nll_terms([s, t, raw_nu, raw_kappa, residual], force_unit, constants, path)
+
+
+def distribution(
+    s: Tensor,
+    t: Tensor,
+    raw_nu: Tensor,
+    raw_kappa: Optional[Tensor],
+    force_unit: Tensor,
+    scalar_damper: Tuple[float, float],
+    tensor_damper: Tuple[float, float],
+    path: Optional[str] = None,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The distribution of every atom's force, from the head's raw outputs (paper, Eq. 9, 10).
+
+    U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.niw.aleatoric_factor`, `epistemic_factor`), to be
+    expanded outside. A gradient that is asked for is that of the plain composition on every path.
+
+    Parameters
+    ----------
+    s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper, path
+        As in `nll_terms`, which also names the errors.
+
+    Returns
+    -------
+    log_sigma0 : (N, 6)
+        log Σ0 in log(eV²/Å²), order xx, yy, zz, yz, xz, xy.
+    sigma0 : (N, 6)
+        Σ0 in eV²/Å², symmetric positive definite.
+    nu, kappa : (N,)
+    """
+    if torch.jit.is_scripting():
+        return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper)
+    else:
+        constants = Constants(*scalar_damper, *tensor_damper)
+        return _distribution([s, t, raw_nu, raw_kappa], force_unit, constants, path)
+
+
+def _nll_terms(
+    inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
+) -> Tuple[Tensor, Tensor]:
+    traced, inputs, force_unit = _prepare(inputs, force_unit)
+    if traced:
+        if _as_operator(inputs[0], path):
+            return paths.triton_kernels().traced_nll_terms(*inputs, as_unit(force_unit, inputs[0]), constants)
+        unit = as_unit(force_unit, inputs[0])
+        return plain.nll_terms(*inputs, unit, constants[:2], constants[2:4], constants.pull_ceiling)
+
+    like = inputs[0]
+    chosen = paths.choose(like.device, like.shape[0], path)
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    if chosen == "triton":
+        kernels, unit = paths.triton_kernels(), as_unit(force_unit, like)
+        if recorded:
+            return Recompute.apply(*inputs, unit, constants, kernels.forward, kernels.backward)
+        return kernels.forward(*inputs, unit, constants)
+    if chosen == "compiled":
+        try:
+            return _one_pass(compiled.loss_and_gradients, recorded, inputs, as_unit(force_unit, like), constants)
+        except Exception as error:
+            paths.compile_failed(like.device, error)
+    return _one_pass(eager.loss_and_gradients, recorded, inputs, force_unit, constants)
+
+
+def _one_pass(kernel, recorded, inputs, force_unit, constants) -> Tuple[Tensor, Tensor]:
+    if recorded:
+        return OnePass.apply(*inputs, force_unit, constants, kernel)
+    # Without no_grad, torch.compile would make a second version.
+    with torch.no_grad():
+        return kernel(*inputs, force_unit, constants, False)[:2]
+
+
+def _distribution(
+    inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    traced, inputs, force_unit = _prepare(inputs, force_unit)
+    like = inputs[0]
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    if traced and not recorded and _as_operator(like, path):
+        return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
+    if traced:
+        return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
+    kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path))
+    if recorded:
+        return Unrecorded.apply(*inputs, force_unit, constants, kernel)
+    with torch.no_grad():
+        return kernel(*inputs, force_unit, constants)
+
+
+def _distribution_kernel(chosen: str) -> Callable:
+    """The function of `eager`'s signature that computes the distribution on a path."""
+    if chosen == "eager":
+        return eager.distribution
+
+    def kernel(s, t, raw_nu, raw_kappa, force_unit, constants):
+        unit = as_unit(force_unit, s)
+        if chosen == "triton":
+            return paths.triton_kernels().distribution(s, t, raw_nu, raw_kappa, unit, constants)
+        try:
+            return compiled.distribution(s, t, raw_nu, raw_kappa, unit, constants)
+        except Exception as error:
+            paths.compile_failed(s.device, error)
+            return eager.distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
+
+    return kernel
+
+
+def _as_operator(like: Tensor, path: Optional[str]) -> bool:
+    # Elsewhere the compiler fuses the plain form by itself.
+    return paths.requested(path) == "triton" and torch.compiler.is_compiling() and like.is_cuda
+
+
+def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:
+    """Whether the call is traced, the inputs in one dtype, and σ_ref without gradient."""
+    compiling = torch.compiler.is_compiling()
+    present = [x for x in inputs if x is not None]
+    if not compiling:
+        _check(inputs, force_unit)
+    dtype = torch.float32
+    for x in present:
+        if x.dtype != dtype:
+            dtype = torch.promote_types(dtype, x.dtype)
+    inputs = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs]
+    if isinstance(force_unit, Tensor):
+        force_unit = force_unit.detach().to(dtype=dtype, device=present[0].device, non_blocking=True)
+    else:
+        force_unit = float(force_unit)
+    return compiling or paths.transformed(present), inputs, force_unit
+
+
+def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
+    first = inputs[0]
+    debug = os.environ.get("E2IP_DEBUG", "0") == "1" and not paths.transformed([first])
+    shapes = list(_SHAPES.items())[: len(inputs)]
+    for (name, shape), x in zip(shapes, inputs, strict=True):
+        if x is None:
+            continue
+        if x.shape != (first.shape[0], *shape) if x.dim() else True:
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected {('N', *shape)} with the N of s")
+        if x.device != first.device:
+            raise InputError(f"{name} is on {x.device}, s on {first.device}: move all of them to one device")
+        if not x.dtype.is_floating_point:
+            raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
+        if debug:
+            _check_finite(name, x)
+    if isinstance(force_unit, Tensor):
+        if force_unit.dim() > 1 or (force_unit.dim() == 1 and force_unit.shape != first.shape):
+            raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or {tuple(first.shape)}")
+        if force_unit.device != first.device and force_unit.dim():
+            raise InputError(f"force_unit is on {force_unit.device}, s on {first.device}: move it there")
+
+
+def _check_finite(name: str, x: Tensor) -> None:
+    bad = ~torch.isfinite(x.detach()).reshape(x.shape[0], -1).all(1)
+    if bad.any():
+        atoms = bad.nonzero().flatten()
+        first = ", ".join(str(int(i)) for i in atoms[:5]) + (", …" if len(atoms) > 5 else "")
+        raise InputError(f"{name} is NaN or infinite for {len(atoms)} of {len(bad)} atoms: {first} (E2IP_DEBUG=1)")
