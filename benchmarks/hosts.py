@@ -1,8 +1,8 @@
 """What e²IP costs inside its hosts, against the stock model and a committee of five, in one interleaved run.
 
-    python benchmarks/hosts.py --host nequip --out nequip.json     # in the NequIP environment
-    python benchmarks/hosts.py --host mace --out mace.json         # in the MACE environment
-    python benchmarks/hosts.py --table nequip.json mace.json --plot cost.png
+    python benchmarks/hosts.py --host nequip        # in the NequIP environment; writes runs/hosts_nequip.json
+    python benchmarks/hosts.py --host mace          # in the MACE environment; writes runs/hosts_mace.json
+    python benchmarks/hosts.py --table runs/hosts_nequip.json runs/hosts_mace.json --plot cost.png
 
 Measured are prediction and training step, times and peak memory, from 21 to 10 000 atoms. Every system runs in a
 process of its own: one that fails, for want of memory for example, is reported and the others go on. Machines that do
@@ -110,7 +110,9 @@ def run(arguments: argparse.Namespace) -> dict:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {"host": arguments.host, "versions": {}, "hardware": "", "device": arguments.device}
+    report |= {"kernel": os.environ.get("E2IP_KERNEL", "auto")}
     report |= {"dtype": arguments.dtype, "threads": arguments.threads, "size": arguments.size, "results": []}
     with tempfile.TemporaryDirectory() as folder:
         for mode in arguments.modes:
@@ -226,7 +228,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     action.add_argument("--host", choices=("nequip", "mace"), help="measure in this host, which must be installed")
     action.add_argument("--table", nargs="+", type=Path, metavar="JSON", help="print tables of earlier results")
     action.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="JSON file for the results; written anew after every system")
+    parser.add_argument("--out", type=Path, help="JSON, written anew after every system; default runs/hosts_HOST.json")
     parser.add_argument("--plot", type=Path, help="with --table: file for the plot of cost against atoms")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="with --table: which times")
     parser.add_argument("--systems", type=numbers, help=f"atoms, 21 is the molecule; default {SYSTEMS}")
@@ -243,8 +245,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="where the readout's time goes (eager mode)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few rounds: shows that everything runs")
     arguments = parser.parse_args(argv)
-    if arguments.table is None and arguments.out is None:
-        parser.error("--out is missing")
+    if arguments.host and arguments.out is None:
+        arguments.out = ROOT.parent / "runs" / f"hosts_{arguments.host}.json"
     arguments.size = "tiny" if arguments.quick else "full"
     if arguments.quick:
         arguments.rounds = min(arguments.rounds, 3)

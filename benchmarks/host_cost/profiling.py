@@ -13,22 +13,24 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _MARK = "part: "
+_LOSS = "force_loss_of_outputs"
 _OPTIMISER = "Optimizer.step"  # torch's own mark
 _REST = "everything else"
 _ALL = "all"
 _EMPTY = {"forward_ops": 0.0, "forward_ms": 0.0, "backward_ops": 0.0, "backward_ms": 0.0}
 
-#: Function wrapped -> part, by host.
+#: Functions wrapped, where the code of a host looks them up -> part. One that is no longer there is left out.
 _FUNCTIONS = {
-    "nequip": {("nequip_ext.readout", "derive_niw"): "derive_niw", ("nequip_ext.loss", "force_loss"): "force_loss"},
-    "mace": {("mace_ext.model", "derive_niw"): "derive_niw", ("mace_ext.loss", "force_loss"): "force_loss"},
+    "nequip": {("nequip_ext.readout", "derive_niw"): "derive_niw", ("nequip_ext.loss", _LOSS): "force loss"},
+    "mace": {("mace_ext.model", "derive_niw"): "derive_niw", ("mace_ext.loss", _LOSS): "force loss"},
 }
+_SHARED_FUNCTIONS = {("e2ip_plugins.head", "distribution"): "map to Σ0, ν, κ"}
 
 #: Class of a module -> part; nested parts are subtracted from the outer one.
 _MODULES = {
-    "EvidentialReadout": "readout without head and derive_niw",
-    "Readout": "readout without head and derive_niw",
-    "EvidentialHead": "head",
+    "EvidentialReadout": "readout, rest",
+    "Readout": "readout, rest",
+    "EvidentialHead": "head, rest",
     "EdgePool": "edge pool",
 }
 
@@ -41,11 +43,13 @@ def marked(host: str, parts: dict) -> Iterator[None]:
     for loss in parts.get("losses", []):
         # NequIP's loss is a dictionary of terms that are called one by one.
         terms = loss.items() if isinstance(loss, torch.nn.ModuleDict) else [("loss", loss)]
-        modules += [(term, f"{name}, bookkeeping and rest") for name, term in terms]
+        modules += [(term, f"{name}, rest") for name, term in terms]
     for module, part in modules:
         handles += _mark_module(module, part)
-    for (name, function), part in _FUNCTIONS[host].items():
+    for (name, function), part in {**_FUNCTIONS[host], **_SHARED_FUNCTIONS}.items():
         owner = importlib.import_module(name)
+        if not hasattr(owner, function):
+            continue
         originals.append((owner, function, getattr(owner, function)))
         setattr(owner, function, _mark_function(getattr(owner, function), part))
     try:

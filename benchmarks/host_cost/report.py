@@ -55,7 +55,8 @@ def _heading(report: dict, clock: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     done = [r for r in report["results"] if "times" in r]
     spent = {c: sum(sum(times[c]) for r in done for times in r["times"].values()) for c in ("wall", "cpu")}
-    line = f"{versions}; {report['hardware']}, {report['threads']} thread(s), {report['dtype']}; {clock} time."
+    machine = f"{report['hardware']}, {report['threads']} thread(s), {report['dtype']}"
+    line = f"{versions}; {machine}; e2ip kernel {report['kernel']}; {clock} time."
     if report["device"] == "cpu" and spent["wall"] > 0:
         share = spent["cpu"] / spent["wall"] / report["threads"]
         line += f" The measured process had {share:.0%} of its cores" + ("." if share > 0.9 else ": a busy machine.")

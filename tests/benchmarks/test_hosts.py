@@ -79,7 +79,14 @@ def test_overhead_within_noise_is_not_fitted(hosts):
 
 
 def test_table_and_plot(hosts, tmp_path):
-    report = {"host": "mace", "versions": {"torch": "2"}, "hardware": "a machine", "device": "cpu", "threads": 1}
+    report = {
+        "host": "mace",
+        "versions": {"torch": "2"},
+        "hardware": "a machine",
+        "device": "cpu",
+        "threads": 1,
+        "kernel": "auto",
+    }
     failed = {"system": "x", "mode": "script", "task": "inference", "failed": "the reason"}
     results = [result(192, 0.2, 0.01, 1e-6), result(600, 0.6, 0.03, 1e-6), failed]
     (tmp_path / "a.json").write_text(json.dumps(report | {"dtype": "float32", "results": results}))
@@ -122,5 +129,6 @@ def test_quick_run(host, package, missing, tmp_path):
         assert all(len(times["wall"]) == 2 and min(times["wall"]) > 0 for times in measured["times"].values())
         if sys.platform.startswith("linux"):
             assert all(len(peaks) == 3 and min(peaks) >= 0 for peaks in measured["memory"].values())
-        assert {"e2ip, head", "e2ip, derive_niw", "e2ip, all"} <= set(measured["profile"]["parts"])
-    assert training["profile"]["parts"]["e2ip, force_loss"]["backward_ops"] > 0
+        parts = {"e2ip, map to Σ0, ν, κ", "e2ip, head, rest", "e2ip, derive_niw", "e2ip, all", "baseline, all"}
+        assert parts <= set(measured["profile"]["parts"])
+    assert training["profile"]["parts"]["e2ip, force loss"]["backward_ops"] > 0
