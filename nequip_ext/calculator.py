@@ -24,6 +24,20 @@ class E2IPCalculator(NequIPCalculator):
     implemented_properties: ClassVar = [*NequIPCalculator.implemented_properties, *(key.name for key in OUTPUT_KEYS)]
 
     @classmethod
+    def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":
+        """Calculator with the eager model of a checkpoint or package; slower than a compiled one, but with gradients.
+
+        Parameters
+        ----------
+        path : str
+            ``….ckpt`` or ``….nequip.zip``.
+        **settings
+            ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
+            ``from_compiled_model``.
+        """
+        return cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+
+    @classmethod
     def _get_aoti_compile_target(cls) -> Dict[str, Any]:
         from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
 

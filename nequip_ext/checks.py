@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.loss import force_loss_settings
-from e2ip_plugins.presets import get_preset, resolve_evidence
+from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
 from nequip_ext.reference import check_reference
 
 _OPTIONS = ("preset", "evidence", "evidence_weight", "force_unit")
@@ -61,9 +61,16 @@ def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[tor
     for config, dataset in zip(configs, datasets, strict=True):
         where = f"{split} data ({config.get('file_path', config.get('_target_'))})"
         frames = getattr(dataset, "data_list", None)
-        for frame in frames if frames is not None else [dataset[0]]:
-            for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
-                check_reference(frame, field, where)
+        frames = frames if frames is not None else [dataset[0]]
+        for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
+            missing = [index for index, frame in enumerate(frames) if field not in frame]
+            if 0 < len(missing) < len(frames):
+                raise InputError(
+                    f"{len(missing)} of {len(frames)} frames of the {where} have no '{field}', the first is frame "
+                    f"{missing[0]}: NequIP needs the same labels in all frames; remove these or give them NaN"
+                )
+            if missing:
+                check_reference(frames[0], field, where)
 
 
 def check_restart() -> None:
@@ -112,7 +119,8 @@ def _readout(training_module: DictConfig) -> Dict[str, Any]:
         if key == "readout":
             found["preset"] = preset
             found["evidence"] = resolve_evidence(get_preset(preset), options["evidence"])
-            found["force_unit"] = options["force_unit"]
+            auto = str(options["force_unit"]).strip().lower() == "auto"
+            found["force_unit"] = "auto" if auto else resolve_force_unit(options["force_unit"])
         else:
             settings = force_loss_settings(preset, options["evidence"], options["evidence_weight"])
             found["evidence_weight"] = settings.evidence_weight

@@ -49,7 +49,7 @@ def uncertainty_gradient(
     if sequence is None or not hasattr(sequence, "e2ip_readout"):
         raise InputError(
             f"uncertainty_gradient needs an eager model built by nequip_ext.E2IPModel, not a {type(model).__name__}: "
-            "load a checkpoint or package (ModelFromCheckpoint, ModelFromPackage), not a compiled file"
+            "load a checkpoint or package (E2IPCalculator.from_saved_model), not a compiled file"
         )
     inputs = {key: data[key] for key in model.model_input_fields if key in data}
     positions = inputs[AtomicDataDict.POSITIONS_KEY]

@@ -37,7 +37,8 @@ def test_every_output_key_is_a_property_and_equals_the_models(make_model, make_b
     assert NAMES <= set(calculator.implemented_properties)
     for key in OUTPUT_KEYS:
         assert results[key.name].shape == (len(frames[2]), *key.shape)
-        np.testing.assert_array_equal(results[key.name], expected[key.name].detach().numpy())
+        # The calculator derives the views from the parameters once more.
+        np.testing.assert_allclose(results[key.name], expected[key.name].detach().numpy(), rtol=1e-12, atol=1e-15)
     atoms = frames[2].copy()
     atoms.calc = calculator
     assert atoms.calc.get_property("forces_cov", atoms).shape == (len(atoms), 3, 3)

@@ -39,7 +39,7 @@ def test_settings_from_a_yaml_file(train, tmp_path):
 def test_paper_preset(train):
     run = train(*E2IP, "--e2ip_preset=paper", max_num_epochs=1)
     assert run.model.e2ip_config["preset"] == "paper"
-    assert run.model.e2ip_head.heads[0].scalar_ceiling == 5.0
+    assert run.model.e2ip_head.heads[0].scalar_damper == (4.0, 5.0)
 
 
 def test_automatic_force_unit_is_a_fraction_of_the_component_rms(train, data_files):

@@ -63,3 +63,16 @@ def test_missing_forces(batches):
 def test_a_missing_file_is_named_by_nequip_itself():
     with pytest.raises(FileNotFoundError, match=r"nowhere\.xyz"):
         ASEDataset(file_path="nowhere.xyz")
+
+
+def test_frames_without_labels_are_counted():
+    from types import SimpleNamespace
+
+    from nequip_ext.checks import check_datasets
+
+    labelled = {"forces": torch.zeros(2, 3), "total_energy": torch.zeros(1)}
+    config = {"file_path": "valid.xyz"}
+    check_datasets("validation", [config], [SimpleNamespace(data_list=[labelled, labelled])])
+    some = SimpleNamespace(data_list=[labelled, {"total_energy": torch.zeros(1)}, labelled])
+    with pytest.raises(InputError, match=r"1 of 3 frames of the validation data \(valid\.xyz\).*frame 1"):
+        check_datasets("validation", [config], [some])

@@ -241,7 +241,7 @@ def test_missing_forces_key_ends_before_training(tmp_path, train_files, split):
     ("checkpoint", "config", "override", "message"),
     [
         ("trained", "nequip_e2ip", "evidence=independent", "evidence independent.*trained with evidence coupled"),
-        ("trained", "nequip_e2ip", "force_unit=0.1", "force_unit 0.1.*trained with force_unit None"),
+        ("trained", "nequip_e2ip", "force_unit=0.1", r"force_unit 0\.1.*trained with force_unit 0\.0433641"),
         ("trained", "nequip_baseline", "seed=1", "readout stock.*trained with.*readout e2ip"),
         ("baseline", "nequip_e2ip", "seed=1", "readout e2ip.*trained with.*readout stock"),
     ],
@@ -259,7 +259,7 @@ def test_restart_of_a_checkpoint_with_another_readout(
 def test_restart_with_the_same_readout_in_other_words(tmp_path, trained, train_files):
     """Stating the default is no change, and neither is all that is not readout or loss."""
     restart = (f"++ckpt_path={trained / 'last.ckpt'}", "evidence=coupled", "max_epochs=4", "run=[train]")
-    for change in ("++training_module.ema_decay=0.9", "preset=default"):
+    for change in ("++training_module.ema_decay=0.9", "force_unit=0.0433641"):
         done = subprocess.run(
             command("nequip_e2ip", tmp_path / "run", train_files, *restart, change),
             env=ENVIRONMENT,
