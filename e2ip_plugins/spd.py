@@ -64,23 +64,6 @@ def tangent_to_sym6(s: Tensor, t: Tensor) -> Tensor:
     )
 
 
-def symmetric_traceless(a: Tensor, b: Tensor) -> Tensor:
-    """2e part (..., 5) of the product of two vectors (..., 3), in the basis of `tangent_to_sym6`."""
-    ax, ay, az = a.unbind(-1)
-    bx, by, bz = b.unbind(-1)
-    xx, yy, zz = ax * bx, ay * by, az * bz
-    return torch.stack(
-        [
-            (ax * bz + az * bx) / math.sqrt(2.0),
-            (ax * by + ay * bx) / math.sqrt(2.0),
-            (2.0 * yy - xx - zz) / math.sqrt(6.0),
-            (ay * bz + az * by) / math.sqrt(2.0),
-            (zz - xx) / math.sqrt(2.0),
-        ],
-        dim=-1,
-    )
-
-
 def symmetric_traceless_part(m: Tensor) -> Tensor:
     """2e part (..., 5) of a matrix (..., 3, 3), in the basis of `tangent_to_sym6`."""
     xx, xy, xz, yx, yy, yz, zx, zy, zz = m.flatten(-2).unbind(-1)
@@ -95,6 +78,11 @@ def symmetric_traceless_part(m: Tensor) -> Tensor:
         ],
         dim=-1,
     )
+
+
+def symmetric_traceless(a: Tensor, b: Tensor) -> Tensor:
+    """2e part (..., 5) of the product of two vectors (..., 3), in the basis of `tangent_to_sym6`."""
+    return symmetric_traceless_part(a.unsqueeze(-1) * b.unsqueeze(-2))
 
 
 def sym6_to_matrix(x: Tensor) -> Tensor:
