@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.fused import distribution
 from e2ip_plugins.presets import TENSOR_DAMPER, get_preset, resolve_evidence
-from e2ip_plugins.spd import symmetric_traceless, symmetric_traceless_part
+from e2ip_plugins.spd import SymmetricTracelessPart
 
 
 class EvidentialHead(nn.Module):
@@ -76,8 +76,8 @@ class EvidentialHead(nn.Module):
             self.hidden = nn.Linear(num_scalars, hidden)
             self.out = nn.Linear(hidden, 3 + num_gates)
             # Plain matrices, scaled to keep variance: a bias would break equivariance.
-            self.mix_left = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
-            self.mix_right = nn.Parameter(torch.randn(num_vectors, channels) / math.sqrt(max(1, num_vectors)))
+            pairs = torch.cat([torch.randn(num_vectors, channels) for _ in range(2)], dim=1)
+            self.mix_vectors = nn.Parameter(pairs / math.sqrt(max(1, num_vectors)))
             self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(max(1, num_tensors)))
         # Near isotropy at the start, but not at t = 0 exactly: gates and mixers learn at once.
         with torch.no_grad():
@@ -85,6 +85,7 @@ class EvidentialHead(nn.Module):
             self.out.bias.zero_()
             self.out.bias[0] = 2.0 * math.sqrt(3.0) * math.log(chosen.initial_sigma)
         self.register_buffer("force_unit", torch.tensor(float(force_unit)))
+        self.traceless_part = SymmetricTracelessPart()
 
     def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor) -> Dict[str, Tensor]:
         """Distribution parameters (see `e2ip_plugins.keys`) of N atoms.
@@ -104,28 +105,28 @@ class EvidentialHead(nn.Module):
             damper is past its knee, and ``e2ip_coefficients`` (N, 8), what the map and the evidence are made of.
         """
         invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
-        s, raw_nu, raw_kappa = invariants[:, 0], invariants[:, 1], invariants[:, 2]
         t = self._anisotropy(invariants[:, 3:], vectors, tensors)
+        coefficients = torch.cat([invariants[:, :1], t, invariants[:, 1:3]], dim=1)
         force_unit = self.force_unit
         if self.double_outputs:
-            s, t, raw_nu, raw_kappa = s.double(), t.double(), raw_nu.double(), raw_kappa.double()
-            force_unit = force_unit.double()
+            coefficients, force_unit = coefficients.double(), force_unit.double()
+        s, t = coefficients[:, 0], coefficients[:, 1:6]
+        raw_nu, raw_kappa = coefficients[:, 6], coefficients[:, 7]
         # `coupled` ignores the third output: a fixed layout keeps saved models readable in both modes.
         used_kappa: Optional[Tensor] = None
         if not self.coupled:
             used_kappa = raw_kappa
-        log_sigma0, sigma0, nu, kappa = distribution(
+        log_sigma0, sigma0, nu, kappa, plateau = distribution(
             s, t, raw_nu, used_kappa, force_unit, self.scalar_damper, self.tensor_damper
         )
-        past_knee = (s.abs() > self.scalar_damper[0]) | (t.square().sum(-1) > self.tensor_damper[0] ** 2)
         return {
             "e2ip_log_sigma0": log_sigma0,
             "e2ip_nu": nu,
             "e2ip_kappa": kappa,
             "e2ip_sigma0_sym6": sigma0,
             "e2ip_force_unit": force_unit.expand(s.shape[0]),
-            "e2ip_plateau": past_knee.to(s.dtype),
-            "e2ip_coefficients": torch.cat([s.unsqueeze(-1), t, raw_nu.unsqueeze(-1), raw_kappa.unsqueeze(-1)], dim=-1),
+            "e2ip_plateau": plateau,
+            "e2ip_coefficients": coefficients,
         }
 
     def _anisotropy(self, gates: Tensor, vectors: Tensor, tensors: Tensor) -> Tensor:
@@ -136,10 +137,10 @@ class EvidentialHead(nn.Module):
             weights = torch.matmul(gates[:, : self.channels], self.mix_tensors.t())
             t = torch.bmm(weights.unsqueeze(1), tensors).squeeze(1)
         if self.has_vectors:
-            by_component = vectors.transpose(1, 2)
-            left = torch.matmul(by_component, self.mix_left) * gates[:, -self.channels :].unsqueeze(1)
-            right = torch.matmul(by_component, self.mix_right)
-            products = symmetric_traceless_part(torch.bmm(left, right.transpose(1, 2)))
+            mixed = torch.matmul(vectors.transpose(1, 2), self.mix_vectors)
+            left = mixed[:, :, : self.channels] * gates[:, -self.channels :].unsqueeze(1)
+            pairs = torch.bmm(left, mixed[:, :, self.channels :].transpose(1, 2))
+            products = self.traceless_part(pairs)
             t = products if t is None else t + products
         assert t is not None
         return t
@@ -165,6 +166,7 @@ class EdgePool(nn.Module):
             torch.manual_seed(seed)
             self.from_radial = nn.Linear(num_radial, channels, bias=False)
             self.from_sender = nn.Linear(num_scalars, channels)
+        self.traceless_part = SymmetricTracelessPart()
 
     def forward(
         self, edge_vectors: Tensor, radial: Tensor, scalars: Tensor, sender: Tensor, receiver: Tensor
@@ -183,6 +185,6 @@ class EdgePool(nn.Module):
         """
         unit = edge_vectors / torch.linalg.vector_norm(edge_vectors, dim=-1, keepdim=True)
         weight = self.from_radial(radial) * self.from_sender(scalars)[sender]
-        terms = weight.unsqueeze(-1) * symmetric_traceless(unit, unit).unsqueeze(1)
+        terms = weight.unsqueeze(-1) * self.traceless_part(unit.unsqueeze(-1) * unit.unsqueeze(-2)).unsqueeze(1)
         pooled = torch.zeros(scalars.shape[0], self.channels, 5, dtype=terms.dtype, device=terms.device)
         return pooled.index_add(0, receiver, terms)

@@ -12,7 +12,7 @@ import math
 from typing import List, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # TorchScript folds math.sqrt of a literal but refuses module-level floats.
 
@@ -64,32 +64,33 @@ def tangent_to_sym6(s: Tensor, t: Tensor) -> Tensor:
     )
 
 
-def symmetric_traceless_part(m: Tensor) -> Tensor:
+class SymmetricTracelessPart(nn.Module):
     """2e part (..., 5) of a matrix (..., 3, 3), in the basis of `tangent_to_sym6`."""
-    xx, xy, xz, yx, yy, yz, zx, zy, zz = m.flatten(-2).unbind(-1)
-    off_diagonal = 1.0 / math.sqrt(2.0)
-    return torch.stack(
-        [
-            (xz + zx) * off_diagonal,
-            (xy + yx) * off_diagonal,
-            (2.0 * yy - xx - zz) / math.sqrt(6.0),
-            (yz + zy) * off_diagonal,
-            (zz - xx) * off_diagonal,
-        ],
-        dim=-1,
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("basis", _traceless_basis().to(torch.get_default_dtype()), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        # A float32 model that becomes a float64 one would keep its rounded constants.
+        self.basis = _traceless_basis().to(self.basis)
+        return self
+
+    def forward(self, m: Tensor) -> Tensor:
+        return torch.matmul(m.flatten(-2), self.basis)
 
 
-def symmetric_traceless(a: Tensor, b: Tensor) -> Tensor:
-    """2e part (..., 5) of the product of two vectors (..., 3), in the basis of `tangent_to_sym6`."""
-    return symmetric_traceless_part(a.unsqueeze(-1) * b.unsqueeze(-2))
+def _traceless_basis() -> Tensor:
+    """Q1 … Q5 as columns (9, 5)."""
+    eye = torch.eye(5, dtype=torch.float64)
+    return sym6_to_matrix(tangent_to_sym6(torch.zeros_like(eye[0]), eye)).flatten(-2).t().contiguous()
 
 
 def sym6_to_matrix(x: Tensor) -> Tensor:
     """sym6 (..., 6) to (..., 3, 3)."""
     xx, yy, zz, yz, xz, xy = x.unbind(-1)
-    rows = [torch.stack([xx, xy, xz], -1), torch.stack([xy, yy, yz], -1), torch.stack([xz, yz, zz], -1)]
-    return torch.stack(rows, -2)
+    return torch.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).view(list(x.shape[:-1]) + [3, 3])  # noqa: RUF005 (TorchScript)
 
 
 def sym6_matvec(x: Tensor, v: Tensor) -> Tensor:

@@ -92,14 +92,16 @@ class Readout(nn.Module):
     def _gather(self, node_feats: Tensor, slices: List[Tuple[int, int]], dim: int) -> Tensor:
         """Channels (N, C, dim) of one irrep from all layers."""
         num_atoms = node_feats.shape[0]
-        parts: List[Tensor] = [node_feats.new_zeros((num_atoms, 0, dim))]
+        parts: List[Tensor] = []
         for start, mul in slices:
             block = node_feats[:, start : start + mul * dim]
             if self.ir_mul:
                 parts.append(block.reshape(num_atoms, dim, mul).transpose(1, 2))
             else:
                 parts.append(block.reshape(num_atoms, mul, dim))
-        return torch.cat(parts, dim=1)
+        if len(parts) == 0:
+            return node_feats.new_zeros((num_atoms, 0, dim))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def forward(
         self, node_feats: Tensor, node_heads: Tensor, edge_vectors: Tensor, radial: Tensor, edge_index: Tensor

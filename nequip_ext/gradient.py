@@ -9,6 +9,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.gradient import Uncertainty, differentiate
 from e2ip_plugins.keys import OUTPUT_KEYS
+from nequip_ext.readout import KEEP_GRAPH_KEY
 
 
 def uncertainty_gradient(
@@ -59,6 +60,7 @@ def uncertainty_gradient(
         inputs[AtomicDataDict.POSITIONS_KEY] = positions
         if AtomicDataDict.CELL_KEY in inputs:
             inputs[AtomicDataDict.CELL_KEY] = inputs[AtomicDataDict.CELL_KEY].view(-1, 3, 3)
+        inputs[KEEP_GRAPH_KEY] = positions
         computed = sequence(inputs)
         outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in OUTPUT_KEYS}
         return differentiate(outputs, positions, uncertainty, create_graph)

@@ -20,6 +20,9 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OUTPUT_KEYS, PLA
 #: Between tap and readout only; never an output.
 TAP_KEY = "e2ip_tapped_features"
 
+#: Put into the inputs outside training, it keeps the graph of the readout's outputs (`nequip_ext.gradient`).
+KEEP_GRAPH_KEY = "e2ip_keep_graph"
+
 Slices = List[Tuple[int, int, int]]
 
 
@@ -39,7 +42,7 @@ def _gather(features: Tensor, slices: Slices, dim: int) -> Tensor:
     """Channels (N, C, dim) of one irrep out of e3nn's mul_ir layout (N, irreps)."""
     # explicit sizes: -1 is ambiguous when there are no atoms
     parts = [features[:, start:stop].reshape(features.shape[0], mul, dim) for start, stop, mul in slices]
-    return torch.cat(parts, dim=1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 class FeatureTap(GraphModuleMixin, torch.nn.Module):
@@ -124,6 +127,14 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
         self.irreps_out.pop(TAP_KEY, None)
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        keep_graph = data.pop(KEEP_GRAPH_KEY, None) is not None
+        if self.training or keep_graph:
+            return self._read_out(data)
+        # The graph that the features belong to is freed by the time anybody sees these outputs.
+        with torch.no_grad():
+            return self._read_out(data)
+
+    def _read_out(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         if self.scalars_from_edges:
             edge_scalars = _gather(data[AtomicDataDict.EDGE_FEATURES_KEY], self.scalar_slices, 1).squeeze(-1)
             num_nodes = AtomicDataDict.num_nodes(data)

@@ -86,7 +86,7 @@ def distribution(
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
     path: Optional[str] = None,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The distribution of every atom's force, from the head's raw outputs (paper, Eq. 9, 10).
 
     U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.niw.aleatoric_factor`, `epistemic_factor`), to be
@@ -104,6 +104,8 @@ def distribution(
     sigma0 : (N, 6)
         Σ0 in eV²/Å², symmetric positive definite.
     nu, kappa : (N,)
+    plateau : (N,)
+        1 where a damper is past its knee, else 0; without gradient.
     """
     if torch.jit.is_scripting():
         return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper)
@@ -148,7 +150,7 @@ def _one_pass(kernel, recorded, inputs, force_unit, constants) -> Tuple[Tensor, 
 
 def _distribution(
     inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, ...]:
     traced, inputs, force_unit = _prepare(inputs, force_unit)
     like = inputs[0]
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
@@ -159,8 +161,10 @@ def _distribution(
     kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path))
     if recorded:
         return Unrecorded.apply(*inputs, force_unit, constants, kernel)
-    with torch.no_grad():
-        return kernel(*inputs, force_unit, constants)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return kernel(*inputs, force_unit, constants)
+    return kernel(*inputs, force_unit, constants)
 
 
 def _distribution_kernel(chosen: str) -> Callable:
@@ -188,37 +192,41 @@ def _as_operator(like: Tensor, path: Optional[str]) -> bool:
 
 def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:
     """Whether the call is traced, the inputs in one dtype, and σ_ref without gradient."""
-    compiling = torch.compiler.is_compiling()
     present = [x for x in inputs if x is not None]
-    if not compiling:
+    first = present[0]
+    traced = torch.compiler.is_compiling()
+    if not traced:
         _check(inputs, force_unit)
-    dtype = torch.float32
-    for x in present:
-        if x.dtype != dtype:
+        traced = paths.transformed(present)
+    if first.dtype not in (torch.float32, torch.float64) or any(x.dtype != first.dtype for x in present):
+        dtype = torch.float32
+        for x in present:
             dtype = torch.promote_types(dtype, x.dtype)
-    inputs = [x if x is None or x.dtype == dtype else x.to(dtype) for x in inputs]
+        inputs = [x if x is None else x.to(dtype) for x in inputs]
+        first = inputs[0]
     if isinstance(force_unit, Tensor):
-        force_unit = force_unit.detach().to(dtype=dtype, device=present[0].device, non_blocking=True)
+        force_unit = force_unit.detach().to(dtype=first.dtype, device=first.device, non_blocking=True)
     else:
         force_unit = float(force_unit)
-    return compiling or paths.transformed(present), inputs, force_unit
+    return traced, inputs, force_unit
 
 
 def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
     first = inputs[0]
-    debug = os.environ.get("E2IP_DEBUG", "0") == "1" and not paths.transformed([first])
-    shapes = list(_SHAPES.items())[: len(inputs)]
-    for (name, shape), x in zip(shapes, inputs, strict=True):
+    count, device = first.shape[:1], first.device
+    for x, (name, shape) in zip(inputs, _SHAPES.items(), strict=False):
         if x is None:
             continue
-        if x.shape != (first.shape[0], *shape) if x.dim() else True:
+        if x.shape != count + shape or not count:
             raise InputError(f"{name} has shape {tuple(x.shape)}, expected {('N', *shape)} with the N of s")
-        if x.device != first.device:
-            raise InputError(f"{name} is on {x.device}, s on {first.device}: move all of them to one device")
-        if not x.dtype.is_floating_point:
+        if x.device != device:
+            raise InputError(f"{name} is on {x.device}, s on {device}: move all of them to one device")
+        if not x.is_floating_point():
             raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
-        if debug:
-            _check_finite(name, x)
+    if os.environ.get("E2IP_DEBUG") == "1" and not paths.transformed([first]):
+        for x, name in zip(inputs, _SHAPES, strict=False):
+            if x is not None:
+                _check_finite(name, x)
     if isinstance(force_unit, Tensor):
         if force_unit.dim() > 1 or (force_unit.dim() == 1 and force_unit.shape != first.shape):
             raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or {tuple(first.shape)}")

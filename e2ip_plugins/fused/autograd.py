@@ -167,11 +167,13 @@ class Unrecorded(torch.autograd.Function):
         force_unit: Union[float, Tensor],
         constants: Constants,
         kernel: Callable,
-    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> Tuple[Tensor, ...]:
         ctx.save_for_backward(s, t, raw_nu, raw_kappa)
         ctx.force_unit, ctx.constants = force_unit, constants
         ctx.set_materialize_grads(False)
-        return kernel(s, t, raw_nu, raw_kappa, force_unit, constants)
+        outputs = kernel(s, t, raw_nu, raw_kappa, force_unit, constants)
+        ctx.mark_non_differentiable(outputs[-1])
+        return outputs
 
     @staticmethod
     def backward(ctx, *outputs: Optional[Tensor]) -> Gradients:

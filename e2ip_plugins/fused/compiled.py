@@ -69,9 +69,9 @@ def loss_and_gradients(
 
 def distribution(
     s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, ...]:
     """As `eager.distribution`; σ_ref is a tensor."""
     run = kernel("distribution", constants, s.dtype, raw_kappa is None)
     evidence = [x.contiguous() for x in (raw_nu, raw_kappa) if x is not None]
     rows = run(s.contiguous(), t.t().contiguous(), *evidence, _contiguous(force_unit))
-    return rows[:6].t().contiguous(), rows[6:12].t().contiguous(), rows[12], rows[13]
+    return rows[:6].t().contiguous(), rows[6:12].t().contiguous(), rows[12], rows[13], rows[14]

@@ -23,97 +23,150 @@ CHUNK = 8192
 
 
 class _Tables(NamedTuple):
-    """Constant tensors; for B = -T/2 with T = Σ t_k Q_k."""
+    """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
+    surely: Tensor  # (6, 1): makes every |coefficient| that no damper can touch less than 1
+    knee: Tensor  # (2, 1): of s and t, scaled by `_tiny` like the next two
+    knee2: Tensor  # (2, 1): its square
+    width: Tensor  # (2, 1): from knee to ceiling
+    slope: Tensor  # (2, 1): 1/width
+    members: Tensor  # (6, 2): which of (s, t) share a damper
     basis: Tensor  # (9, 5): t to B
-    basis6: Tensor  # (6, 5): t to T as sym6
+    log: Tensor  # (7, 6): (s, t) to S as sym6, and a third of its trace
+    diagonal: Tensor  # (7, 1): what a multiple of the unit matrix adds to these rows
+    is_s: Tensor  # (6, 1)
+    lift: Tensor  # (19, 36): (1, t) ⊗ (1, t) to coordinates (1, 2e) of I, T/2, (T/2)², and to p
+    square: Tensor  # (6, 36): outer product of a matrix' coordinates to its square as sym6
     project: Tensor  # (5, 9): ∂/∂B to twice ∂/∂t
     grad_q: Tensor  # (5, 25): t ⊗ t to ∂q/∂t
+    values: Tensor  # (3, i·j): monomials p^i (3q)^j to a
     exponential: Tensor  # (9, i·j): monomials ‖t‖^2i (t·∂q/∂t)^j to a, ½ ∂a/∂p, 2 ∂a/∂q
     powers: Tuple[int, int]
     gamma_rest: Tensor  # (2, k): powers of (ν-3/2)^-2 to R and -(ν-3/2) ∂R/∂ν
     log_series: Tensor  # (k,): powers z² … to log1p(x) - z
+    minimum: Tensor  # (2, 1): of ν and κ
     zero: Tensor
     one: Tensor
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(double: bool, work: torch.dtype, device: torch.device) -> _Tables:
+def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Constants) -> _Tables:
     eye = torch.eye(5, dtype=torch.float64, device="cpu")
     basis6 = tangent_to_sym6(eye.new_zeros(5), eye)
     q = sym6_to_matrix(basis6)
     triple = torch.einsum("iab,jbc,kca->ijk", q, q, q)
+    # Q_i Q_j, made symmetric, is δ_ij/3 I + Σ_k triple_ijk Q_k.
+    lift = eye.new_zeros(19, 6, 6)
+    lift[0, 0, 0] = 1.0
+    lift[7:12, 0, 1:] = 0.5 * eye
+    lift[12, 1:, 1:], lift[13:18, 1:, 1:], lift[18, 1:, 1:] = eye / 12.0, triple / 4.0, eye / 8.0
+    with_unit = torch.cat([torch.eye(3, dtype=torch.float64, device="cpu").unsqueeze(0), q])
+    products = torch.einsum("iab,jbc->acij", with_unit, with_unit)
+    square = [0.5 * (products[a, c] + products[c, a]) for a, c in ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))]
+    log = eye.new_zeros(7, 6)
+    log[[0, 1, 2, 6], 0] = 1.0 / ROOT3
+    log[:6, 1:] = basis6.T
+
     polynomials = series.exp_polynomials(series.DOUBLE_TERMS if double else series.SINGLE_TERMS)
     rows, columns = (1 + max(key[axis] for poly in polynomials for key in poly) for axis in (0, 1))
-    exponential = eye.new_zeros(9, rows, columns)
-    # The monomials are those of ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
+    values, exponential = eye.new_zeros(3, rows, columns), eye.new_zeros(9, rows, columns)
+    # The monomials of the loss are those of ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
     for n, poly in enumerate(polynomials):
         factor = (1.0, 0.5, 2.0)[n // 3]
         for (i, j), value in poly.items():
             exponential[n, i, j] = factor * value / (8.0**i * 3.0**j)
+            if n < 3:
+                values[n, i, j] = value / 3.0**j
     gamma_rest = series.DOUBLE_GAMMA_REST if double else series.SINGLE_GAMMA_REST
     rest = [value * 4.0 ** (k + 1) for k, value in enumerate(gamma_rest)]
     slope = [2.0 * (k + 1) * value for k, value in enumerate(rest)]
     log_series = [1.0 / k for k in range(2, series.DOUBLE_LOG_TERMS + 1)]
+    width = [constants.scalar_ceiling - constants.scalar_knee, constants.tensor_ceiling - constants.tensor_knee]
 
     def put(x: Union[Tensor, list]) -> Tensor:
         return torch.as_tensor(x, dtype=torch.float64, device="cpu").to(device, work).contiguous()
 
+    def column(x: list) -> Tensor:
+        return put(x).unsqueeze(1)
+
+    tiny = _tiny(work)
     return _Tables(
+        surely=column([1.0 / constants.scalar_knee] + 5 * [math.sqrt(5.0) / constants.tensor_knee]),
+        knee=column([tiny * constants.scalar_knee, tiny * constants.tensor_knee]),
+        knee2=column([(tiny * constants.scalar_knee) ** 2, (tiny * constants.tensor_knee) ** 2]),
+        width=column([tiny * x for x in width]),
+        slope=column([1.0 / (tiny * x) for x in width]),
+        members=put([[1.0, 0.0]] + 5 * [[0.0, 1.0]]),
         basis=put(-0.5 * q.reshape(5, 9).T),
-        basis6=put(basis6.T),
+        log=put(log),
+        diagonal=column([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
+        is_s=torch.arange(6, device=device).unsqueeze(1) == 0,
+        lift=put(lift.view(19, 36)),
+        square=put(torch.stack(square).view(6, 36)),
         project=put(-q.reshape(5, 9)),
         grad_q=put(-triple.reshape(5, 25) / 8.0),
-        exponential=put(exponential.reshape(9, -1)),
+        values=put(values.view(3, -1)),
+        exponential=put(exponential.view(9, -1)),
         powers=(rows, columns),
         gamma_rest=put([rest, slope]),
         log_series=put(log_series),
+        minimum=column([MIN_NU, MIN_KAPPA]),
         zero=put([0.0])[0],
         one=put([1.0])[0],
     )
 
 
-def _setup(out: torch.dtype, device: torch.device) -> Tuple[torch.dtype, _Tables]:
+def _tiny(work: torch.dtype) -> float:
+    """Factor under which squares do not overflow; those that underflow are far below a knee."""
+    return 2.0**-500 if work == torch.float64 else 2.0**-60
+
+
+def _setup(out: torch.dtype, device: torch.device, constants: Constants) -> Tuple[torch.dtype, _Tables]:
     # MPS has no float64.
     work = out if device.type == "mps" else torch.float64
-    return work, _tables(out == torch.float64, work, device)
+    return work, _tables(out == torch.float64, work, device, constants)
+
+
+def _number(force_unit: Union[float, Tensor]) -> Union[float, Tensor]:
+    """σ_ref as a float, where it is one for all atoms and reading it does not make the host wait."""
+    if isinstance(force_unit, Tensor) and force_unit.device.type == "cpu" and force_unit.dim() == 0:
+        return force_unit.item()
+    return force_unit
 
 
 class _Damped(NamedTuple):
-    """Damped t̃ (5, N) and what its gradient needs: direction (5, N), φ/‖t‖ and φ' (N,)."""
+    """Damped (s̃, t̃) (6, N), and what the gradient needs unless it is the identity."""
 
     value: Tensor
-    direction: Tensor
-    ratio: Tensor
-    slope: Optional[Tensor]
+    plateau: Tensor  # (1, N): 1 where past a knee
+    direction: Optional[Tensor] = None  # (5, N): of t, shorter than 1 below the knee
+    ratio: Optional[Tensor] = None  # (2, N): φ(|s|)/|s|, φ(‖t‖)/‖t‖
+    slope: Optional[Tensor] = None  # (2, N): φ'
 
 
-def _damp_vector(t: Tensor, constants: Constants, scale: bool, gradients: bool) -> _Damped:
-    knee, width = constants.tensor_knee, constants.tensor_ceiling - constants.tensor_knee
-    if scale:
-        # float64 coefficients: ‖t‖² can overflow.
-        largest = t.abs().amax(0).clamp(min=knee)
-        scaled = t / largest
-        norm = torch.maximum((scaled * scaled).sum(0).sqrt(), knee / largest)
-        direction, norm = scaled / norm, largest * norm
-    else:
-        norm = (t * t).sum(0).sqrt().clamp(min=knee)
-        direction = t / norm
-    th = ((norm - knee) * (1.0 / width)).tanh()
-    phi = th * width + knee
-    slope = 1.0 - th * th if gradients else None
-    return _Damped(direction * phi, direction, phi / norm, slope)
+def _damp(coefficients: Tensor, tables: _Tables, gradients: bool) -> _Damped:
+    """Both dampers on (s, t) (6, N): up to the knee the ratio is exactly 1."""
+    n = coefficients.shape[1]
+    # The usual case, at half the cost. Elsewhere than on the CPU asking would make the host wait.
+    if n > 0 and coefficients.device.type == "cpu" and (coefficients * tables.surely).abs_().amax().item() < 1.0:
+        return _Damped(coefficients, tables.zero.expand(1, n))
+    scaled = coefficients * _tiny(coefficients.dtype)
+    norm2 = tables.members.t() @ (scaled * scaled)
+    plateau = (norm2 > tables.knee2).any(0, keepdim=True)
+    norm = torch.maximum(norm2.sqrt_(), tables.knee)
+    th = ((norm - tables.knee) * tables.slope).tanh_()
+    ratio = (th * tables.width).add_(tables.knee).div_(norm)
+    value = (tables.members @ ratio).mul_(coefficients)
+    if not gradients:
+        return _Damped(value, plateau)
+    return _Damped(value, plateau, scaled[1:] / norm[1], ratio, 1.0 - th * th)
 
 
-def _exponential(t: Tensor, tables: _Tables) -> Tuple[Tensor, Tensor]:
-    """a, ½ ∂a/∂p, 2 ∂a/∂q (9, N) of exp(B), and ∂q/∂t (5, N), for damped t (5, N)."""
-    n = t.shape[1]
-    grad_q = tables.grad_q @ (t.unsqueeze(1) * t).view(25, n)
-    variables = torch.stack([t, grad_q]).mul_(t).sum(1)
-    rows, columns = tables.powers
+def _monomials(variables: Tensor, tables: _Tables) -> Tensor:
+    """Monomials x^i y^j (i·j, N) of two variables (2, N)."""
+    n, (rows, columns) = variables.shape[1], tables.powers
     powers = torch.cat([tables.one.expand(1, 2, n), variables.expand(rows - 1, 2, n)]).cumprod(0)
-    monomials = (powers[:, :1] * powers[:columns, 1]).view(rows * columns, n)
-    return tables.exponential @ monomials, grad_q
+    return (powers[:, :1] * powers[:columns, 1]).view(rows * columns, n)
 
 
 def loss_and_gradients(
@@ -149,27 +202,24 @@ def loss_and_gradients(
 
 def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants, gradients):
     out, n = s.dtype, s.shape[0]
-    work, tables = _setup(out, s.device)
+    work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
-    rows = torch.cat([s.unsqueeze(0), *evidence_rows, t.t(), residual.t()]).to(work)
-    s, raw, t, residual = rows.split([1, len(evidence_rows), 5, 3])
+    rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows, residual.t()]).to(work)
+    coefficients, raw, residual = rows.split([6, len(evidence_rows), 3])
+    force_unit = _number(force_unit)
     if isinstance(force_unit, Tensor):
         force_unit = force_unit.to(work)
         constant = 3.0 * force_unit.log() + 1.5 * LOG_2PI
     else:
         constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
 
-    knee, width = constants.scalar_knee, constants.scalar_ceiling - constants.scalar_knee
-    s = s[0]
-    core = s.clamp(-knee, knee)
-    th = ((s - core) * (1.0 / width)).tanh()
-    s = core.add_(th, alpha=width)
-    damped = _damp_vector(t, constants, scale=out == torch.float64, gradients=gradients)
-    t = damped.value
+    damped = _damp(coefficients, tables, gradients)
+    s, t = damped.value[0], damped.value[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
-    coefficients, grad_q = _exponential(t, tables)
-    a = coefficients[:3]
+    grad_q = tables.grad_q @ (t.unsqueeze(1) * t).view(25, n)
+    series_of = tables.exponential @ _monomials(torch.stack([t, grad_q]).mul_(t).sum(1), tables)
+    a = series_of[:3]
     v = residual / force_unit
     b = (tables.basis @ t).view(3, 3, n)
     bv = (b * v).sum(1)
@@ -204,17 +254,19 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     by_kappa = (pull_z - 1.5).div_(kappa * (kappa + 1.0))
     by_evidence = (by_nu + by_kappa).unsqueeze(0) if raw_kappa is None else torch.stack([by_nu, by_kappa])
     by_evidence = by_evidence.mul_(raw.sigmoid())
-    by_s = (0.5 * ROOT3 - pull_z * (1.0 / ROOT3)).mul_(1.0 - th * th)
+    by_s = 0.5 * ROOT3 - pull_z * (1.0 / ROOT3)
 
     # ∂NLL/∂‖y‖² and from there to t through (p, q) and through the B in y = (a0 + a1 B + a2 B²) v.
     pull = half.mul_(z_over_m).mul_(shrink)
     by = (b * y).sum(1)
-    by_pq = (coefficients[3:].view(2, 3, n) * (krylov * y).sum(1)).sum(1)
+    by_pq = (series_of[3:].view(2, 3, n) * (krylov * y).sum(1)).sum(1)
     outer = (a[1] * v).addcmul_(a[2], bv).unsqueeze(1) * y
     outer = outer.addcmul_(v.unsqueeze(1), a[2] * by).view(9, n)
     by_t = (tables.project @ outer).addcmul_(by_pq[0], t).addcmul_(by_pq[1], grad_q).mul_(pull)
-    along = (damped.direction * by_t).sum(0).mul_(damped.slope - damped.ratio)
-    by_t = by_t.mul_(damped.ratio).addcmul_(damped.direction, along)
+    if damped.ratio is not None:
+        by_s = by_s.mul_(damped.slope[0])
+        along = (damped.direction * by_t).sum(0).mul_(damped.slope[1] - damped.ratio[1])
+        by_t = by_t.mul_(damped.ratio[1]).addcmul_(damped.direction, along)
 
     # exp(2B) v = exp(B) y
     by_residual = (a[0] * y).addcmul_(a[1], by).addcmul_(a[2], (b * by).sum(1))
@@ -233,31 +285,25 @@ def distribution(
     raw_kappa: Optional[Tensor],
     force_unit: Union[float, Tensor],
     constants: Constants,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log Σ0 (N, 6), Σ0 (N, 6), ν, κ (N,); arguments as in `e2ip_plugins.fused.distribution`, of one dtype."""
+) -> Tuple[Tensor, ...]:
+    """log Σ0 (N, 6), Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `e2ip_plugins.fused.distribution`, of one dtype."""
     out, n = s.dtype, s.shape[0]
-    work, tables = _setup(out, s.device)
-    s, t = s.to(work), t.t().to(work)
-    knee, width = constants.scalar_knee, constants.scalar_ceiling - constants.scalar_knee
-    core = s.clamp(-knee, knee)
-    s = core + width * ((s - core) * (1.0 / width)).tanh()
-    t = _damp_vector(t, constants, scale=out == torch.float64, gradients=False).value
-    # exp(T/2) is exp(B) of -t.
-    a = _exponential(-t, tables)[0][:3]
-    half = (tables.basis @ -t).view(3, 3, n)
-    root = a[1] * half + a[2] * _square(half)
-    root.diagonal().add_(a[0].unsqueeze(-1))
+    work, tables = _setup(out, s.device, constants)
+    evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
+    rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
+    damped, plateau, *_ = _damp(rows[:6], tables, gradients=False)
+    force_unit = _number(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
-    mean = s * (1.0 / ROOT3) + log_unit
-    sigma0 = (_square(root) * mean.exp()).view(9, n)[[0, 4, 8, 5, 2, 1]]
-    log_sigma0 = tables.basis6 @ t
-    log_sigma0[:3] += mean
-    nu = torch.logaddexp(raw_nu.to(work), tables.zero)
-    kappa = nu if raw_kappa is None else torch.logaddexp(raw_kappa.to(work), tables.zero)
-    nu, kappa = nu + MIN_NU, kappa + MIN_KAPPA
-    return log_sigma0.t().to(out).contiguous(), sigma0.t().to(out).contiguous(), nu.to(out), kappa.to(out)
+    log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)
 
+    # exp(T/2) = a0 I + a1 T/2 + a2 (T/2)², squared, in coordinates in which both products are linear in outer products.
+    lifted = damped.masked_fill(tables.is_s, 1.0)
+    powers = tables.lift @ (lifted.unsqueeze(1) * lifted).view(36, n)
+    matrices = powers[:18].view(3, 6, n)
+    a = tables.values @ _monomials(torch.stack([powers[18], (matrices[1] * matrices[2]).sum(0)]), tables)
+    root = (a.unsqueeze(1) * matrices).sum(0)
+    sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
-def _square(x: Tensor) -> Tensor:
-    """Square of symmetric matrices (3, 3, N)."""
-    return (x.unsqueeze(1) * x.unsqueeze(0)).sum(2)
+    evidence = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
+    done = torch.cat([log_sigma0[:6], sigma0, evidence, plateau]).to(out)
+    return done[:6].t(), done[6:12].t(), done[12], done[13], done[14]

@@ -71,17 +71,17 @@ def interpreted() -> bool:
 def choose(device: torch.device, count: int, path: Optional[str] = None) -> str:
     """``eager``, ``compiled`` or ``triton`` for so many atoms on a device; `InputError` where that cannot be."""
     wish = requested(path)
-    chosen = wish
+    chosen, on_cpu = wish, device.type == "cpu"
     if wish == "triton":
         if not has_triton():
             raise InputError(f"{VARIABLE} is 'triton', but Triton is not installed; install it or choose 'auto'")
         if device.type != "cuda" and not interpreted():
             raise InputError(f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto'")
     elif wish == "auto":
-        if device.type == "cuda" and has_triton():
-            chosen = "triton"
+        if on_cpu:
+            chosen = "compiled" if count >= COMPILE_FROM else "eager"
         else:
-            chosen = "compiled" if device.type == "cpu" and count >= COMPILE_FROM else "eager"
+            chosen = "triton" if device.type == "cuda" and has_triton() else "eager"
     if chosen == "compiled" and (count < 2 or device.type in _compile_failed):
         # torch.compile makes further versions for no and for one atom.
         chosen = "eager"
@@ -106,4 +106,7 @@ def transformed(tensors: "list[Tensor]") -> bool:
     # make_fx, FakeTensorMode and other dispatch modes; torch.func.
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
+    for x in tensors:
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            return True
+    return False

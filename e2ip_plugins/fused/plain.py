@@ -66,8 +66,9 @@ def distribution(
     force_unit: Tensor,
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `e2ip_plugins.fused.distribution`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
     log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
     nu, kappa = evidence(raw_nu, raw_kappa)
-    return log_sigma0, exp_sym6(log_sigma0), nu, kappa
+    past_knee = (s.square() > scalar_damper[0] ** 2) | (t.square().sum(-1) > tensor_damper[0] ** 2)
+    return log_sigma0, exp_sym6(log_sigma0), nu, kappa, past_knee.to(s.dtype)

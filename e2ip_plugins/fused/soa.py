@@ -228,9 +228,12 @@ def distribution(
     constants: Constants,
     double: bool,
 ) -> List[Tensor]:
-    """log Σ0 and Σ0 as six rows each, ν, κ; arguments as in `loss_and_gradients`."""
+    """log Σ0 and Σ0 as six rows each, ν, κ, plateau; arguments as in `loss_and_gradients`."""
+    t = [t[k] for k in range(5)]
+    past_knee = (s.abs() > constants.scalar_knee) | (sum(x * x for x in t) > constants.tensor_knee**2)
+    plateau = torch.where(past_knee, torch.ones_like(s), torch.zeros_like(s))
     s, _ = _damp(s, constants.scalar_knee, constants.scalar_ceiling)
-    t = _damp_vector([t[k] for k in range(5)], constants.tensor_knee, constants.tensor_ceiling)[0]
+    t = _damp_vector(t, constants.tensor_knee, constants.tensor_ceiling)[0]
     b = [-x for x in _half_matrix(t)]
     xx, yy, zz, yz, xz, xy = b
     p = 0.5 * (xx * xx + yy * yy + zz * zz) + (yz * yz + xz * xz + xy * xy)
@@ -244,4 +247,4 @@ def distribution(
     log_sigma0 = [2.0 * x + mean for x in b[:3]] + [2.0 * x for x in b[3:]]
     nu = _softplus(raw_nu)[0]
     kappa = nu if raw_kappa is None else _softplus(raw_kappa)[0]
-    return [*log_sigma0, *(scale * x for x in _square(tuple(root))), nu + MIN_NU, kappa + MIN_KAPPA]
+    return [*log_sigma0, *(scale * x for x in _square(tuple(root))), nu + MIN_NU, kappa + MIN_KAPPA, plateau]

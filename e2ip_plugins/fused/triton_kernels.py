@@ -334,15 +334,18 @@ def _backward_kernel(
 
 @triton.jit
 def _distribution_kernel(
-    s_ptr, t_ptr, nu_ptr, kappa_ptr, unit_ptr, log_ptr, sigma_ptr, out_nu_ptr, out_kappa_ptr, n,
+    s_ptr, t_ptr, nu_ptr, kappa_ptr, unit_ptr, log_ptr, sigma_ptr, out_nu_ptr, out_kappa_ptr, plateau_ptr, n,
     s_stride, t_row, t_column, nu_stride, kappa_stride, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr,
     COUPLED: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
-    s, _ = _damp(tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0), S_KNEE, S_CEILING)
+    s = tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0)
     t1, t2, t3, t4, t5 = _load5(t_ptr, atom * t_row, t_column, mask)
+    past = (tl.abs(s) > S_KNEE) | (t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5 > T_KNEE * T_KNEE)
+    tl.store(plateau_ptr + atom, tl.where(past, 1.0, 0.0), mask=mask)
+    s, _ = _damp(s, S_KNEE, S_CEILING)
     t1, t2, t3, t4, t5, _, _, _, _, _, _, _ = _damp_vector(t1, t2, t3, t4, t5, T_KNEE, T_CEILING)
     unit = tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
     xx, yy, zz, yz, xz, xy, p, q = _half_matrix(t1, t2, t3, t4, t5, 1.0)
@@ -452,18 +455,18 @@ def backward(
 
 def distribution(
     s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log Σ0, Σ0 (N, 6), ν, κ (N,); arguments as in `forward`."""
+) -> Tuple[Tensor, ...]:
+    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `forward`."""
     n = s.shape[0]
-    log_sigma0, sigma0, nu, out_kappa = s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n)
+    outputs = (s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n), s.new_empty(n))
     kappa = raw_nu if raw_kappa is None else raw_kappa
     _launch(
         _distribution_kernel, n, s.device,
-        s, t, raw_nu, kappa, force_unit, log_sigma0, sigma0, nu, out_kappa, n,
+        s, t, raw_nu, kappa, force_unit, *outputs, n,
         s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), _unit_stride(force_unit),
         **_dampers(constants), COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
     )  # fmt: skip
-    return log_sigma0, sigma0, nu, out_kappa
+    return outputs
 
 
 @functools.cache
@@ -516,17 +519,18 @@ def _operators():
     def distribution_op(
         s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor,
         s_knee: float, s_ceiling: float, t_knee: float, t_ceiling: float,
-    ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         n = s.shape[0]
         log_sigma0, sigma0, nu, out_kappa = s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n)
+        plateau = s.new_empty(n)
         kappa = raw_nu if raw_kappa is None else raw_kappa
         wrap(_distribution_kernel)[_grid(n)](
-            s, t, raw_nu, kappa, force_unit, log_sigma0, sigma0, nu, out_kappa, n,
+            s, t, raw_nu, kappa, force_unit, log_sigma0, sigma0, nu, out_kappa, plateau, n,
             s.stride(0), t.stride(0), t.stride(1), raw_nu.stride(0), kappa.stride(0), force_unit.stride(0),
             S_KNEE=s_knee, S_CEILING=s_ceiling, T_KNEE=t_knee, T_CEILING=t_ceiling,
             COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
         )  # fmt: skip
-        return log_sigma0, sigma0, nu, out_kappa
+        return log_sigma0, sigma0, nu, out_kappa, plateau
 
     @nll_op.register_kernel("cpu")
     def _(s, t, raw_nu, raw_kappa, residual, force_unit, *constants):
@@ -594,6 +598,6 @@ def traced_nll_terms(
 
 def traced_distribution(
     s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Tuple[Tensor, ...]:
     """`distribution` as an operator, without derivatives."""
     return _operators()[1](s, t, raw_nu, raw_kappa, force_unit.expand(s.shape[0]), *constants[:4])

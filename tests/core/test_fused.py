@@ -99,7 +99,7 @@ def test_pull_ceiling_changes_the_pull_alone(path):
     (*without, pull), (*with_, kept) = all_grads
     assert_same(list(with_), list(without), 1e-14)
     with torch.no_grad():
-        _, sigma0, nu, kappa = distribution(*inputs[:4], UNIT, *DAMPERS)
+        _, sigma0, nu, kappa, _ = distribution(*inputs[:4], UNIT, *DAMPERS)
         matrix = sigma0[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].view(-1, 3, 3)
         variance = torch.linalg.det((nu * (1 + 1 / kappa) / (nu - 2))[:, None, None] * matrix) ** (1 / 3)
     factor = (variance / (4.0 * UNIT) ** 2).clamp(min=1)
@@ -207,7 +207,7 @@ def test_few_atoms(path, count):
     assert [x.shape for x in grads] == [x.shape for x in inputs]
     with torch.no_grad():
         shapes = [tuple(x.shape) for x in distribution(*inputs[:4], UNIT, *DAMPERS, path=path)]
-    assert shapes == [(count, 6), (count, 6), (count,), (count,)]
+    assert shapes == [(count, 6), (count, 6), (count,), (count,), (count,)]
 
 
 def test_not_contiguous(path):

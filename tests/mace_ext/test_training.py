@@ -64,7 +64,7 @@ def test_stage_two_keeps_the_force_loss(train):
 
 def _learned(model):
     head = model.e2ip_head.heads[0]
-    return [head.hidden.weight, head.out.weight, head.mix_left]
+    return [head.hidden.weight, head.out.weight, head.mix_vectors]
 
 
 def test_freezing_everything_trains_the_readout_alone(train):
