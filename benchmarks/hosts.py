@@ -63,6 +63,12 @@ def measure(settings: Settings, write) -> None:
                     warm_up=2 if settings.mode == "eager" else 4,  # TorchScript optimises in its second call
                     progress=lambda text, label=label: status.update(f"{label}: {text}"),
                 )
+                if task == "inference" and settings.mode == "eager":
+                    from host_cost.profiling import seconds_inside
+
+                    done = len(result["times"]["e2ip"]["wall"])
+                    status.update(f"{label}: time inside the readout")
+                    result["inside"] = seconds_inside(settings.host, functions["e2ip"], settings.device, done)
                 if settings.memory:
                     status.update(f"{label}: peak memory")
                     result["memory"] = {v: peak_memory(functions[v], settings.device) for v in VARIANTS}

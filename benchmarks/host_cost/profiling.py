@@ -7,10 +7,13 @@ the code under test is the code that ships. Backward nodes are attributed to the
 import contextlib
 import importlib
 import statistics
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from host_cost.measure import synchronise
 
 _MARK = "part: "
 _LOSS = "force_loss_of_outputs"
@@ -26,6 +29,12 @@ _FUNCTIONS = {
 }
 _SHARED_FUNCTIONS = {("e2ip_plugins.head", "distribution"): "map to Σ0, ν, κ"}
 
+#: Where all of the readout happens in a prediction.
+_WHOLE = {
+    "nequip": ("nequip_ext.readout", "EvidentialReadout", "forward"),
+    "mace": ("mace_ext.model", "ScaleShiftMACE", "_outputs"),
+}
+
 #: Class of a module -> part; nested parts are subtracted from the outer one.
 _MODULES = {
     "EvidentialReadout": "readout, rest",
@@ -33,6 +42,32 @@ _MODULES = {
     "EvidentialHead": "head, rest",
     "EdgePool": "edge pool",
 }
+
+
+def seconds_inside(host: str, function: Callable, device: str, repeats: int) -> list[float]:
+    """Seconds spent in the readout during each of several predictions in eager mode.
+
+    The difference of two whole predictions has the noise of both; this has that of the small part alone.
+    """
+    module, name, method = _WHOLE[host]
+    owner = getattr(importlib.import_module(module), name)
+    original, spent = getattr(owner, method), []
+
+    def timed(*args):
+        synchronise(device)
+        start = time.perf_counter()
+        result = original(*args)
+        synchronise(device)
+        spent.append(time.perf_counter() - start)
+        return result
+
+    setattr(owner, method, timed)
+    try:
+        for _ in range(repeats):
+            function()
+    finally:
+        setattr(owner, method, original)
+    return spent
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ def tables(reports: list[dict], clock: str = "wall") -> str:
                     blocks.append(f"### {report['host']}, {mode}, {task}")
                     blocks.append(_table(done, clock))
                     blocks.append(exponent(done, clock)["text"])
+                    if all("inside" in r for r in done):
+                        blocks.append(_inside(done, clock))
                 blocks += [f"- {r['system']}, {mode}, {task}: {r['failed']}" for r in results if "failed" in r]
                 blocks += [_profile(r) for r in done if "profile" in r]
     return "\n\n".join([*blocks, _CAPTION]) + "\n"
@@ -129,6 +131,24 @@ def exponent(results: list[dict], clock: str) -> dict:
     sizes = ", ".join(str(n) for n, _, _ in used)
     text = f"Exponent of the overhead in atoms: {best[0]:.2f} ({low:.2f}–{high:.2f}), from {sizes} atoms.{noise}"
     return {"text": text, "exponent": best[0], "interval": (low, high), "prefactor": math.exp(best[1])}
+
+
+def _inside(results: list[dict], clock: str) -> str:
+    """Time inside the readout, its share of the baseline, and how it grows with the number of atoms."""
+    lines = ["| atoms | in the readout, ms | µs/atom | per baseline |", "|---|---|---|---|"]
+    for r in results:
+        inside, baseline = np.array(r["inside"]), np.median(r["times"]["baseline"][clock])
+        middle = np.median(inside)
+        cells = (_quartiles(1e3 * inside), _digits(1e6 * middle / r["atoms"]), f"{middle / baseline:.2%}")
+        lines.append(f"| {r['atoms']} | " + " | ".join(cells) + " |")
+    boxes = [(r["atoms"], np.median(r["inside"])) for r in results if r["periodic"]]
+    text = "Time inside the readout during a prediction."
+    if len(boxes) > 1:
+        atoms, seconds = np.log(np.array(boxes)).T
+        steps = np.diff(seconds) / np.diff(atoms)
+        text += f" Exponent in atoms over boxes of water: {np.polyfit(atoms, seconds, 1)[0]:.2f}; from one box to the "
+        text += "next " + ", ".join(f"{step:.2f}" for step in steps) + "."
+    return "\n".join([text, "", *lines])
 
 
 def _profile(result: dict) -> str:

@@ -88,7 +88,7 @@ def test_table_and_plot(hosts, tmp_path):
         "kernel": "auto",
     }
     failed = {"system": "x", "mode": "script", "task": "inference", "failed": "the reason"}
-    results = [result(192, 0.2, 0.01, 1e-6), result(600, 0.6, 0.03, 1e-6), failed]
+    results = [result(192, 0.2, 0.01, 1e-6, inside=[0.01]), result(1920, 2, 0.1, 1e-6, inside=[0.1]), failed]
     (tmp_path / "a.json").write_text(json.dumps(report | {"dtype": "float32", "results": results}))
     hosts.main(["--table", f"{tmp_path}/a.json", "--plot", f"{tmp_path}/a.png", "--out", f"{tmp_path}/a.md"])
     text = (tmp_path / "a.md").read_text()
@@ -96,6 +96,7 @@ def test_table_and_plot(hosts, tmp_path):
     cells = [cell.strip().split(" ")[0] for cell in row.strip("|").split("|")]
     assert cells[1:] == ["15", "200", "210", "1000", "1.04", "1.09", "5.21", "1.050", "4.762", "1.040"]
     assert "- x, script, inference: the reason" in text
+    assert "over boxes of water: 1.00;" in text and "| 1920 | 100 (100–100) | 52.1 | 5.00% |" in text
     assert (tmp_path / "a.png").stat().st_size > 0
 
 
@@ -124,6 +125,7 @@ def test_quick_run(host, package, missing, tmp_path):
     inference, training, unavailable = report["results"]
     assert (inference["task"], training["task"], inference["same_forces"]) == ("inference", "training", True)
     assert "failed" in unavailable
+    assert len(inference["inside"]) == 2 and 0 < min(inference["inside"]) < max(inference["times"]["e2ip"]["wall"])
     for measured in (inference, training):
         assert "failed" not in measured, measured
         assert all(len(times["wall"]) == 2 and min(times["wall"]) > 0 for times in measured["times"].values())
