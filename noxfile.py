@@ -145,6 +145,20 @@ def calibration(session: nox.Session) -> None:
     session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
 
 
+@nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
+def cost(session: nox.Session) -> None:
+    """Measure what the readout costs, alone and in both hosts (hours); arguments after -- go to benchmarks/hosts.py."""
+    out = ROOT / "runs"
+    kernel = ("benchmarks/kernel.py", "--out", out / "kernel")
+    session.run(COMMANDS["mace"] / "python", *kernel, env=ONE_THREAD, external=True)
+    results = {host: out / f"hosts_{host}.json" for host in COMMANDS}
+    for host, path in results.items():
+        hosts = ("benchmarks/hosts.py", "--host", host, "--out", path)
+        session.run(COMMANDS[host] / "python", *hosts, *session.posargs, external=True)
+    table = ("--table", *results.values(), "--out", out / "hosts.md", "--plot", out / "hosts.png")
+    session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)
+
+
 @nox.session(default=False)
 def make_data(session: nox.Session) -> None:
     """Make the demo's data anew with GFN2-xTB (6 minutes); arguments after -- go to demo/make_data.py."""

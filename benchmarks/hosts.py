@@ -60,7 +60,7 @@ def measure(settings: Settings, write) -> None:
                     settings.rounds,
                     settings.seconds,
                     settings.device,
-                    warm_up=2 if settings.mode == "eager" else 4,  # TorchScript optimises in its second call
+                    warm_up=warm_up_calls(settings),
                     progress=lambda text, label=label: status.update(f"{label}: {text}"),
                 )
                 if task == "inference" and settings.mode == "eager":
@@ -82,6 +82,13 @@ def measure(settings: Settings, write) -> None:
                 console.print_exception(max_frames=5)
             functions = None
             write({"versions": versions(host.package), "hardware": hardware(settings.device), "results": results})
+
+
+def warm_up_calls(settings: Settings) -> int:
+    """Calls before the measurement: TorchScript optimises in its second one; what takes long needs little warming."""
+    if settings.mode != "eager":
+        return 4
+    return 2 if settings.atoms < 3000 else 1
 
 
 def versions(package: str) -> dict[str, str]:

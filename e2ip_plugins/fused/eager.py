@@ -25,22 +25,19 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
-    surely: Tensor  # (6, 1): makes every |coefficient| that no damper can touch less than 1
-    knee: Tensor  # (2, 1): of s and t, scaled by `_tiny` like the next two
-    knee2: Tensor  # (2, 1): its square
+    surely: Tensor  # (6,): a coefficient up to here is below its knee whatever the others are
+    knee: Tensor  # (2, 1): of s and t, scaled by `_tiny` like the next one
     width: Tensor  # (2, 1): from knee to ceiling
     slope: Tensor  # (2, 1): 1/width
-    members: Tensor  # (6, 2): which of (s, t) share a damper
     basis: Tensor  # (9, 5): t to B
     log: Tensor  # (7, 6): (s, t) to S as sym6, and a third of its trace
     diagonal: Tensor  # (7, 1): what a multiple of the unit matrix adds to these rows
     is_s: Tensor  # (6, 1)
-    lift: Tensor  # (19, 36): (1, t) ⊗ (1, t) to coordinates (1, 2e) of I, T/2, (T/2)², and to p
+    lift: Tensor  # (19, 36): (1, t) ⊗ (1, t) to coordinates (1, 2e) of I, T/2, (T/2)², and to ‖t‖² = 8p
     square: Tensor  # (6, 36): outer product of a matrix' coordinates to its square as sym6
     project: Tensor  # (5, 9): ∂/∂B to twice ∂/∂t
     grad_q: Tensor  # (5, 25): t ⊗ t to ∂q/∂t
-    values: Tensor  # (3, i·j): monomials p^i (3q)^j to a
-    exponential: Tensor  # (9, i·j): monomials ‖t‖^2i (t·∂q/∂t)^j to a, ½ ∂a/∂p, 2 ∂a/∂q
+    exponential: Tensor  # (9, i·j): monomials (8p)^i (3q)^j to a, ½ ∂a/∂p, 2 ∂a/∂q
     powers: Tuple[int, int]
     gamma_rest: Tensor  # (2, k): powers of (ν-3/2)^-2 to R and -(ν-3/2) ∂R/∂ν
     log_series: Tensor  # (k,): powers z² … to log1p(x) - z
@@ -59,7 +56,7 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     lift = eye.new_zeros(19, 6, 6)
     lift[0, 0, 0] = 1.0
     lift[7:12, 0, 1:] = 0.5 * eye
-    lift[12, 1:, 1:], lift[13:18, 1:, 1:], lift[18, 1:, 1:] = eye / 12.0, triple / 4.0, eye / 8.0
+    lift[12, 1:, 1:], lift[13:18, 1:, 1:], lift[18, 1:, 1:] = eye / 12.0, triple / 4.0, eye
     with_unit = torch.cat([torch.eye(3, dtype=torch.float64, device="cpu").unsqueeze(0), q])
     products = torch.einsum("iab,jbc->acij", with_unit, with_unit)
     square = [0.5 * (products[a, c] + products[c, a]) for a, c in ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))]
@@ -69,14 +66,12 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
 
     polynomials = series.exp_polynomials(series.DOUBLE_TERMS if double else series.SINGLE_TERMS)
     rows, columns = (1 + max(key[axis] for poly in polynomials for key in poly) for axis in (0, 1))
-    values, exponential = eye.new_zeros(3, rows, columns), eye.new_zeros(9, rows, columns)
-    # The monomials of the loss are those of ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
+    exponential = eye.new_zeros(9, rows, columns)
+    # Variables are ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
     for n, poly in enumerate(polynomials):
         factor = (1.0, 0.5, 2.0)[n // 3]
         for (i, j), value in poly.items():
             exponential[n, i, j] = factor * value / (8.0**i * 3.0**j)
-            if n < 3:
-                values[n, i, j] = value / 3.0**j
     gamma_rest = series.DOUBLE_GAMMA_REST if double else series.SINGLE_GAMMA_REST
     rest = [value * 4.0 ** (k + 1) for k, value in enumerate(gamma_rest)]
     slope = [2.0 * (k + 1) * value for k, value in enumerate(rest)]
@@ -89,14 +84,12 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     def column(x: list) -> Tensor:
         return put(x).unsqueeze(1)
 
-    tiny = _tiny(work)
+    tiny = _tiny(double, work)
     return _Tables(
-        surely=column([1.0 / constants.scalar_knee] + 5 * [math.sqrt(5.0) / constants.tensor_knee]),
+        surely=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)]),
         knee=column([tiny * constants.scalar_knee, tiny * constants.tensor_knee]),
-        knee2=column([(tiny * constants.scalar_knee) ** 2, (tiny * constants.tensor_knee) ** 2]),
         width=column([tiny * x for x in width]),
         slope=column([1.0 / (tiny * x) for x in width]),
-        members=put([[1.0, 0.0]] + 5 * [[0.0, 1.0]]),
         basis=put(-0.5 * q.reshape(5, 9).T),
         log=put(log),
         diagonal=column([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
@@ -105,7 +98,6 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
         square=put(torch.stack(square).view(6, 36)),
         project=put(-q.reshape(5, 9)),
         grad_q=put(-triple.reshape(5, 25) / 8.0),
-        values=put(values.view(3, -1)),
         exponential=put(exponential.view(9, -1)),
         powers=(rows, columns),
         gamma_rest=put([rest, slope]),
@@ -116,9 +108,11 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     )
 
 
-def _tiny(work: torch.dtype) -> float:
-    """Factor under which squares do not overflow; those that underflow are far below a knee."""
-    return 2.0**-500 if work == torch.float64 else 2.0**-60
+def _tiny(double: bool, work: torch.dtype) -> float:
+    """Factor under which the squares of coefficients do not overflow; those that underflow are far below a knee."""
+    if work == torch.float64:
+        return 2.0**-500 if double else 1.0
+    return 2.0**-60
 
 
 def _setup(out: torch.dtype, device: torch.device, constants: Constants) -> Tuple[torch.dtype, _Tables]:
@@ -144,22 +138,26 @@ class _Damped(NamedTuple):
     slope: Optional[Tensor] = None  # (2, N): φ'
 
 
-def _damp(coefficients: Tensor, tables: _Tables, gradients: bool) -> _Damped:
+def _damp(coefficients: Tensor, tables: _Tables, double: bool, gradients: bool) -> _Damped:
     """Both dampers on (s, t) (6, N): up to the knee the ratio is exactly 1."""
     n = coefficients.shape[1]
     # The usual case, at half the cost. Elsewhere than on the CPU asking would make the host wait.
-    if n > 0 and coefficients.device.type == "cpu" and (coefficients * tables.surely).abs_().amax().item() < 1.0:
-        return _Damped(coefficients, tables.zero.expand(1, n))
-    scaled = coefficients * _tiny(coefficients.dtype)
-    norm2 = tables.members.t() @ (scaled * scaled)
-    plateau = (norm2 > tables.knee2).any(0, keepdim=True)
-    norm = torch.maximum(norm2.sqrt_(), tables.knee)
+    if n > 0 and coefficients.device.type == "cpu":
+        largest = torch.linalg.vector_norm(coefficients, math.inf, dim=1)
+        if (largest < tables.surely).all().item():
+            return _Damped(coefficients, tables.zero.expand(1, n))
+    tiny = _tiny(double, coefficients.dtype)
+    scaled = coefficients if tiny == 1.0 else coefficients * tiny
+    t = scaled[1:]
+    size = torch.stack([scaled[0].abs(), (t * t).sum(0).sqrt_()])
+    plateau = (size > tables.knee).any(0, keepdim=True)
+    norm = torch.maximum(size, tables.knee)
     th = ((norm - tables.knee) * tables.slope).tanh_()
     ratio = (th * tables.width).add_(tables.knee).div_(norm)
-    value = (tables.members @ ratio).mul_(coefficients)
+    value = torch.cat([coefficients[:1] * ratio[0], coefficients[1:] * ratio[1]])
     if not gradients:
         return _Damped(value, plateau)
-    return _Damped(value, plateau, scaled[1:] / norm[1], ratio, 1.0 - th * th)
+    return _Damped(value, plateau, t / norm[1], ratio, 1.0 - th * th)
 
 
 def _monomials(variables: Tensor, tables: _Tables) -> Tensor:
@@ -213,7 +211,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     else:
         constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
 
-    damped = _damp(coefficients, tables, gradients)
+    damped = _damp(coefficients, tables, out == torch.float64, gradients)
     s, t = damped.value[0], damped.value[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
@@ -291,7 +289,7 @@ def distribution(
     work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
-    damped, plateau, *_ = _damp(rows[:6], tables, gradients=False)
+    damped, plateau, *_ = _damp(rows[:6], tables, out == torch.float64, gradients=False)
     force_unit = _number(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)
@@ -300,7 +298,7 @@ def distribution(
     lifted = damped.masked_fill(tables.is_s, 1.0)
     powers = tables.lift @ (lifted.unsqueeze(1) * lifted).view(36, n)
     matrices = powers[:18].view(3, 6, n)
-    a = tables.values @ _monomials(torch.stack([powers[18], (matrices[1] * matrices[2]).sum(0)]), tables)
+    a = tables.exponential[:3] @ _monomials(torch.stack([powers[18], (matrices[1] * matrices[2]).sum(0)]), tables)
     root = (a.unsqueeze(1) * matrices).sum(0)
     sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
