@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # for `host_cost` where this file is not the script
 
-from host_cost.settings import MODES, TASKS, UNAVAILABLE, VARIANTS, Settings  # noqa: E402
+from host_cost.settings import MODES, TASKS, UNAVAILABLE, Settings  # noqa: E402
 
 SYSTEMS = (21, 192, 600, 1500, 3000, 10000)
 
@@ -53,6 +53,8 @@ def measure(settings: Settings, write) -> None:
             try:
                 status.update(f"{label}: building models")
                 functions = getattr(host, task)()
+                if not settings.committee:
+                    del functions["committee"]
                 if task == "inference":
                     result |= {"same_forces": torch.equal(*(functions[v]()["forces"] for v in ("baseline", "e2ip")))}
                 result["times"] = time_interleaved(
@@ -71,7 +73,7 @@ def measure(settings: Settings, write) -> None:
                     result["inside"] = seconds_inside(settings.host, functions["e2ip"], settings.device, done)
                 if settings.memory:
                     status.update(f"{label}: peak memory")
-                    result["memory"] = {v: peak_memory(functions[v], settings.device) for v in VARIANTS}
+                    result["memory"] = {v: peak_memory(functions[v], settings.device) for v in functions}
                 if settings.profile and settings.mode == "eager":
                     from host_cost.profiling import profile_parts
 
@@ -145,6 +147,7 @@ def run(arguments: argparse.Namespace) -> dict:
                     frames=frames_per_batch(mode, arguments.frames),
                     memory=arguments.memory,
                     profile=arguments.profile,
+                    committee=atoms <= arguments.max_committee_atoms,
                     cache=folder,
                 )
                 skipped, doable = [], []
@@ -209,8 +212,8 @@ def summary(result: dict) -> str:
     label = f"{result['system']}, {result['mode']}, {result['task']}"
     if "failed" in result:
         return f"{label}: {result['failed']}"
-    times = {variant: result["times"][variant]["wall"] for variant in VARIANTS}
-    medians = ", ".join(f"{variant} {1e3 * statistics.median(times[variant]):.1f} ms" for variant in VARIANTS)
+    times = {variant: timed["wall"] for variant, timed in result["times"].items()}
+    medians = ", ".join(f"{variant} {1e3 * statistics.median(seconds):.1f} ms" for variant, seconds in times.items())
     ratio = statistics.median(a / b for a, b in zip(times["e2ip"], times["baseline"], strict=True))
     return f"{label}: {medians}; e2ip / baseline {ratio:.3f}, {len(times['e2ip'])} rounds"
 
@@ -254,6 +257,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--frames", type=int, default=1, help="frames per batch; compile: 2 at least, aoti: 1")
     parser.add_argument("--max-train-atoms", type=int, default=3000, help="no training steps for larger systems")
+    parser.add_argument("--max-committee-atoms", type=int, default=10**9, help="no committee for larger systems")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     parser.add_argument("--profile", action="store_true", help="where the readout's time goes (eager mode)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few rounds: shows that everything runs")

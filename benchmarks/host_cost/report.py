@@ -68,11 +68,12 @@ def _heading(report: dict, clock: str) -> str:
 def _table(results: list[dict], clock: str) -> str:
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
     for r in results:
-        times = {variant: np.array(r["times"][variant][clock]) for variant in VARIANTS}
+        times = {variant: np.array(timed[clock]) for variant, timed in r["times"].items()}
         cells = [r["system"], str(len(times["e2ip"]))]
-        cells += [_quartiles(1e3 * times[variant]) for variant in VARIANTS]
-        cells += [_digits(1e3 * np.median(times[variant]) / r["atoms"]) for variant in VARIANTS]
-        cells += [_ratio(times["e2ip"] / times["baseline"]), _ratio(times["committee"] / times["e2ip"])]
+        cells += [_quartiles(1e3 * times[v]) if v in times else "" for v in VARIANTS]
+        cells += [_digits(1e3 * np.median(times[v]) / r["atoms"]) if v in times else "" for v in VARIANTS]
+        cells += [_ratio(times["e2ip"] / times["baseline"])]
+        cells += [_ratio(times["committee"] / times["e2ip"]) if "committee" in times else ""]
         lines.append("| " + " | ".join([*cells, _memory_ratio(r.get("memory", {}))]) + " |")
     return "\n".join(lines)
 
@@ -177,8 +178,11 @@ def plot(reports: list[dict], target: Path, clock: str = "wall") -> None:
             for axes, task in zip(row, TASKS, strict=True):
                 done = [r for r in report["results"] if r["task"] == task and "times" in r]
                 for mode in dict.fromkeys(r["mode"] for r in done):
-                    of_mode = sorted((r for r in done if r["mode"] == mode), key=lambda r: r["atoms"])
                     for variant in VARIANTS:
+                        of_mode = [r for r in done if r["mode"] == mode and variant in r["times"]]
+                        of_mode.sort(key=lambda r: r["atoms"])
+                        if not of_mode:
+                            continue
                         quartiles = [1e3 * np.quantile(r["times"][variant][clock], [0.25, 0.5, 0.75]) for r in of_mode]
                         low, middle, high = np.array(quartiles).T
                         axes.errorbar(

@@ -43,6 +43,8 @@ class Settings:
         Time after which no further round starts, once there are five (three for steps of more than 10 s).
     frames : int
         In a batch, all of this one system, each shaken differently.
+    committee : bool
+        Whether the committee is measured, too: five sevenths of the time.
     cache : str
         Folder in which compiled models are kept for the next system.
     """
@@ -60,6 +62,7 @@ class Settings:
     frames: int = 1
     memory: bool = True
     profile: bool = False
+    committee: bool = True
     cache: str = ""
 
     @property
