@@ -152,8 +152,9 @@ def cost(session: nox.Session) -> None:
     kernel = ("benchmarks/kernel.py", "--out", out / "kernel")
     session.run(COMMANDS["mace"] / "python", *kernel, env=ONE_THREAD, external=True)
     results = {host: out / f"hosts_{host}.json" for host in COMMANDS}
+    modes = {"nequip": "eager,compile,aoti", "mace": "eager,script"}
     for host, path in results.items():
-        hosts = ("benchmarks/hosts.py", "--host", host, "--out", path)
+        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--profile", "--out", path)
         session.run(COMMANDS[host] / "python", *hosts, *session.posargs, external=True)
     table = ("--table", *results.values(), "--out", out / "hosts.md", "--plot", out / "hosts.png")
     session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)

@@ -78,7 +78,8 @@ class SymmetricTracelessPart(nn.Module):
         return self
 
     def forward(self, m: Tensor) -> Tensor:
-        return torch.matmul(m.flatten(-2), self.basis)
+        # No matrix product: TF32 and autocast would round it, and with it the geometry.
+        return (m.flatten(-2).unsqueeze(-1) * self.basis).sum(-2)
 
 
 def _traceless_basis() -> Tensor:

@@ -130,7 +130,8 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
         keep_graph = data.pop(KEEP_GRAPH_KEY, None) is not None
         if self.training or keep_graph:
             return self._read_out(data)
-        # The graph that the features belong to is freed by the time anybody sees these outputs.
+        # The graph that the features belong to is freed by the time anybody sees these outputs. What NequIP compiles
+        # for training is traced in training mode or by make_fx, which does not see this context (test_compile.py).
         with torch.no_grad():
             return self._read_out(data)
 

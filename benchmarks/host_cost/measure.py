@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -116,7 +115,3 @@ def available_memory() -> float:
     except OSError:
         return float("inf")
     return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values)

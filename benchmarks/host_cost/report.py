@@ -47,7 +47,7 @@ def tables(reports: list[dict], clock: str = "wall") -> str:
                     blocks.append(_table(done, clock))
                     blocks.append(exponent(done, clock)["text"])
                     if all("inside" in r for r in done):
-                        blocks.append(_inside(done, clock))
+                        blocks.append(_inside(done))
                 blocks += [f"- {r['system']}, {mode}, {task}: {r['failed']}" for r in results if "failed" in r]
                 blocks += [_profile(r) for r in done if "profile" in r]
     return "\n\n".join([*blocks, _CAPTION]) + "\n"
@@ -134,11 +134,11 @@ def exponent(results: list[dict], clock: str) -> dict:
     return {"text": text, "exponent": best[0], "interval": (low, high), "prefactor": math.exp(best[1])}
 
 
-def _inside(results: list[dict], clock: str) -> str:
+def _inside(results: list[dict]) -> str:
     """Time inside the readout, its share of the baseline, and how it grows with the number of atoms."""
     lines = ["| atoms | in the readout, ms | µs/atom | per baseline |", "|---|---|---|---|"]
     for r in results:
-        inside, baseline = np.array(r["inside"]), np.median(r["times"]["baseline"][clock])
+        inside, baseline = np.array(r["inside"]), np.median(r["times"]["baseline"]["wall"])
         middle = np.median(inside)
         cells = (_quartiles(1e3 * inside), _digits(1e6 * middle / r["atoms"]), f"{middle / baseline:.2%}")
         lines.append(f"| {r['atoms']} | " + " | ".join(cells) + " |")

@@ -29,8 +29,8 @@ def nll_terms(
     """Negative log likelihood and evidence regulariser of every atom, from the head's raw outputs.
 
     Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), with analytic first
-    derivatives and right higher ones. NaN and infinities stay with their own atom; with ``E2IP_DEBUG=1`` in the
-    environment they raise an error.
+    derivatives and right higher ones. NaN and infinities give NaN for their own atom; with ``E2IP_DEBUG=1`` in the
+    environment they raise an error, except in traced and scripted code.
 
     Parameters
     ----------
@@ -128,10 +128,13 @@ def _nll_terms(
     chosen = paths.choose(like.device, like.shape[0], path)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if chosen == "triton":
-        kernels, unit = paths.triton_kernels(), as_unit(force_unit, like)
-        if recorded:
-            return Recompute.apply(*inputs, unit, constants, kernels.forward, kernels.backward)
-        return kernels.forward(*inputs, unit, constants)
+        try:
+            kernels, unit = paths.triton_kernels(), as_unit(force_unit, like)
+            if recorded:
+                return Recompute.apply(*inputs, unit, constants, kernels.forward, kernels.backward)
+            return kernels.forward(*inputs, unit, constants)
+        except Exception as error:
+            paths.launch_failed(like.device, error, path)
     if chosen == "compiled":
         try:
             return _one_pass(compiled.loss_and_gradients, recorded, inputs, as_unit(force_unit, like), constants)
@@ -158,7 +161,7 @@ def _distribution(
         return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
     if traced:
         return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
-    kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path))
+    kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path), path)
     if recorded:
         return Unrecorded.apply(*inputs, force_unit, constants, kernel)
     if torch.is_grad_enabled():
@@ -167,19 +170,22 @@ def _distribution(
     return kernel(*inputs, force_unit, constants)
 
 
-def _distribution_kernel(chosen: str) -> Callable:
-    """The function of `eager`'s signature that computes the distribution on a path."""
+def _distribution_kernel(chosen: str, path: Optional[str]) -> Callable:
+    """The function of `eager`'s signature that computes the distribution on the path ``chosen`` because of ``path``."""
     if chosen == "eager":
         return eager.distribution
 
     def kernel(s, t, raw_nu, raw_kappa, force_unit, constants):
         unit = as_unit(force_unit, s)
-        if chosen == "triton":
-            return paths.triton_kernels().distribution(s, t, raw_nu, raw_kappa, unit, constants)
         try:
+            if chosen == "triton":
+                return paths.triton_kernels().distribution(s, t, raw_nu, raw_kappa, unit, constants)
             return compiled.distribution(s, t, raw_nu, raw_kappa, unit, constants)
         except Exception as error:
-            paths.compile_failed(s.device, error)
+            if chosen == "triton":
+                paths.launch_failed(s.device, error, path)
+            else:
+                paths.compile_failed(s.device, error)
             return eager.distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
 
     return kernel
@@ -187,7 +193,8 @@ def _distribution_kernel(chosen: str) -> Callable:
 
 def _as_operator(like: Tensor, path: Optional[str]) -> bool:
     # Elsewhere the compiler fuses the plain form by itself.
-    return paths.requested(path) == "triton" and torch.compiler.is_compiling() and like.is_cuda
+    asked = paths.requested(path) == "triton" and torch.compiler.is_compiling() and like.is_cuda
+    return asked and paths.has_triton()
 
 
 def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:
@@ -205,7 +212,7 @@ def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Opt
         inputs = [x if x is None else x.to(dtype) for x in inputs]
         first = inputs[0]
     if isinstance(force_unit, Tensor):
-        force_unit = force_unit.detach().to(dtype=first.dtype, device=first.device, non_blocking=True)
+        force_unit = force_unit.detach().to(dtype=first.dtype, device=first.device, non_blocking=first.is_cuda)
     else:
         force_unit = float(force_unit)
     return traced, inputs, force_unit

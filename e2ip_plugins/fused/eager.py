@@ -9,7 +9,7 @@ leave float64 alone.
 
 import functools
 import math
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import Iterator, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
-    surely: Tensor  # (6,): a coefficient up to here is below its knee whatever the others are
-    knee: Tensor  # (2, 1): of s and t, scaled by `_tiny` like the next one
+    surely: Tensor  # (8,): an s, t, raw ν, raw κ up to here is finite, and below its knee whatever the others are
+    knee: Tensor  # (2, 1): of s and t
     width: Tensor  # (2, 1): from knee to ceiling
     slope: Tensor  # (2, 1): 1/width
     basis: Tensor  # (9, 5): t to B
@@ -84,12 +84,12 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     def column(x: list) -> Tensor:
         return put(x).unsqueeze(1)
 
-    tiny = _tiny(double, work)
+    largest = torch.finfo(work).max
     return _Tables(
-        surely=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)]),
-        knee=column([tiny * constants.scalar_knee, tiny * constants.tensor_knee]),
-        width=column([tiny * x for x in width]),
-        slope=column([1.0 / (tiny * x) for x in width]),
+        surely=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)] + 2 * [largest]),
+        knee=column([constants.scalar_knee, constants.tensor_knee]),
+        width=column(width),
+        slope=column([1.0 / x for x in width]),
         basis=put(-0.5 * q.reshape(5, 9).T),
         log=put(log),
         diagonal=column([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]),
@@ -106,13 +106,6 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
         zero=put([0.0])[0],
         one=put([1.0])[0],
     )
-
-
-def _tiny(double: bool, work: torch.dtype) -> float:
-    """Factor under which the squares of coefficients do not overflow; those that underflow are far below a knee."""
-    if work == torch.float64:
-        return 2.0**-500 if double else 1.0
-    return 2.0**-60
 
 
 def _setup(out: torch.dtype, device: torch.device, constants: Constants) -> Tuple[torch.dtype, _Tables]:
@@ -138,22 +131,32 @@ class _Damped(NamedTuple):
     slope: Optional[Tensor] = None  # (2, N): φ'
 
 
-def _damp(coefficients: Tensor, tables: _Tables, double: bool, gradients: bool) -> _Damped:
-    """Both dampers on (s, t) (6, N): up to the knee the ratio is exactly 1."""
-    n = coefficients.shape[1]
-    # The usual case, at half the cost. Elsewhere than on the CPU asking would make the host wait.
-    if n > 0 and coefficients.device.type == "cpu":
-        largest = torch.linalg.vector_norm(coefficients, math.inf, dim=1)
-        if (largest < tables.surely).all().item():
-            return _Damped(coefficients, tables.zero.expand(1, n))
-    tiny = _tiny(double, coefficients.dtype)
-    scaled = coefficients if tiny == 1.0 else coefficients * tiny
+def _damp(rows: Tensor, tables: _Tables, double: bool, gradients: bool) -> _Damped:
+    """Both dampers on (s, t) out of s, t, raw ν, raw κ (K, N); NaN where one of these is not finite.
+
+    Up to the knee the ratio is exactly 1.
+    """
+    n = rows.shape[1]
+    may_overflow = double or rows.dtype == torch.float32
+    if rows.device.type == "cpu" and n > 0:
+        # The usual case, at half the cost. Elsewhere asking would make the host wait.
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
+        if (largest <= tables.surely[: len(rows)]).all().item():
+            return _Damped(rows[:6], tables.zero.expand(1, n))
+        may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
+    coefficients = rows[:6].clone()
+    coefficients[0] += (rows - rows).sum(0)
+    knee, width, slope, scaled = tables.knee, tables.width, tables.slope, coefficients
+    if may_overflow:
+        # Squares of the largest number must not overflow; those of ordinary ones come close to the smallest.
+        tiny = 2.0**-514 if rows.dtype == torch.float64 else 2.0**-66
+        knee, width, slope, scaled = tiny * knee, tiny * width, slope / tiny, tiny * coefficients
     t = scaled[1:]
     size = torch.stack([scaled[0].abs(), (t * t).sum(0).sqrt_()])
-    plateau = (size > tables.knee).any(0, keepdim=True)
-    norm = torch.maximum(size, tables.knee)
-    th = ((norm - tables.knee) * tables.slope).tanh_()
-    ratio = (th * tables.width).add_(tables.knee).div_(norm)
+    plateau = (size > knee).any(0, keepdim=True)
+    norm = torch.maximum(size, knee)
+    th = ((norm - knee) * slope).tanh_()
+    ratio = (th * width).add_(knee).div_(norm)
     value = torch.cat([coefficients[:1] * ratio[0], coefficients[1:] * ratio[1]])
     if not gradients:
         return _Damped(value, plateau)
@@ -187,15 +190,19 @@ def loss_and_gradients(
         return _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants, gradients)
     nll, regulariser = s.new_empty(n), s.new_empty(n)
     rows = s.new_empty(10 if raw_kappa is None else 11, n) if gradients else None
-    for start in range(0, n, CHUNK):
-        part = slice(start, start + CHUNK)
-        unit = force_unit[part] if isinstance(force_unit, Tensor) and force_unit.dim() else force_unit
-        kappa = None if raw_kappa is None else raw_kappa[part]
-        done = _loss_and_gradients(s[part], t[part], raw_nu[part], kappa, residual[part], unit, constants, gradients)
+    for part, *inputs in _chunks(n, s, t, raw_nu, raw_kappa, residual, force_unit):
+        done = _loss_and_gradients(*inputs, constants, gradients)
         nll[part], regulariser[part] = done[0], done[1]
         if rows is not None:
             rows[:, part] = done[2]
     return nll, regulariser, rows
+
+
+def _chunks(n: int, *inputs: Union[float, Tensor, None]) -> Iterator[tuple]:
+    """Slices of at most `CHUNK` atoms, each with the inputs of these atoms; what has no atoms goes to all."""
+    for start in range(0, n, CHUNK):
+        part = slice(start, start + CHUNK)
+        yield part, *(x[part] if isinstance(x, Tensor) and x.dim() else x for x in inputs)
 
 
 def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants, gradients):
@@ -203,7 +210,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows, residual.t()]).to(work)
-    coefficients, raw, residual = rows.split([6, len(evidence_rows), 3])
+    raw, residual = rows[6:-3], rows[-3:]
     force_unit = _number(force_unit)
     if isinstance(force_unit, Tensor):
         force_unit = force_unit.to(work)
@@ -211,7 +218,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     else:
         constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
 
-    damped = _damp(coefficients, tables, out == torch.float64, gradients)
+    damped = _damp(rows[:-3], tables, out == torch.float64, gradients)
     s, t = damped.value[0], damped.value[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
@@ -285,11 +292,23 @@ def distribution(
     constants: Constants,
 ) -> Tuple[Tensor, ...]:
     """log Σ0 (N, 6), Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `e2ip_plugins.fused.distribution`, of one dtype."""
+    n = s.shape[0]
+    if n <= CHUNK or s.device.type != "cpu":
+        done = _distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
+    else:
+        done = s.new_empty(15, n)
+        for part, *inputs in _chunks(n, s, t, raw_nu, raw_kappa, force_unit):
+            done[:, part] = _distribution(*inputs, constants)
+    return done[:6].t(), done[6:12].t(), done[12], done[13], done[14]
+
+
+def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
+    """Rows (15, N)."""
     out, n = s.dtype, s.shape[0]
     work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
-    damped, plateau, *_ = _damp(rows[:6], tables, out == torch.float64, gradients=False)
+    damped, plateau, *_ = _damp(rows, tables, out == torch.float64, gradients=False)
     force_unit = _number(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)
@@ -303,5 +322,4 @@ def distribution(
     sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
     evidence = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
-    done = torch.cat([log_sigma0[:6], sigma0, evidence, plateau]).to(out)
-    return done[:6].t(), done[6:12].t(), done[12], done[13], done[14]
+    return torch.cat([log_sigma0[:6], sigma0, evidence, plateau]).to(out)

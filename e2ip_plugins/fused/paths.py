@@ -36,9 +36,13 @@ PATHS = ("auto", "eager", "compiled", "triton")
 #: Atoms from which on ``auto`` compiles on the CPU.
 COMPILE_FROM = 10_000
 
+#: Of `triton_kernels` that this file and `api` are written for.
+_INTERFACE = 2
+
 logger = logging.getLogger("e2ip_plugins")
 _logged = set()
 _compile_failed = set()
+_launch_failed = set()
 
 
 def requested(path: Optional[str] = None) -> str:
@@ -53,8 +57,10 @@ def requested(path: Optional[str] = None) -> str:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton and our kernels can be imported: a packaged model may run where this package is not installed."""
-    return all(importlib.util.find_spec(name) is not None for name in ("triton", "e2ip_plugins"))
+    """Whether Triton and fitting kernels of ours are there: a packaged model may run without or with others."""
+    if any(importlib.util.find_spec(name) is None for name in ("triton", "e2ip_plugins")):
+        return False
+    return getattr(triton_kernels(), "INTERFACE", None) == _INTERFACE
 
 
 def triton_kernels():
@@ -81,7 +87,8 @@ def choose(device: torch.device, count: int, path: Optional[str] = None) -> str:
         if on_cpu:
             chosen = "compiled" if count >= COMPILE_FROM else "eager"
         else:
-            chosen = "triton" if device.type == "cuda" and has_triton() else "eager"
+            fits = device.type == "cuda" and device.type not in _launch_failed and has_triton()
+            chosen = "triton" if fits else "eager"
     if chosen == "compiled" and (count < 2 or device.type in _compile_failed):
         # torch.compile makes further versions for no and for one atom.
         chosen = "eager"
@@ -97,6 +104,15 @@ def compile_failed(device: torch.device, error: Exception) -> None:
         _compile_failed.add(device.type)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         logger.warning("e2ip kernel on %s: torch.compile failed, continuing with eager (%s)", device, reason)
+
+
+def launch_failed(device: torch.device, error: Exception, path: Optional[str] = None) -> None:
+    """From now on ``eager`` in place of ``triton``, with a warning; raises ``error`` where ``triton`` was asked for."""
+    if requested(path) == "triton" or isinstance(error, torch.OutOfMemoryError):
+        raise error
+    _launch_failed.add(device.type)
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    logger.warning("e2ip kernel on %s: Triton failed, continuing with eager (%s)", device, reason)
 
 
 def transformed(tensors: "list[Tensor]") -> bool:

@@ -12,6 +12,14 @@ from e2ip_plugins.niw import evidence, evidence_regulariser, negative_log_likeli
 from e2ip_plugins.spd import damp, damp_vector, exp_sym6, tangent_to_sym6
 
 
+def spoil(s: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor]) -> Tensor:
+    """s, but NaN where it or the evidence is not finite: dampers and softplus would make numbers of infinities."""
+    doubt = (s - s) + (raw_nu - raw_nu)
+    if raw_kappa is not None:
+        doubt = doubt + (raw_kappa - raw_kappa)
+    return s + doubt.detach()
+
+
 def log_sigma0_of(
     s: Tensor, t: Tensor, force_unit: Tensor, scalar_damper: Tuple[float, float], tensor_damper: Tuple[float, float]
 ) -> Tensor:
@@ -49,6 +57,7 @@ def nll_terms(
     pull_ceiling: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:
     """As `e2ip_plugins.fused.nll_terms`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
+    s = spoil(s, raw_nu, raw_kappa)
     log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
     nu, kappa = evidence(raw_nu, raw_kappa)
     scored = residual
@@ -68,6 +77,7 @@ def distribution(
     tensor_damper: Tuple[float, float],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `e2ip_plugins.fused.distribution`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
+    s = spoil(s, raw_nu, raw_kappa)
     log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
     nu, kappa = evidence(raw_nu, raw_kappa)
     past_knee = (s.square() > scalar_damper[0] ** 2) | (t.square().sum(-1) > tensor_damper[0] ** 2)

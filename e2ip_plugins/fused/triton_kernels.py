@@ -103,6 +103,19 @@ def _damp_vector(t1, t2, t3, t4, t5, KNEE: tl.constexpr, CEILING: tl.constexpr):
 
 
 @triton.jit
+def _load_scalars(
+    s_ptr, nu_ptr, kappa_ptr, atom, s_stride, nu_stride, kappa_stride, mask, COUPLED: tl.constexpr
+):  # fmt: skip
+    """s, raw ν and raw κ; s is NaN where one of them is not finite (see `plain.spoil`)."""
+    s = tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0)
+    nu = tl.load(nu_ptr + atom * nu_stride, mask=mask, other=0.0)
+    kappa = nu
+    if not COUPLED:
+        kappa = tl.load(kappa_ptr + atom * kappa_stride, mask=mask, other=0.0)
+    return s + ((s - s) + (nu - nu) + (kappa - kappa)), nu, kappa
+
+
+@triton.jit
 def _half_matrix(t1, t2, t3, t4, t5, SIGN: tl.constexpr):
     """B = ½ SIGN Σ t_k Q_k as xx, yy, zz, yz, xz, xy, and its p and q."""
     h2: tl.constexpr = 0.5 * SIGN * _PER_ROOT2
@@ -199,7 +212,10 @@ def _forward_kernel(
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
-    s, _ = _damp(tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0), S_KNEE, S_CEILING)
+    s, raw_nu, raw_kappa = _load_scalars(
+        s_ptr, nu_ptr, kappa_ptr, atom, s_stride, nu_stride, kappa_stride, mask, COUPLED
+    )  # fmt: skip
+    s, _ = _damp(s, S_KNEE, S_CEILING)
     t1, t2, t3, t4, t5 = _load5(t_ptr, atom * t_row, t_column, mask)
     t1, t2, t3, t4, t5, _, _, _, _, _, _, _ = _damp_vector(t1, t2, t3, t4, t5, T_KNEE, T_CEILING)
     unit = tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
@@ -215,10 +231,10 @@ def _forward_kernel(
     y0, y1, y2 = a0 * v0 + a1 * u0 + a2 * w0, a0 * v1 + a1 * u1 + a2 * w1, a0 * v2 + a1 * u2 + a2 * w2
     mahalanobis = tl.exp(s * -_PER_ROOT3) * (y0 * y0 + y1 * y1 + y2 * y2)
 
-    excess, _ = _softplus(tl.load(nu_ptr + atom * nu_stride, mask=mask, other=0.0))
+    excess, _ = _softplus(raw_nu)
     nu = excess + _MIN_NU
     if not COUPLED:
-        excess, _ = _softplus(tl.load(kappa_ptr + atom * kappa_stride, mask=mask, other=0.0))
+        excess, _ = _softplus(raw_kappa)
     kappa = excess + _MIN_KAPPA
     inverse = 1.0 / (nu - 1.5)
     scale = nu * (1.0 + 1.0 / kappa)
@@ -240,7 +256,10 @@ def _backward_kernel(
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
-    s, slope_s = _damp(tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0), S_KNEE, S_CEILING)
+    s, raw_nu, raw_kappa = _load_scalars(
+        s_ptr, nu_ptr, kappa_ptr, atom, s_stride, nu_stride, kappa_stride, mask, COUPLED
+    )  # fmt: skip
+    s, slope_s = _damp(s, S_KNEE, S_CEILING)
     t1, t2, t3, t4, t5 = _load5(t_ptr, atom * t_row, t_column, mask)
     t1, t2, t3, t4, t5, n1, n2, n3, n4, n5, ratio, slope_t = _damp_vector(t1, t2, t3, t4, t5, T_KNEE, T_CEILING)
     per_unit = 1.0 / tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
@@ -258,11 +277,11 @@ def _backward_kernel(
     shrink = tl.exp(s * -_PER_ROOT3)
     mahalanobis = shrink * (y0 * y0 + y1 * y1 + y2 * y2)
 
-    excess, slope_nu = _softplus(tl.load(nu_ptr + atom * nu_stride, mask=mask, other=0.0))
+    excess, slope_nu = _softplus(raw_nu)
     nu = excess + _MIN_NU
     slope_kappa = slope_nu
     if not COUPLED:
-        excess, slope_kappa = _softplus(tl.load(kappa_ptr + atom * kappa_stride, mask=mask, other=0.0))
+        excess, slope_kappa = _softplus(raw_kappa)
     kappa = excess + _MIN_KAPPA
     inverse = 1.0 / (nu - 1.5)
     per_kappa = 1.0 / kappa
@@ -341,7 +360,9 @@ def _distribution_kernel(
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
-    s = tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0)
+    s, raw_nu, raw_kappa = _load_scalars(
+        s_ptr, nu_ptr, kappa_ptr, atom, s_stride, nu_stride, kappa_stride, mask, COUPLED
+    )  # fmt: skip
     t1, t2, t3, t4, t5 = _load5(t_ptr, atom * t_row, t_column, mask)
     past = (tl.abs(s) > S_KNEE) | (t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5 > T_KNEE * T_KNEE)
     tl.store(plateau_ptr + atom, tl.where(past, 1.0, 0.0), mask=mask)
@@ -372,11 +393,15 @@ def _distribution_kernel(
     tl.store(out + 3, scale * x3, mask=mask)
     tl.store(out + 4, scale * x4, mask=mask)
     tl.store(out + 5, scale * x5, mask=mask)
-    excess, _ = _softplus(tl.load(nu_ptr + atom * nu_stride, mask=mask, other=0.0))
+    excess, _ = _softplus(raw_nu)
     tl.store(out_nu_ptr + atom, excess + _MIN_NU, mask=mask)
     if not COUPLED:
-        excess, _ = _softplus(tl.load(kappa_ptr + atom * kappa_stride, mask=mask, other=0.0))
+        excess, _ = _softplus(raw_kappa)
     tl.store(out_kappa_ptr + atom, excess + _MIN_KAPPA, mask=mask)
+
+
+#: Of the functions that other modules call. A packaged model may bring those from another version.
+INTERFACE = 2
 
 
 def _unit_stride(force_unit: Tensor) -> int:

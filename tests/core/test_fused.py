@@ -181,9 +181,63 @@ def test_bad_atoms_stay_alone(path, position, value):
     for a, b in zip(*results, strict=True):
         # To rounding: vectorised and remaining elements may round differently.
         torch.testing.assert_close(a[others], b[others], rtol=1e-6, atol=1e-12)
-    if value != value:
-        nll, _, *grads = results[1][:7]
+    nll, _, *grads = results[1][:7]
+    if position < 4 or value != value:
         assert torch.isnan(nll[4]) and torch.isnan(grads[position][4]).any()
+    if position < 4:
+        assert torch.isnan(results[1][8][4]).all()  # Σ0
+
+
+def test_below_every_knee_nothing_is_damped(path):
+    """The eager path leaves the dampers out there; one atom on a plateau must not change the others."""
+    inputs = [x / 10 for x in draw(30)]
+    assert inputs[0].abs().max() < 14 and inputs[1].abs().max() < 4 / 5**0.5
+    further = [torch.cat([x, torch.full_like(x[:1], 20.0)]) for x in inputs]
+    results = []
+    for given in (inputs, further):
+        given, theirs = leaves(given), leaves(given)
+        outputs = nll_terms(*given, UNIT, *DAMPERS, path=path)
+        composed = plain.nll_terms(*theirs, torch.tensor(UNIT, dtype=F64), *DAMPERS)
+        grads = torch.autograd.grad(outputs[0].sum(), given)
+        assert_same([*outputs, *grads], [*composed, *torch.autograd.grad(composed[0].sum(), theirs)], 1e-13)
+        with torch.no_grad():
+            outputs = [*outputs, *grads, *distribution(*given[:4], UNIT, *DAMPERS, path=path)]
+        results.append([x.detach() for x in outputs])
+    assert results[0][-1].sum() == 0 and results[1][-1].sum() == 1
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b[:30], rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e160, 1e305])
+def test_no_finite_coefficient_overflows(path, size):
+    inputs = draw(5)
+    inputs[1][2], inputs[0][3] = torch.tensor([1.0, 0.5, -0.3, 0.1, 0.0], dtype=F64) * size, -size
+    with torch.no_grad():
+        ours = distribution(*inputs[:4], UNIT, *DAMPERS, path=path)
+        theirs = plain.distribution(*inputs[:4], torch.tensor(UNIT, dtype=F64), *DAMPERS)
+    assert_same(list(ours), list(theirs), 1e-13)
+    assert ours[-1][2:4].tolist() == [1, 1]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="pretends that Triton is broken")
+def test_broken_triton_falls_back_unless_asked_for(monkeypatch, caplog):
+    class Broken:
+        def forward(self, *_):
+            raise RuntimeError("Failed to find C compiler")
+
+        distribution = forward
+
+    inputs = draw(5)
+    expected = [*nll_terms(*inputs, UNIT, *DAMPERS), *distribution(*inputs[:4], UNIT, *DAMPERS)]
+    monkeypatch.setattr(paths, "choose", lambda *_: "triton")
+    monkeypatch.setattr(paths, "triton_kernels", Broken)
+    monkeypatch.setattr(paths, "_launch_failed", set())
+    with caplog.at_level(logging.WARNING):
+        found = [*nll_terms(*inputs, UNIT, *DAMPERS), *distribution(*inputs[:4], UNIT, *DAMPERS)]
+    assert "Triton failed, continuing with eager (Failed to find C compiler)" in caplog.text
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(RuntimeError, match="C compiler"):
+        nll_terms(*inputs, UNIT, *DAMPERS, path="triton")
 
 
 def test_debug_mode_names_the_tensor(path, monkeypatch):

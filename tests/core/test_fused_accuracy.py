@@ -1,22 +1,24 @@
 """Accuracy of the fused loss and distribution against 60-digit arithmetic, on the worst cases.
 
-Runs for Triton too, in its interpreter, when TRITON_INTERPRET=1 (see test_fused_triton.py).
+Runs for Triton too: on a GPU where there is one, and in Triton's interpreter when TRITON_INTERPRET=1 (see
+test_fused_triton.py).
 """
 
 import functools
 import itertools
-import os
 
 import mpmath
 import pytest
 import torch
 
-from e2ip_plugins.fused import compiled, distribution, nll_terms, plain
+from e2ip_plugins.fused import compiled, distribution, nll_terms, paths, plain
 
 F64 = torch.float64
 UNIT = 0.0433641
 SCALAR, TENSOR = (14.0, 15.0), (4.0, 5.0)
-PATHS = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["eager", "soa", "plain"]
+PATHS = ["triton"] if paths.interpreted() else ["eager", "soa", "plain"]
+if torch.cuda.is_available() and paths.has_triton() and not paths.interpreted():
+    PATHS.append("triton")
 
 DIRECTIONS = {
     "generic": (0.3, -0.7, 0.2, 0.5, -0.35),
@@ -154,7 +156,8 @@ def table() -> dict[str, torch.Tensor]:
 
 
 def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    leaves = [x.to(dtype).requires_grad_() for x in inputs()]
+    on_gpu = path == "triton" and not paths.interpreted()
+    leaves = [x.to(dtype).to("cuda" if on_gpu else "cpu").requires_grad_() for x in inputs()]
     if path == "plain":
         nll, regulariser = plain.nll_terms(*leaves, torch.tensor(UNIT, dtype=dtype), SCALAR, TENSOR)
     else:
@@ -168,7 +171,7 @@ def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
             chosen = "compiled" if path == "soa" else path
             sigma0 = distribution(*leaves[:4], UNIT, SCALAR, TENSOR, path=chosen)[1]
     out |= {"nll": nll, "regulariser": regulariser, "sigma0": sigma0}
-    return {name: x.detach().to(F64) for name, x in out.items()}
+    return {name: x.detach().cpu().to(F64) for name, x in out.items()}
 
 
 def relative_errors(ours: dict[str, torch.Tensor], by_t_noise: float = 0.0) -> dict[str, torch.Tensor]:
