@@ -128,7 +128,13 @@ def run(arguments: argparse.Namespace) -> dict:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report = {"host": arguments.host, "versions": {}, "hardware": "", "device": arguments.device}
     report |= {"kernel": os.environ.get("E2IP_KERNEL", "auto")}
-    report |= {"dtype": arguments.dtype, "threads": arguments.threads, "size": arguments.size, "results": []}
+    report |= {
+        "cutoff": arguments.cutoff,
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "size": arguments.size,
+        "results": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         for mode in arguments.modes:
             for atoms in arguments.systems:
@@ -148,6 +154,7 @@ def run(arguments: argparse.Namespace) -> dict:
                     memory=arguments.memory,
                     profile=arguments.profile,
                     committee=atoms <= arguments.max_committee_atoms,
+                    cutoff=arguments.cutoff,
                     cache=folder,
                 )
                 skipped, doable = [], []
@@ -257,6 +264,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--frames", type=int, default=1, help="frames per batch; compile: 2 at least, aoti: 1")
     parser.add_argument("--max-train-atoms", type=int, default=3000, help="no training steps for larger systems")
+    parser.add_argument("--cutoff", type=float, default=0.0, help="in Å; default 5: memory grows with its cube")
     parser.add_argument("--max-committee-atoms", type=int, default=10**9, help="no committee for larger systems")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     parser.add_argument("--profile", action="store_true", help="where the readout's time goes (eager mode)")

@@ -58,6 +58,7 @@ def _heading(report: dict, clock: str) -> str:
     done = [r for r in report["results"] if "times" in r]
     spent = {c: sum(sum(times[c]) for r in done for times in r["times"].values()) for c in ("wall", "cpu")}
     machine = f"{report['hardware']}, {report['threads']} thread(s), {report['dtype']}"
+    machine += f", cutoff {report['cutoff']} Å" if report.get("cutoff") else ""
     line = f"{versions}; {machine}; e2ip kernel {report['kernel']}; {clock} time."
     if report["device"] == "cpu" and spent["wall"] > 0:
         share = spent["cpu"] / spent["wall"] / report["threads"]

@@ -45,6 +45,8 @@ class Settings:
         In a batch, all of this one system, each shaken differently.
     committee : bool
         Whether the committee is measured, too: five sevenths of the time.
+    cutoff : float
+        In Å; 0 is the architecture's own.
     cache : str
         Folder in which compiled models are kept for the next system.
     """
@@ -63,11 +65,13 @@ class Settings:
     memory: bool = True
     profile: bool = False
     committee: bool = True
+    cutoff: float = 0.0
     cache: str = ""
 
     @property
     def architecture(self) -> dict:
-        return ARCHITECTURES[self.host][self.size]
+        chosen = ARCHITECTURES[self.host][self.size]
+        return {**chosen, "r_max": self.cutoff} if self.cutoff else chosen
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
