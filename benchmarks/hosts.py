@@ -14,9 +14,9 @@ import argparse
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,7 +34,7 @@ SYSTEMS = (21, 192, 600, 1500, 3000, 10002)
 def measure(settings: Settings, write) -> None:
     """All tasks of one system in one mode; ``write`` gets the results so far after each task."""
     import torch
-    from host_cost.measure import peak_memory, time_interleaved
+    from host_cost.measure import hardware, peak_memory, time_interleaved
     from host_cost.systems import make_system
     from rich.console import Console
 
@@ -97,18 +97,6 @@ def versions(package: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in (package, "torch", "e2ip-plugins")}
 
 
-def hardware(device: str) -> str:
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def expected_memory(results: list[dict], settings: Settings, task: str) -> float:
     """Bytes that a task should need by what smaller systems took: proportional to atoms. 0 where nothing is known."""
     known = [r for r in results if (r["mode"], r["task"]) == (settings.mode, task) and r.get("memory", {}).get("e2ip")]
@@ -126,6 +114,9 @@ def run(arguments: argparse.Namespace) -> dict:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.out.exists():
+        kept = arguments.out.replace(arguments.out.with_name(arguments.out.name + ".previous"))
+        console.print(f"earlier results kept as {kept}")
     report = {"host": arguments.host, "versions": {}, "hardware": "", "device": arguments.device}
     report |= {"kernel": os.environ.get("E2IP_KERNEL", "auto")}
     report |= {
@@ -246,7 +237,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def positive(text: str) -> int:
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text} is less than 1")
+        return int(text)
+
+    class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+        pass
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Formatter)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--host", choices=("nequip", "mace"), help="measure in this host, which must be installed")
     action.add_argument("--table", nargs="+", type=Path, metavar="JSON", help="print tables of earlier results")
@@ -257,12 +256,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--systems", type=numbers, help=f"atoms, 21 is the molecule; default {SYSTEMS}")
     parser.add_argument("--modes", type=names(tuple(MODES)), default=("eager",), help="eager,compile,aoti,script")
     parser.add_argument("--tasks", type=names(TASKS), default=TASKS, help="inference,training")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--rounds", type=int, default=15, help="at most, per system and task")
+    parser.add_argument("--rounds", type=positive, default=15, help="at most, per system and task")
     parser.add_argument("--seconds", type=float, default=300.0, help="per system and task, then no more rounds")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--frames", type=int, default=1, help="frames per batch; compile: 2 at least, aoti: 1")
+    parser.add_argument("--threads", type=positive, default=1, help="of torch")
+    parser.add_argument("--frames", type=positive, default=1, help="frames per batch; compile: 2 at least, aoti: 1")
     parser.add_argument("--max-train-atoms", type=int, default=3000, help="no training steps for larger systems")
     parser.add_argument("--cutoff", type=float, default=0.0, help="in Å; default 5: memory grows with its cube")
     parser.add_argument("--max-committee-atoms", type=int, default=10**9, help="no committee for larger systems")
@@ -276,7 +275,38 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if arguments.quick:
         arguments.rounds = min(arguments.rounds, 3)
     arguments.systems = arguments.systems or ((21, 24, 96) if arguments.quick else SYSTEMS)
+    if arguments.plot and not arguments.table:
+        parser.error("--plot goes with --table")
+    if arguments.host:
+        check_measurable(parser, arguments)
+    for path in arguments.table or ():
+        try:
+            known = "host" in json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"--table: cannot read {path}: {error}")
+        if not known:
+            parser.error(f"--table: {path} is no result of this script")
     return arguments
+
+
+def check_measurable(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End with a message, before anything is measured or written, where nothing can be."""
+    if importlib.util.find_spec(arguments.host) is None:
+        parser.error(f"{arguments.host} is not installed in {sys.executable}: use that host's environment")
+    import torch
+
+    if arguments.device != "cpu" and not (arguments.device.startswith("cuda") and torch.cuda.is_available()):
+        parser.error(f"--device {arguments.device}: choose cpu, or cuda where torch finds a GPU")
+    impossible = [UNAVAILABLE[arguments.host, m] for m in arguments.modes if (arguments.host, m) in UNAVAILABLE]
+    if len(impossible) == len(arguments.modes):
+        parser.error("--modes: " + "; ".join(impossible))
+    from e2ip_plugins.errors import InputError
+    from e2ip_plugins.fused import paths
+
+    try:
+        paths.requested()
+    except InputError as error:
+        parser.error(str(error))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -296,7 +326,10 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.plot:
             report.plot(reports, arguments.plot, arguments.clock)
     else:
-        run(arguments)
+        results = run(arguments)["results"]
+        print(arguments.out)
+        if not any("times" in result for result in results):
+            sys.exit("nothing could be measured")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ the CPU, for a smoke test.
 import argparse
 import json
 import math
-import platform
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +28,10 @@ from e2ip_plugins.fused import compiled, distribution, nll_terms, paths, plain
 from e2ip_plugins.fused.settings import Constants
 from e2ip_plugins.niw import evidence, negative_log_likelihood
 from e2ip_plugins.spd import sym6_to_matrix, tangent_to_sym6
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `host_cost` where this file is not the script
+
+from host_cost.measure import hardware
 
 UNIT = 0.0433641
 PAPER_DAMPER = (4.0, 5.0)
@@ -261,27 +265,37 @@ def markdown(report: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=formatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--atoms", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"], choices=["float32", "float64"])
+    parser.add_argument("--atoms", type=int, nargs="+", help="from 2 on; default: 10³ to 10⁶, or 10³ if --quick")
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], help="default: both; --quick: float32")
     parser.add_argument("--passes", nargs="+", default=list(FLOATS), choices=list(FLOATS))
     parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, help="default: all that this device can run")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--budget", type=float, default=0.2, help="seconds per pipeline and round")
+    parser.add_argument("--rounds", type=int, help="from 2 on; default: 9, or 3 if --quick")
+    parser.add_argument("--budget", type=float, help="seconds per pipeline and round; default: 0.2, or 0.02 if --quick")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="float32, few atoms, three short rounds")
-    parser.add_argument("--out", type=Path, default=Path("benchmark-kernel"))
+    parser.add_argument("--quick", action="store_true", help="other defaults: shows in a minute that everything runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/kernel"), help="folder for kernel.json and kernel.md")
     options = parser.parse_args()
+    options.atoms = options.atoms or ([10**3] if options.quick else [10**3, 10**4, 10**5, 10**6])
+    options.dtypes = options.dtypes or (["float32"] if options.quick else ["float32", "float64"])
+    options.rounds = options.rounds or (3 if options.quick else 9)
+    options.budget = options.budget or (0.02 if options.quick else 0.2)
+    if min(options.atoms) < 2 or options.rounds < 2:
+        parser.error("--atoms and --rounds must be at least 2")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU")
     wanted = options.pipelines or list(PIPELINES)
     if not (paths.has_triton() and (options.device == "cuda" or paths.interpreted())):
         wanted = [name for name in wanted if name != "triton"]
-    if options.quick:
-        options.atoms, options.dtypes, options.rounds, options.budget = [1000], ["float32"], 3, 0.02
+        if not wanted:
+            parser.error("--pipelines triton needs Triton and --device cuda, or TRITON_INTERPRET=1")
     torch.set_num_threads(options.threads)
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    machine = hardware(options.device)
     report = {"machine": machine, "torch": torch.__version__, "threads": options.threads, "blocks": []}
     options.out.mkdir(parents=True, exist_ok=True)
+    print(f"results: {options.out}/kernel.json, {options.out}/kernel.md", flush=True)
     for dtype in options.dtypes:
         for atoms in options.atoms:
             inputs = draw(atoms, getattr(torch, dtype), options.device)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import platform
 import random
 import sys
 import time
@@ -106,6 +107,17 @@ def _status(field: str) -> int:
     """An entry of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def hardware(device: str) -> str:
+    """Name of the GPU, or of the processor."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def available_memory() -> float:

@@ -29,8 +29,8 @@ def nll_terms(
     """Negative log likelihood and evidence regulariser of every atom, from the head's raw outputs.
 
     Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), with analytic first
-    derivatives and right higher ones. NaN and infinities give NaN for their own atom; with ``E2IP_DEBUG=1`` in the
-    environment they raise an error, except in traced and scripted code.
+    derivatives and right higher ones. A coefficient that is NaN or infinite makes its own atom's NLL NaN; with
+    ``E2IP_DEBUG=1`` in the environment it raises an error, except in traced and scripted code.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def nll_terms(
     Raises
     ------
     InputError
-        For wrong shapes, tensors on different devices, an unknown or impossible path.
+        For wrong shapes, tensors on different devices, a number ≤ 0 as force_unit, an unknown or impossible path.
     """
     if torch.jit.is_scripting():
         return plain.nll_terms(
@@ -225,12 +225,13 @@ def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
         if x is None:
             continue
         if x.shape != count + shape or not count:
-            raise InputError(f"{name} has shape {tuple(x.shape)}, expected {('N', *shape)} with the N of s")
+            wanted = f"(N, {shape[0]})" if shape else "(N,)"
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected {wanted} with the same N for all")
         if x.device != device:
             raise InputError(f"{name} is on {x.device}, s on {device}: move all of them to one device")
         if not x.is_floating_point():
             raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
-    if os.environ.get("E2IP_DEBUG") == "1" and not paths.transformed([first]):
+    if os.environ.get("E2IP_DEBUG", "0") not in ("0", "") and not paths.transformed([first]):
         for x, name in zip(inputs, _SHAPES, strict=False):
             if x is not None:
                 _check_finite(name, x)
@@ -239,6 +240,8 @@ def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
             raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or {tuple(first.shape)}")
         if force_unit.device != first.device and force_unit.dim():
             raise InputError(f"force_unit is on {force_unit.device}, s on {first.device}: move it there")
+    elif not force_unit > 0.0:
+        raise InputError(f"force_unit is {force_unit}; it must be greater than 0 (σ_ref in eV/Å)")
 
 
 def _check_finite(name: str, x: Tensor) -> None:

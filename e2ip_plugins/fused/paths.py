@@ -49,7 +49,8 @@ def requested(path: Optional[str] = None) -> str:
     """The path asked for by argument or environment; unknown ones raise `InputError`."""
     source = "path"
     if path is None:
-        source, path = VARIABLE, os.environ.get(VARIABLE, "auto").strip().lower() or "auto"
+        source, path = VARIABLE, os.environ.get(VARIABLE, "").strip() or "auto"
+    path = path.lower()
     if path not in PATHS:
         raise InputError(f"{source} is '{path}'; choose from: {', '.join(PATHS)}")
     return path
@@ -82,7 +83,9 @@ def choose(device: torch.device, count: int, path: Optional[str] = None) -> str:
         if not has_triton():
             raise InputError(f"{VARIABLE} is 'triton', but Triton is not installed; install it or choose 'auto'")
         if device.type != "cuda" and not interpreted():
-            raise InputError(f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto'")
+            raise InputError(
+                f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
+            )
     elif wish == "auto":
         if on_cpu:
             chosen = "compiled" if count >= COMPILE_FROM else "eager"
