@@ -172,11 +172,12 @@ def plot(reports: list[dict], target: Path, clock: str = "wall") -> None:
     """Milliseconds per step against atoms, one panel per host and task; one line style per mode."""
     colours = {"baseline": "0.45", "e2ip": "#0072B2", "committee": "#D55E00"}
     styles = {"eager": "-", "compile": "--", "aoti": "--", "script": ":"}
+    tasks = [task for task in TASKS if any(r["task"] == task and "times" in r for x in reports for r in x["results"])]
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}):
-        figure = Figure(figsize=(9, 3.6 * len(reports)), layout="constrained")
-        panels = figure.subplots(len(reports), len(TASKS), squeeze=False)
+        figure = Figure(figsize=(4.5 * max(1, len(tasks)), 3.6 * len(reports)), layout="constrained")
+        panels = figure.subplots(len(reports), max(1, len(tasks)), squeeze=False)
         for row, report in zip(panels, reports, strict=True):
-            for axes, task in zip(row, TASKS, strict=True):
+            for axes, task in zip(row, tasks, strict=False):
                 done = [r for r in report["results"] if r["task"] == task and "times" in r]
                 for mode in dict.fromkeys(r["mode"] for r in done):
                     for variant in VARIANTS:
@@ -196,6 +197,10 @@ def plot(reports: list[dict], target: Path, clock: str = "wall") -> None:
                             markersize=3,
                             label=variant if mode == "eager" else f"{variant}, {mode}",
                         )
+                inside = sorted((r["atoms"], 1e3 * np.median(r["inside"])) for r in done if "inside" in r)
+                if inside:
+                    axes.plot(*np.array(inside).T, color=colours["e2ip"], linestyle=":", marker="o", markersize=3)
+                    axes.lines[-1].set_label("inside the readout")
                 axes.set(xscale="log", yscale="log", xlabel="atoms", ylabel=f"ms per step ({clock})")
                 axes.set_title(f"{report['host']}, {task}, {report['device']}", loc="left")
                 if done:
