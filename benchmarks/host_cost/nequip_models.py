@@ -43,7 +43,7 @@ class Host:
         data = from_ase(atoms, key_mapping={"REF_energy": "total_energy", "REF_forces": "forces"})
         for transform in (
             ChemicalSpeciesToAtomTypeMapper(list(SPECIES), {s: s for s in SPECIES}),
-            NonPeriodicCellTransform(padding=10.0),
+            NonPeriodicCellTransform(padding=10.0, override_cell=True),
             NeighborListTransform(r_max=self.settings.architecture["r_max"]),
         ):
             data = transform(data)
