@@ -11,15 +11,10 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.fused import series
+from e2ip_plugins.fused.plain import spoil
 from e2ip_plugins.fused.settings import LOG_2PI, MIN_KAPPA, MIN_NU, ROOT3, Constants
 
 _R2, _R6 = math.sqrt(2.0), math.sqrt(6.0)
-
-
-def _spoil(s: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor]) -> Tensor:
-    """See `e2ip_plugins.fused.plain.spoil`."""
-    doubt = (s - s) + (raw_nu - raw_nu)
-    return s + (doubt if raw_kappa is None else doubt + (raw_kappa - raw_kappa))
 
 
 def _damp(s: Tensor, knee: float, ceiling: float) -> Tuple[Tensor, Tensor]:
@@ -154,7 +149,7 @@ def loss_and_gradients(
     -------
     list of (N,)
     """
-    s, slope_s = _damp(_spoil(s, raw_nu, raw_kappa), constants.scalar_knee, constants.scalar_ceiling)
+    s, slope_s = _damp(spoil(s, raw_nu, raw_kappa), constants.scalar_knee, constants.scalar_ceiling)
     t, direction, ratio, slope_t = _damp_vector(
         [t[k] for k in range(5)], constants.tensor_knee, constants.tensor_ceiling
     )
@@ -235,7 +230,7 @@ def distribution(
     double: bool,
 ) -> List[Tensor]:
     """log Σ0 and Σ0 as six rows each, ν, κ, plateau; arguments as in `loss_and_gradients`."""
-    s, t = _spoil(s, raw_nu, raw_kappa), [t[k] for k in range(5)]
+    s, t = spoil(s, raw_nu, raw_kappa), [t[k] for k in range(5)]
     past_knee = (s.abs() > constants.scalar_knee) | (sum(x * x for x in t) > constants.tensor_knee**2)
     plateau = torch.where(past_knee, torch.ones_like(s), torch.zeros_like(s))
     s, _ = _damp(s, constants.scalar_knee, constants.scalar_ceiling)
