@@ -21,7 +21,7 @@ from mace.tools.model_script_utils import configure_model
 from mace.tools.scripts_utils import get_loss_fn, get_optimizer, get_params_options
 from mace.tools.train import take_step
 
-from host_cost.settings import COMMITTEE_SIZE, Settings
+from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
 
 _HEADS = ["Default"]
@@ -73,7 +73,7 @@ class Host:
     def inference(self) -> dict[str, Callable[[], dict]]:
         """Variant -> function that predicts once: energies, forces, stress, and all uncertainty keys for e2ip."""
         baseline, e2ip = self._evaluator("baseline", 1), self._evaluator("e2ip", 1)
-        members = [self._evaluator("baseline", seed) for seed in range(1, COMMITTEE_SIZE + 1)]
+        members = [self._evaluator("baseline", seed) for seed in self.settings.member_seeds]
         self.parts = {"readout": e2ip}
 
         def predict(model: torch.nn.Module) -> dict:
@@ -95,7 +95,7 @@ class Host:
     def training(self) -> dict[str, Callable[[], None]]:
         """Variant -> function that does one step as ``mace_run_train`` with default options does it."""
         trained = {variant: self._trainer(variant, 1) for variant in ("baseline", "e2ip")}
-        members = [self._trainer("baseline", seed) for seed in range(1, COMMITTEE_SIZE + 1)]
+        members = [self._trainer("baseline", seed) for seed in self.settings.member_seeds]
         self.parts = {"readout": trained["e2ip"][0], "losses": [loss for _, loss, *_ in trained.values()]}
 
         def stepper(model, loss_fn, optimizer, output_args, max_grad_norm) -> Callable[[], None]:

@@ -32,6 +32,7 @@ def time_interleaved(
     Every round runs every function once, in an order drawn anew, so that none always follows the same one and
     a drift of the machine hits all alike. Ratios are to be taken within rounds.
     """
+    progress = _once_a_second(progress)
     for name, function in functions.items():
         for i in range(warm_up):
             progress(f"warm-up {name} {i + 1}/{warm_up}")
@@ -61,6 +62,19 @@ def time_interleaved(
     finally:
         gc.enable()
     return times
+
+
+def _once_a_second(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Less often than steps of a millisecond end: what draws the message would leave them cold caches."""
+    told = float("-inf")
+
+    def tell(text: str) -> None:
+        nonlocal told
+        if time.perf_counter() - told >= 1.0:
+            progress(text)
+            told = time.perf_counter()
+
+    return tell
 
 
 def peak_memory(function: Callable, device: str, repeats: int = 3) -> list[int]:

@@ -15,7 +15,7 @@ from nequip.train import EMALightningModule
 from nequip.utils.aot import aot_export_model
 from nequip.utils.global_state import set_global_state
 
-from host_cost.settings import COMMITTEE_SIZE, Settings
+from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
 from nequip_ext import E2IPModel
 
@@ -75,10 +75,10 @@ class Host:
         if self.settings.mode == "aoti":
             baseline, e2ip = self._compiled("baseline", inputs), self._compiled("e2ip", inputs)
             # Loaded anew, the same file is as good as one with other weights.
-            members = [self._compiled("baseline", inputs) for _ in range(COMMITTEE_SIZE)]
+            members = [self._compiled("baseline", inputs) for _ in self.settings.member_seeds]
         else:
             baseline, e2ip = self._model("baseline", 1), self._model("e2ip", 1)
-            members = [self._model("baseline", seed) for seed in range(1, COMMITTEE_SIZE + 1)]
+            members = [self._model("baseline", seed) for seed in self.settings.member_seeds]
         self.parts = {"readout": e2ip}
 
         def predict(model: torch.nn.Module) -> dict:
@@ -112,7 +112,7 @@ class Host:
         """Variant -> function that does one step of NequIP's EMA training module, optimiser and averaging included."""
         batch = AtomicDataDict.batched_from_list(self.frames)
         modules = {variant: self._training_module(variant, 1) for variant in ("baseline", "e2ip")}
-        members = [self._training_module("baseline", seed) for seed in range(1, COMMITTEE_SIZE + 1)]
+        members = [self._training_module("baseline", seed) for seed in self.settings.member_seeds]
         self.parts = {"readout": modules["e2ip"], "losses": [m.loss for m in modules.values()]}
 
         def stepper(module: EMALightningModule) -> Callable[[], None]:

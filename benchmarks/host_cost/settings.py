@@ -44,7 +44,7 @@ class Settings:
     frames : int
         In a batch, all of this one system, each shaken differently.
     committee : bool
-        Whether the committee is measured, too: five sevenths of the time.
+        Whether the committee is built and measured, too: five sevenths of the time.
     cutoff : float
         In Å; 0 is the architecture's own.
     cache : str
@@ -67,6 +67,11 @@ class Settings:
     committee: bool = True
     cutoff: float = 0.0
     cache: str = ""
+
+    @property
+    def member_seeds(self) -> range:
+        """One for each member of the committee."""
+        return range(1, COMMITTEE_SIZE + 1 if self.committee else 1)
 
     @property
     def architecture(self) -> dict:

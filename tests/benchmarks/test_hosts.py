@@ -48,6 +48,18 @@ def test_the_molecule_without_data_is_water(hosts, monkeypatch):
     assert (name, len(frame), frame.pbc.any()) == ("7 water molecules", 21, False)
 
 
+def test_every_round_times_every_function_and_messages_are_rare(hosts):
+    from host_cost.measure import time_interleaved
+
+    calls, messages = [], []
+    functions = {name: lambda name=name: calls.append(name) for name in ("baseline", "e2ip")}
+    times = time_interleaved(functions, 200, 60.0, "cpu", warm_up=1, progress=messages.append)
+    assert calls[:2] == ["baseline", "e2ip"]
+    assert all(set(calls[i : i + 2]) == set(functions) for i in range(0, 402, 2))
+    assert all(len(times[name][clock]) == 200 for name in functions for clock in ("wall", "cpu"))
+    assert 1 <= len(messages) < 40
+
+
 def result(atoms, baseline, overhead, noise, rounds=15, **changes):
     """A result as the measurement writes it, with times in seconds."""
     rng = np.random.default_rng(atoms)
