@@ -40,7 +40,7 @@ def differentiate(
     gradient : (N, 3)
         In the value's unit per Å. An atom's row collects what moving it does to all atoms' uncertainties.
     """
-    value = _evaluate(uncertainty, outputs)
+    value = evaluate(uncertainty, outputs)
     (gradient,) = torch.autograd.grad(value.sum(), positions, create_graph=create_graph)
     if not create_graph:
         value = value.detach()
@@ -54,12 +54,13 @@ def in_units(uncertainty: Uncertainty, force_factor: float) -> Uncertainty:
 
     def converted(outputs: Dict[str, Tensor]) -> Tensor:
         parameters = convert_niw({key.name: outputs[key.name] for key in PARAMETER_KEYS}, force_factor)
-        return _evaluate(uncertainty, {**parameters, **derive_niw(parameters)})
+        return evaluate(uncertainty, {**parameters, **derive_niw(parameters)})
 
     return converted
 
 
-def _evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
+def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
+    """The uncertainty's value, `InputError` for unknown keys."""
     if callable(uncertainty):
         return uncertainty(outputs)
     known = [key.name for key in OUTPUT_KEYS]

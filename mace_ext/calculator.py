@@ -12,7 +12,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families import convert_niw, derive_niw, derive_niw_committee
-from e2ip_plugins.gradient import in_units
+from e2ip_plugins.gradient import evaluate, in_units
 from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 
@@ -110,9 +110,9 @@ def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
         ∂(Σ value)/∂(positions).
     """
     if self.num_models > 1 or self.use_compile:
+        found = f"has {self.num_models} models" if self.num_models > 1 else "is compiled"
         raise InputError(
-            "uncertainty_gradient needs a MACECalculator with one model and without compile_mode; "
-            f"this one has {self.num_models} models"
+            f"uncertainty_gradient needs a MACECalculator with one model and without compile_mode; this one {found}"
         )
     model = self.models[0]
     dtype = next(model.parameters()).dtype
@@ -120,9 +120,14 @@ def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
         key: value.to(dtype) if torch.is_tensor(value) and torch.is_floating_point(value) else value
         for key, value in self._atoms_to_batch(atoms).to_dict().items()
     }
-    factor = self.energy_units_to_eV / self.length_units_to_A
-    value, gradient = gradient_of(model, data, in_units(uncertainty, factor))
-    return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
+    wanted = in_units(uncertainty, self.energy_units_to_eV / self.length_units_to_A)
+
+    def of_real_atoms(outputs):
+        # Padding atoms, if there are any, come last.
+        return evaluate(wanted, {key: value[: len(atoms)] for key, value in outputs.items()})
+
+    value, gradient = gradient_of(model, data, of_real_atoms)
+    return value.cpu().numpy(), gradient[: len(atoms)].cpu().numpy() / self.length_units_to_A
 
 
 def uncertainty_results(parameters, force_factor, committee_forces=None):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fused import compiled, eager, paths, plain
-from e2ip_plugins.fused.autograd import OnePass, Recompute, Unrecorded, as_unit
+from e2ip_plugins.fused.autograd import OnePass, Recompute, Unrecorded, as_unit, one_pass_gradients
 from e2ip_plugins.fused.settings import Constants
 
 _SHAPES = {"s": (), "t": (5,), "raw_nu": (), "raw_kappa": (), "residual": (3,)}
@@ -131,7 +131,7 @@ def _nll_terms(
         try:
             kernels, unit = paths.triton_kernels(), as_unit(force_unit, like)
             if recorded:
-                return Recompute.apply(*inputs, unit, constants, kernels.forward, kernels.backward)
+                return Recompute.apply(*inputs, unit, constants, kernels.forward, _triton_backward(path))
             return kernels.forward(*inputs, unit, constants)
         except Exception as error:
             paths.launch_failed(like.device, error, path)
@@ -141,6 +141,21 @@ def _nll_terms(
         except Exception as error:
             paths.compile_failed(like.device, error)
     return _one_pass(eager.loss_and_gradients, recorded, inputs, force_unit, constants)
+
+
+def _triton_backward(path: Optional[str]) -> Callable:
+    """The backward kernel, which is built when first used, long after the forward; the eager one where it fails."""
+
+    def kernel(*arguments):
+        *inputs, force_unit, by_nll, by_regulariser, constants = arguments
+        try:
+            return paths.triton_kernels().backward(*arguments)
+        except Exception as error:
+            paths.launch_failed(inputs[0].device, error, path)
+            rows = eager.loss_and_gradients(*inputs, force_unit, constants, True)[2]
+            return one_pass_gradients(inputs, rows, force_unit, by_nll, by_regulariser)
+
+    return kernel
 
 
 def _one_pass(kernel, recorded, inputs, force_unit, constants) -> Tuple[Tensor, Tensor]:
@@ -156,13 +171,12 @@ def _distribution(
 ) -> Tuple[Tensor, ...]:
     traced, inputs, force_unit = _prepare(inputs, force_unit)
     like = inputs[0]
-    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    if traced and not recorded and _as_operator(like, path):
-        return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
     if traced:
+        if _as_operator(like, path):
+            return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
         return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
     kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path), path)
-    if recorded:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return Unrecorded.apply(*inputs, force_unit, constants, kernel)
     if torch.is_grad_enabled():
         with torch.no_grad():
@@ -193,7 +207,7 @@ def _distribution_kernel(chosen: str, path: Optional[str]) -> Callable:
 
 def _as_operator(like: Tensor, path: Optional[str]) -> bool:
     # Elsewhere the compiler fuses the plain form by itself.
-    asked = paths.requested(path) == "triton" and torch.compiler.is_compiling() and like.is_cuda
+    asked = paths.requested(path) == "triton" and like.device.type == "cuda" and paths.operators_welcome()
     return asked and paths.has_triton()
 
 

@@ -46,6 +46,33 @@ def plain_gradients(
         return [next(grads) if need else None for need in needed]
 
 
+def plain_distribution_gradients(
+    inputs: Sequence[Optional[Tensor]],
+    force_unit: Union[float, Tensor],
+    constants: Constants,
+    outputs: Sequence[Optional[Tensor]],
+    needed: Sequence[bool],
+) -> List[Optional[Tensor]]:
+    """Gradients of `plain.distribution` in s, t, raw ν, raw κ; differentiable where the backward records a graph."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views or fresh leaves, as in `plain_gradients`.
+        views = [
+            None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(x.requires_grad)
+            for x in inputs
+        ]
+        values = plain.distribution(*views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4])
+        # The last one, the plateau, has none.
+        pairs = [(value, grad) for value, grad in zip(values[:4], outputs[:4], strict=True) if grad is not None]
+        wanted = [x for x, need in zip(views, needed, strict=True) if need]
+        grads = iter(
+            torch.autograd.grad(
+                [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=create_graph, allow_unused=True
+            )
+        )
+        return [next(grads) if need else None for need in needed]
+
+
 class OnePass(torch.autograd.Function):
     """For kernels that compute value and gradients together: the backward only multiplies."""
 
@@ -177,20 +204,6 @@ class Unrecorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *outputs: Optional[Tensor]) -> Gradients:
-        inputs, constants = ctx.saved_tensors, ctx.constants
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Views or fresh leaves, as in `plain_gradients`.
-            views = [
-                None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(x.requires_grad)
-                for x in inputs
-            ]
-            values = plain.distribution(*views, as_unit(ctx.force_unit, inputs[0]), constants[:2], constants[2:4])
-            pairs = [(value, grad) for value, grad in zip(values, outputs, strict=True) if grad is not None]
-            wanted = [x for x, need in zip(views, ctx.needs_input_grad[:4], strict=True) if need]
-            grads = iter(
-                torch.autograd.grad(
-                    [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=create_graph, allow_unused=True
-                )
-            )
-            return (*(next(grads) if need else None for need in ctx.needs_input_grad[:4]), None, None, None)
+        needed = ctx.needs_input_grad[:4]
+        grads = plain_distribution_gradients(ctx.saved_tensors, ctx.force_unit, ctx.constants, outputs, needed)
+        return (*grads, None, None, None)

@@ -1,4 +1,7 @@
-"""`soa` through torch.compile: one vectorised loop over atoms, made once per dtype and set of constants."""
+"""`soa` through torch.compile: one vectorised loop over atoms.
+
+Made once per process for each of: loss and distribution, constants, dtype, evidence mode, one σ_ref or one per atom.
+"""
 
 import functools
 from typing import Callable, Optional, Tuple

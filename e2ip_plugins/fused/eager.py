@@ -131,28 +131,25 @@ class _Damped(NamedTuple):
     slope: Optional[Tensor] = None  # (2, N): φ'
 
 
-def _damp(rows: Tensor, tables: _Tables, double: bool, gradients: bool) -> _Damped:
+def _damp(rows: Tensor, tables: _Tables, gradients: bool) -> _Damped:
     """Both dampers on (s, t) out of s, t, raw ν, raw κ (K, N); NaN where one of these is not finite.
 
     Up to the knee the ratio is exactly 1.
     """
     n = rows.shape[1]
-    may_overflow = double or rows.dtype == torch.float32
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
         if (largest <= tables.surely[: len(rows)]).all().item():
             return _Damped(rows[:6], tables.zero.expand(1, n))
-        may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
     coefficients = rows[:6].clone()
     coefficients[0] += (rows - rows).sum(0)
-    knee, width, slope, scaled = tables.knee, tables.width, tables.slope, coefficients
-    if may_overflow:
-        # Squares of the largest number must not overflow; those of ordinary ones come close to the smallest.
-        tiny = 2.0**-514 if rows.dtype == torch.float64 else 2.0**-66
-        knee, width, slope, scaled = tiny * knee, tiny * width, slope / tiny, tiny * coefficients
-    t = scaled[1:]
-    size = torch.stack([scaled[0].abs(), (t * t).sum(0).sqrt_()])
+    # t relative to its largest component, so that no square overflows.
+    largest = coefficients[1:].abs().amax(0, keepdim=True).clamp_(min=1.0)
+    t = coefficients[1:] / largest
+    size = torch.cat([coefficients[:1].abs(), (t * t).sum(0, keepdim=True).sqrt_()])
+    scale = torch.cat([torch.ones_like(largest), largest])
+    knee, width, slope = tables.knee / scale, tables.width / scale, tables.slope * scale
     plateau = (size > knee).any(0, keepdim=True)
     norm = torch.maximum(size, knee)
     th = ((norm - knee) * slope).tanh_()
@@ -218,7 +215,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     else:
         constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
 
-    damped = _damp(rows[:-3], tables, out == torch.float64, gradients)
+    damped = _damp(rows[:-3], tables, gradients)
     s, t = damped.value[0], damped.value[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
@@ -252,7 +249,8 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     z = mahalanobis * z_over_m
     pull_z = half * z
     difference = log_term - z
-    if out == torch.float64:
+    # log1p(x) - z loses digits at small z; where float64 becomes float32 enough of them are left.
+    if work == out:
         series_rows = z.expand(len(tables.log_series) + 1, n).cumprod(0)[1:]
         difference = torch.where(z < series.SMALL_Z, tables.log_series @ series_rows, difference)
     by_nu = difference.mul_(0.5).sub_(z.mul_(0.5).add_(inverse, alpha=2.25).div_(nu)).addcmul_(inverse, rest[1])
@@ -308,7 +306,7 @@ def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
     work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
-    damped, plateau, *_ = _damp(rows, tables, out == torch.float64, gradients=False)
+    damped, plateau, *_ = _damp(rows, tables, gradients=False)
     force_unit = _number(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)

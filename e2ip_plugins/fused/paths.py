@@ -3,8 +3,8 @@
 ``E2IP_KERNEL`` (or the argument ``path``, which wins) is one of
 
 ``auto``
-    On CUDA ``triton`` where Triton is installed. On the CPU ``compiled`` from `COMPILE_FROM` atoms on,
-    because compilation takes half a minute, once per process and dtype. Otherwise ``eager``.
+    On CUDA ``triton`` where Triton is installed. On the CPU ``compiled`` from `COMPILE_FROM` atoms on, because
+    compilation takes half a minute (see `compiled`). Otherwise ``eager``.
 ``eager``
     Few torch operations, value and gradients in one pass (`eager`).
 ``compiled``
@@ -13,8 +13,9 @@
     One kernel each way (`triton_kernels`); needs CUDA, or TRITON_INTERPRET=1.
 
 While anything traces or transforms the call (TorchScript, torch.compile, torch.export, make_fx, torch.func, forward
-AD), it is the plain composition of `plain` instead; with ``triton`` asked for, torch.compile and torch.export get
-operators that they can look into. The choice is logged once per process, device and path.
+AD), it is the plain composition of `plain` instead; on CUDA, with ``triton`` asked for, torch.compile, torch.export and
+make_fx (and with them NequIP's compilation) get operators that they can look into. The choice is logged once per
+process, device and path.
 """
 
 import functools
@@ -111,11 +112,20 @@ def compile_failed(device: torch.device, error: Exception) -> None:
 
 def launch_failed(device: torch.device, error: Exception, path: Optional[str] = None) -> None:
     """From now on ``eager`` in place of ``triton``, with a warning; raises ``error`` where ``triton`` was asked for."""
-    if requested(path) == "triton" or isinstance(error, torch.OutOfMemoryError):
+    if requested(path) == "triton" or isinstance(error, torch.cuda.OutOfMemoryError):
         raise error
     _launch_failed.add(device.type)
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     logger.warning("e2ip kernel on %s: Triton failed, continuing with eager (%s)", device, reason)
+
+
+def operators_welcome() -> bool:
+    """Whether what traces this call takes operators in: torch.compile, torch.export and make_fx do."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch.jit.is_tracing() or forward_ad._current_level >= 0:
+        return False
+    return torch._C._len_torch_dispatch_stack() > 0 and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def transformed(tensors: "list[Tensor]") -> bool:

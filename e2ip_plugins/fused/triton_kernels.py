@@ -1,7 +1,7 @@
 """One fused kernel each way: loss, its gradients (everything recomputed), and the distribution.
 
 One atom per thread, so that nothing but inputs and results touches memory: in float32 52 bytes an atom for the
-loss, 96 for its gradients, 64 for the distribution. No kernel asks the host for anything. The formulas are those of
+loss, 96 for its gradients, 92 for the distribution. No kernel asks the host for anything. The formulas are those of
 `soa`; the maximum and minimum of Triton drop NaN, hence the comparisons here. Tensors stand left of
 constants, because the interpreter takes a constant times a tensor for a constant.
 """
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from e2ip_plugins.fused import eager, plain, series
-from e2ip_plugins.fused.autograd import one_pass_gradients, plain_gradients
+from e2ip_plugins.fused.autograd import one_pass_gradients, plain_distribution_gradients, plain_gradients
 from e2ip_plugins.fused.settings import LOG_2PI, MIN_KAPPA, MIN_NU, ROOT3, Constants
 
 #: Atoms per program. 256 would need twice the registers per thread in the backward kernel.
@@ -575,9 +575,12 @@ def _operators():
         grads[3] = s.new_empty(0) if grads[3] is None else grads[3]
         return tuple(x.clone(memory_format=torch.contiguous_format) for x in grads)
 
-    def keep(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:-5])
-        ctx.constants = inputs[-5:]
+    def keep(constants: int):
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs[:-constants])
+            ctx.constants = inputs[-constants:]
+
+        return setup_context
 
     def nll_backward(ctx, by_nll, by_regulariser):
         saved = ctx.saved_tensors
@@ -603,8 +606,15 @@ def _operators():
         result = [None if x is None else next(second) for x in views]
         return (*result[:5], None, *result[5:], *[None] * len(ctx.constants))
 
-    nll_op.register_autograd(nll_backward, setup_context=keep)
-    backward_op.register_autograd(second_backward, setup_context=keep)
+    def distribution_backward(ctx, *outputs):
+        *inputs, force_unit = ctx.saved_tensors
+        constants, needed = Constants(*ctx.constants), ctx.needs_input_grad[:4]
+        grads = plain_distribution_gradients(inputs, force_unit, constants, outputs, needed)
+        return (*grads, None, *[None] * len(ctx.constants))
+
+    nll_op.register_autograd(nll_backward, setup_context=keep(5))
+    backward_op.register_autograd(second_backward, setup_context=keep(5))
+    distribution_op.register_autograd(distribution_backward, setup_context=keep(4))
     return nll_op, distribution_op
 
 
@@ -624,5 +634,5 @@ def traced_nll_terms(
 def traced_distribution(
     s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, ...]:
-    """`distribution` as an operator, without derivatives."""
+    """`distribution` as an operator; derivatives are those of the plain composition."""
     return _operators()[1](s, t, raw_nu, raw_kappa, force_unit.expand(s.shape[0]), *constants[:4])

@@ -20,12 +20,22 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PATHS = ["triton"] if INTERPRETED else ["eager", "soa"]
 
 
-@pytest.fixture(params=PATHS)
-def path(request, monkeypatch):
-    if request.param == "soa":
+def _path(name: str, monkeypatch) -> str:
+    if name == "soa":
         monkeypatch.setattr(compiled, "kernel", compiled.graph)
         return "compiled"
-    return request.param
+    return name
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    return _path(request.param, monkeypatch)
+
+
+@pytest.fixture(params=[*PATHS, "plain"])
+def any_form(request, monkeypatch):
+    """With the composition that TorchScript, exports and compilers see."""
+    return _path(request.param, monkeypatch)
 
 
 def draw(count: int, dtype=F64, coupled: bool = False, seed: int = 0) -> list:
@@ -167,17 +177,21 @@ def test_forward_derivatives(path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("position", range(5))
-def test_bad_atoms_stay_alone(path, position, value):
+def test_bad_atoms_stay_alone(any_form, position, value):
     clean, bad = leaves(draw(9, torch.float32)), draw(9, torch.float32)
     bad[position][4] = value
     bad = leaves(bad)
     others = torch.arange(9) != 4
     results = []
     for inputs in (clean, bad):
-        outputs = nll_terms(*inputs, UNIT, *DAMPERS, pull_ceiling=4.0, path=path)
-        grads = gradients(inputs, outputs)
-        with torch.no_grad():
-            results.append([*outputs, *grads, *distribution(*inputs[:4], UNIT, *DAMPERS, path=path)])
+        if any_form == "plain":
+            unit = torch.tensor(UNIT)
+            outputs = plain.nll_terms(*inputs, unit, *DAMPERS, 4.0)
+            spread = plain.distribution(*inputs[:4], unit, *DAMPERS)
+        else:
+            outputs = nll_terms(*inputs, UNIT, *DAMPERS, pull_ceiling=4.0, path=any_form)
+            spread = distribution(*inputs[:4], UNIT, *DAMPERS, path=any_form)
+        results.append([x.detach() for x in (*outputs, *gradients(inputs, outputs), *spread)])
     for a, b in zip(*results, strict=True):
         # To rounding: vectorised and remaining elements may round differently.
         torch.testing.assert_close(a[others], b[others], rtol=1e-6, atol=1e-12)
@@ -225,17 +239,29 @@ def test_broken_triton_falls_back_unless_asked_for(monkeypatch, caplog):
         def forward(self, *_):
             raise RuntimeError("Failed to find C compiler")
 
-        distribution = forward
+        distribution = backward = forward
+
+    class BrokenBackward(Broken):
+        def forward(self, s, t, raw_nu, raw_kappa, residual, force_unit, constants):
+            return plain.nll_terms(s, t, raw_nu, raw_kappa, residual, force_unit, constants[:2], constants[2:4])
+
+    def evaluate():
+        outputs = nll_terms(*leaves(inputs), UNIT, *DAMPERS)
+        given = leaves(inputs)
+        grads = gradients(given, nll_terms(*given, UNIT, *DAMPERS))
+        return [*outputs, *grads, *distribution(*inputs[:4], UNIT, *DAMPERS)]
 
     inputs = draw(5)
-    expected = [*nll_terms(*inputs, UNIT, *DAMPERS), *distribution(*inputs[:4], UNIT, *DAMPERS)]
+    expected = evaluate()
     monkeypatch.setattr(paths, "choose", lambda *_: "triton")
-    monkeypatch.setattr(paths, "triton_kernels", Broken)
     monkeypatch.setattr(paths, "_launch_failed", set())
-    with caplog.at_level(logging.WARNING):
-        found = [*nll_terms(*inputs, UNIT, *DAMPERS), *distribution(*inputs[:4], UNIT, *DAMPERS)]
-    assert "Triton failed, continuing with eager (Failed to find C compiler)" in caplog.text
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for module in (BrokenBackward, Broken):
+        monkeypatch.setattr(paths, "triton_kernels", module)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = evaluate()
+        assert "Triton failed, continuing with eager (Failed to find C compiler)" in caplog.text
+        assert_same(found, expected, 1e-13)
     with pytest.raises(RuntimeError, match="C compiler"):
         nll_terms(*inputs, UNIT, *DAMPERS, path="triton")
 
@@ -426,7 +452,7 @@ def test_scripted_loss():
 
 @pytest.mark.skipif(INTERPRETED, reason="the compiled path")
 def test_compiled_path():
-    """The one test that waits for the compiler."""
+    """The one test that waits for the compiler: loss and distribution, each in one of the evidence modes."""
     inputs = leaves(draw(3000, torch.float32, coupled=True))
     results = []
     for path in ("compiled", "eager"):
@@ -436,5 +462,17 @@ def test_compiled_path():
             results[-1] += nll_terms(*[x if x is None else x[:77] for x in inputs], UNIT, *DAMPERS, 4.0, path=path)
     assert "cpu" not in paths._compile_failed
     assert_same(*results, 4e-6)
+
+    clean, bad = draw(300, torch.float32)[:4], draw(300, torch.float32)[:4]
+    bad[1][7, 3], bad[3][40] = float("nan"), float("inf")
+    with torch.no_grad():
+        expected = distribution(*clean, UNIT, *DAMPERS, path="eager")
+        found = [distribution(*inputs, UNIT, *DAMPERS, path="compiled") for inputs in (clean, bad)]
+    assert "cpu" not in paths._compile_failed
+    assert_same(list(found[0]), list(expected), 4e-6)
+    others = ~torch.isin(torch.arange(300), torch.tensor([7, 40]))
+    assert all(torch.equal(a[others], b[others]) for a, b in zip(*found, strict=True))
+    assert found[1][1][~others].isnan().all()  # Σ0
+
     key = (compiled.Constants(*DAMPERS[0], *DAMPERS[1], 4.0), torch.float32, True)
     assert compiled.kernel("loss_and_gradients", *key) is compiled.kernel("loss_and_gradients", *key)

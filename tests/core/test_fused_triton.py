@@ -44,14 +44,79 @@ def test_operators_on_the_cpu():
     assert torch.autograd.gradcheck(operator, inputs)
     one = [x[:1].detach().requires_grad_() for x in inputs]
     assert torch.autograd.gradgradcheck(operator, one)
-    op, _ = triton_kernels._operators()
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op, (*inputs, unit.expand(4), *constants), test_utils=checks)
+    of_loss, of_distribution = triton_kernels._operators()
+    torch.library.opcheck(of_loss, (*inputs, unit.expand(4), *constants), test_utils=checks)
+    torch.library.opcheck(of_distribution, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks)
+
+    def spread(*x):
+        return triton_kernels.traced_distribution(*x, unit, constants)[:4]
+
+    assert torch.autograd.gradcheck(spread, inputs[:4])
+    assert torch.autograd.gradgradcheck(spread, one[:4])
 
 
+def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypatch):
+    """As in NequIP's compilation and export, which trace with make_fx first."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from e2ip_plugins.fused import distribution, nll_terms
+
+    def readout(s, t, nu, kappa, residual, unit):
+        nll, _ = nll_terms(s, t, nu, kappa, residual, unit, (14.0, 15.0), (4.0, 5.0))
+        return nll, *distribution(s, t, nu, kappa, unit, (14.0, 15.0), (4.0, 5.0))
+
+    def operators(device):
+        # Fake tensors need no GPU.
+        with FakeTensorMode():
+            inputs = [torch.empty(shape, device=device) for shape in ((4,), (4, 5), (4,), (4,), (4, 3), ())]
+            graph = make_fx(readout)(*inputs).graph
+        return [str(node.target) for node in graph.nodes if "e2ip" in str(node.target)]
+
+    monkeypatch.setenv("E2IP_KERNEL", "triton")
+    assert operators("cuda") == ["e2ip.nll_terms.default", "e2ip.distribution.default"]
+    assert operators("cpu") == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_launches_on_a_gpu():
+    """One kernel for the distribution, one each way for the loss; nothing makes the host wait."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from e2ip_plugins.fused import distribution, nll_terms
+
+    shapes = ((100,), (100, 5), (100,), (100,), (100, 3))
+    inputs = [torch.randn(shape, device="cuda").requires_grad_() for shape in shapes]
+    unit = torch.tensor(0.5, device="cuda")
+
+    def map_alone():
+        with torch.no_grad():
+            distribution(*inputs[:4], unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+
+    def loss():
+        nll, _ = nll_terms(*inputs, unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+        torch.autograd.grad(nll, inputs, torch.ones_like(nll))
+
+    for function, kernels in ((map_alone, {"_distribution_kernel"}), (loss, {"_forward_kernel", "_backward_kernel"})):
+        function()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                function()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        ours = [event.key for event in profiled.key_averages() if event.key.endswith("_kernel")]
+        assert kernels <= set(ours)
+        # For the loss, also the vector of ones.
+        assert sum(event.count for event in profiled.key_averages() if event.device_type.name == "CUDA") <= 3
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", ["_forward_kernel", "_backward_kernel", "_distribution_kernel"])
-def test_builds_for_a_gpu(name):
+def test_builds_for_a_gpu(name, double, tmp_path):
     """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
+    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -59,19 +124,28 @@ def test_builds_for_a_gpu(name):
 
     kernel = getattr(triton_kernels, name)
     constants = {"S_KNEE": 14.0, "S_CEILING": 15.0, "T_KNEE": 4.0, "T_CEILING": 5.0, "PULL_CEILING": 4.0}
-    constants |= {"COUPLED": False, "REGULARISER": True, "DOUBLE": True, "BLOCK": triton_kernels.BLOCK}
+    constants |= {"COUPLED": False, "REGULARISER": True, "DOUBLE": double, "BLOCK": triton_kernels.BLOCK}
     signature, fixed = {}, {}
     for k, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], fixed[(k,)] = "constexpr", constants[argument]
         else:
-            signature[argument] = "*fp64" if argument.endswith("_ptr") else "i32"
+            signature[argument] = ("*fp64" if double else "*fp32") if argument.endswith("_ptr") else "i32"
     options = {"num_warps": 4, **triton_kernels._FUSION}
     built = triton_kernels.triton.compile(
         ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options
     )
     # 1/24! as a double.
-    assert "0d3AFF2CF01972F578" in built.asm["ptx"]
+    assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
+    (tmp_path / "kernel.ptx").write_text(built.asm["ptx"])
+    # Of the assemblers that Triton brings, not all know the version of its own PTX.
+    for ptxas in sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*")):
+        command = [ptxas, "-v", "--gpu-name=sm_90a", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
+            return
+    pytest.skip("no assembler here tells of spilled registers")
 
 
 def test_benchmark_in_the_interpreter(tmp_path):

@@ -68,6 +68,16 @@ def test_units(make_calculator, frames):
         assert np.allclose(other[0], 2.0 * value) and np.allclose(other[1], 2.0 * gradient)
 
 
+def test_padding_changes_nothing(make_calculator, frames):
+    mean = lambda outputs: outputs["forces_uncertainty"].mean()  # noqa: E731
+    for uncertainty in ("forces_epistemic_std", mean):
+        plain = make_calculator().uncertainty_gradient(frames[0], uncertainty)
+        padded = make_calculator(pad_num_atoms=16, pad_num_edges=256).uncertainty_gradient(frames[0], uncertainty)
+        for ours, expected in zip(padded, plain, strict=True):
+            assert ours.shape == expected.shape
+            np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-14)
+
+
 def test_heads_have_gradients_of_their_own(make_model, make_batch, frames):
     from mace_ext import uncertainty_gradient
 

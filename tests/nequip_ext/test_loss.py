@@ -172,6 +172,13 @@ def test_mode_is_recognised_in_float32():
     E2IPLoss(evidence="coupled")(preds, target)
 
 
+@pytest.mark.parametrize("mode", ["independent", "coupled"])
+def test_mode_is_recognised_beside_an_atom_without_evidence(mode):
+    preds, target = batch(mode)
+    preds["e2ip_nu"][3] = preds["e2ip_kappa"][3] = preds["e2ip_log_sigma0"][3] = math.nan
+    assert torch.isnan(E2IPLoss(evidence=mode)(preds, target)["weighted_sum"])
+
+
 def test_a_model_without_readout_is_named():
     preds, target = batch()
     stock = {k: v for k, v in preds.items() if not k.startswith("e2ip")}
