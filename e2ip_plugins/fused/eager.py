@@ -131,25 +131,27 @@ class _Damped(NamedTuple):
     slope: Optional[Tensor] = None  # (2, N): φ'
 
 
-def _damp(rows: Tensor, tables: _Tables, gradients: bool) -> _Damped:
+def _damp(rows: Tensor, tables: _Tables, widened: bool, gradients: bool) -> _Damped:
     """Both dampers on (s, t) out of s, t, raw ν, raw κ (K, N); NaN where one of these is not finite.
 
-    Up to the knee the ratio is exactly 1.
+    Up to the knee the ratio is exactly 1. ``widened``: these are float32 numbers in float64, no square overflows.
     """
     n = rows.shape[1]
+    may_overflow = not widened
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
         if (largest <= tables.surely[: len(rows)]).all().item():
             return _Damped(rows[:6], tables.zero.expand(1, n))
+        may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
     coefficients = rows[:6].clone()
     coefficients[0] += (rows - rows).sum(0)
-    # t relative to its largest component, so that no square overflows.
-    largest = coefficients[1:].abs().amax(0, keepdim=True).clamp_(min=1.0)
-    t = coefficients[1:] / largest
+    t, knee, width, slope = coefficients[1:], tables.knee, tables.width, tables.slope
+    if may_overflow:
+        largest = t.abs().amax(0, keepdim=True).clamp_(min=1.0)
+        scale = torch.cat([torch.ones_like(largest), largest])
+        t, knee, width, slope = t / largest, knee / scale, width / scale, slope * scale
     size = torch.cat([coefficients[:1].abs(), (t * t).sum(0, keepdim=True).sqrt_()])
-    scale = torch.cat([torch.ones_like(largest), largest])
-    knee, width, slope = tables.knee / scale, tables.width / scale, tables.slope * scale
     plateau = (size > knee).any(0, keepdim=True)
     norm = torch.maximum(size, knee)
     th = ((norm - knee) * slope).tanh_()
@@ -215,7 +217,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     else:
         constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
 
-    damped = _damp(rows[:-3], tables, gradients)
+    damped = _damp(rows[:-3], tables, work != out, gradients)
     s, t = damped.value[0], damped.value[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
@@ -306,7 +308,7 @@ def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
     work, tables = _setup(out, s.device, constants)
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
-    damped, plateau, *_ = _damp(rows, tables, gradients=False)
+    damped, plateau, *_ = _damp(rows, tables, work != out, gradients=False)
     force_unit = _number(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)

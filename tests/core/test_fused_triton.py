@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from e2ip_plugins.fused.settings import Constants
+
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -27,7 +29,6 @@ def test_in_the_interpreter():
 
 def test_operators_on_the_cpu():
     from e2ip_plugins.fused import plain, triton_kernels
-    from e2ip_plugins.fused.settings import Constants
 
     constants = Constants(14.0, 15.0, 4.0, 5.0)
     gen = torch.Generator().manual_seed(0)
@@ -112,40 +113,30 @@ def test_launches_on_a_gpu():
         assert sum(event.count for event in profiled.key_averages() if event.device_type.name == "CUDA") <= 3
 
 
+@pytest.fixture(scope="module")
+def triton_build():
+    """benchmarks/triton_build.py as a module."""
+    spec = importlib.util.spec_from_file_location("triton_build", HERE.parent.parent / "benchmarks/triton_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", ["_forward_kernel", "_backward_kernel", "_distribution_kernel"])
-def test_builds_for_a_gpu(name, double, tmp_path):
+def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
     """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from e2ip_plugins.fused import triton_kernels
-
-    kernel = getattr(triton_kernels, name)
-    constants = {"S_KNEE": 14.0, "S_CEILING": 15.0, "T_KNEE": 4.0, "T_CEILING": 5.0, "PULL_CEILING": 4.0}
-    constants |= {"COUPLED": False, "REGULARISER": True, "DOUBLE": double, "BLOCK": triton_kernels.BLOCK}
-    signature, fixed = {}, {}
-    for k, argument in enumerate(kernel.arg_names):
-        if argument in constants:
-            signature[argument], fixed[(k,)] = "constexpr", constants[argument]
-        else:
-            signature[argument] = ("*fp64" if double else "*fp32") if argument.endswith("_ptr") else "i32"
-    options = {"num_warps": 4, **triton_kernels._FUSION}
-    built = triton_kernels.triton.compile(
-        ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options
-    )
+    built = triton_build.build(name, double, Constants(14.0, 15.0, 4.0, 5.0, 4.0))
     # 1/24! as a double.
     assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
-    (tmp_path / "kernel.ptx").write_text(built.asm["ptx"])
-    # Of the assemblers that Triton brings, not all know the version of its own PTX.
-    for ptxas in sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*")):
-        command = [ptxas, "-v", "--gpu-name=sm_90a", tmp_path / "kernel.ptx", "-o", tmp_path / "kernel.cubin"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
-            return
-    pytest.skip("no assembler here tells of spilled registers")
+    assert triton_build.spilled_bytes(built, tmp_path) in (0, None)
+
+
+def test_issue_bound(triton_build):
+    """An H200 (132 multiprocessors, 1.98 GHz) cannot need more than twice the memory floor for a million atoms."""
+    constants = Constants(14.0, 15.0, 4.0, 5.0, 4.0)
+    bound = {kind: triton_build.issue_bound(kind, False, constants, 90, 132, 1.98e9) for kind in triton_build.KERNELS}
+    assert 0 < bound["map"] < bound["forward"] < bound["forward+backward"] < 2 * 148 / 4.3e12
 
 
 def test_benchmark_in_the_interpreter(tmp_path):
