@@ -169,10 +169,11 @@ class EvidentialForceLoss(Metric):
         """`InputError` unless the model's distribution is what this loss makes of the same coefficients."""
         log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
         # In coupled mode κ - 1e-6 and ν - 5 are the same number by construction; tolerance for float32.
+        same = (kappa - MIN_KAPPA - (nu - MIN_NU)).abs() <= 1e-6 * (nu + kappa)
         # Atoms without finite evidence say nothing about it.
-        independent = (kappa - MIN_KAPPA - (nu - MIN_NU)).abs() > 1e-6 * (nu + kappa)
-        mode = "independent" if bool((independent & torch.isfinite(nu + kappa)).any()) else "coupled"
-        if mode != self.settings.evidence:
+        finite = torch.isfinite(nu + kappa)
+        mode = "coupled" if bool((same | ~finite).all()) else "independent"
+        if mode != self.settings.evidence and bool(finite.any()):
             raise InputError(
                 f"the model's evidence mode is '{mode}', that of E2IPLoss '{self.settings.evidence}': "
                 "give E2IPModel and E2IPLoss the same preset and evidence"

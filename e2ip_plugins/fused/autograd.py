@@ -58,8 +58,8 @@ def plain_distribution_gradients(
     with torch.enable_grad():
         # Views or fresh leaves, as in `plain_gradients`.
         views = [
-            None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(x.requires_grad)
-            for x in inputs
+            None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(need)
+            for x, need in zip(inputs, needed, strict=True)
         ]
         values = plain.distribution(*views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4])
         # The last one, the plateau, has none.

@@ -172,10 +172,11 @@ def test_mode_is_recognised_in_float32():
     E2IPLoss(evidence="coupled")(preds, target)
 
 
+@pytest.mark.parametrize("atoms", [3, slice(None)], ids=["one", "all"])
 @pytest.mark.parametrize("mode", ["independent", "coupled"])
-def test_mode_is_recognised_beside_an_atom_without_evidence(mode):
+def test_atoms_without_evidence_say_nothing_about_the_mode(mode, atoms):
     preds, target = batch(mode)
-    preds["e2ip_nu"][3] = preds["e2ip_kappa"][3] = preds["e2ip_log_sigma0"][3] = math.nan
+    preds["e2ip_nu"][atoms] = preds["e2ip_kappa"][atoms] = preds["e2ip_log_sigma0"][atoms] = math.nan
     assert torch.isnan(E2IPLoss(evidence=mode)(preds, target)["weighted_sum"])
 
 
