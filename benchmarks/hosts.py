@@ -236,7 +236,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         return split
 
     def numbers(text: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in text.split(","))
+        return tuple(positive(number) for number in text.split(","))
 
     def positive(text: str) -> int:
         if int(text) < 1:
@@ -278,6 +278,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     arguments.systems = arguments.systems or ((21, 24, 96) if arguments.quick else SYSTEMS)
     if arguments.plot and not arguments.table:
         parser.error("--plot goes with --table")
+    for option, path in (("--out", arguments.out), ("--plot", arguments.plot)) if arguments.table else ():
+        if path and not path.parent.is_dir():
+            parser.error(f"{option}: there is no folder {path.parent}")
+    if arguments.cutoff < 0:
+        parser.error(f"--cutoff {arguments.cutoff} is negative")
     if arguments.host:
         check_measurable(parser, arguments)
     for path in arguments.table or ():

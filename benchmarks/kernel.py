@@ -299,6 +299,8 @@ def main() -> None:
     options.budget = options.budget or (0.02 if options.quick else 0.2)
     if min(options.atoms) < 2 or options.rounds < 2:
         parser.error("--atoms and --rounds must be at least 2")
+    if options.threads < 1 or options.budget <= 0:
+        parser.error("--threads must be at least 1 and --budget greater than 0")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     wanted = options.pipelines or list(PIPELINES)

@@ -41,6 +41,11 @@ def differentiate(
         In the value's unit per Å. An atom's row collects what moving it does to all atoms' uncertainties.
     """
     value = evaluate(uncertainty, outputs)
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        raise InputError(
+            "the uncertainty has no graph back to the positions: a function must return a tensor computed from the "
+            "outputs that it is given, and uncertainty_gradient does not work inside torch.inference_mode()"
+        )
     (gradient,) = torch.autograd.grad(value.sum(), positions, create_graph=create_graph)
     if not create_graph:
         value = value.detach()

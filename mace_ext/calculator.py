@@ -97,6 +97,9 @@ def wrap_calculate(stock):
 def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
     """``MACECalculator.uncertainty_gradient``: `mace_ext.uncertainty_gradient` of an ASE frame, in eV and Å.
 
+    Positions are read as they are, like MACE's own forces: with ``length_units_to_A`` other than 1 they are to be in
+    the model's length unit.
+
     Parameters
     ----------
     atoms : ase.Atoms

@@ -44,7 +44,7 @@ def uncertainty_gradient(
     """
     if not hasattr(model, "uncertainty_outputs"):
         raise InputError(
-            f"uncertainty_gradient needs a model with an e2ip readout, not a {type(model).__name__}: load the "
+            f"uncertainty_gradient needs a model with an e2ip readout; this {type(model).__name__} has none: load the "
             ".model file of a run with --readout e2ip, not its TorchScript file"
         )
     data = dict(data)

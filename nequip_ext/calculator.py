@@ -48,7 +48,8 @@ class E2IPCalculator(NequIPCalculator):
     ) -> Tuple[np.ndarray, np.ndarray]:
         """An uncertainty of an ASE frame, and the gradient of its sum in the positions, in eV and Å.
 
-        See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file.
+        See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file. Positions are read as they
+        are, like NequIP's own forces: with ``length_units_to_A`` other than 1 they are in the model's length unit.
         """
         factor = self.energy_units_to_eV / self.length_units_to_A
         data = self.atoms_to_data(atoms)

@@ -47,11 +47,13 @@ def uncertainty_gradient(
         For models without readout or graph, and unknown keys.
     """
     sequence = getattr(getattr(model, "model", None), "func", None)
-    if sequence is None or not hasattr(sequence, "e2ip_readout"):
+    if sequence is None:
         raise InputError(
             f"uncertainty_gradient needs an eager model built by nequip_ext.E2IPModel, not a {type(model).__name__}: "
             "load a checkpoint or package (E2IPCalculator.from_saved_model), not a compiled file"
         )
+    if not hasattr(sequence, "e2ip_readout"):
+        raise InputError("uncertainty_gradient needs a model with an e2ip readout (nequip_ext.E2IPModel)")
     inputs = {key: data[key] for key in model.model_input_fields if key in data}
     positions = inputs[AtomicDataDict.POSITIONS_KEY]
     with torch.enable_grad():

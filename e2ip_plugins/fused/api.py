@@ -1,5 +1,6 @@
 """The two public functions: checks, promotion and the way to the chosen path."""
 
+import math
 import os
 from typing import Callable, List, Optional, Tuple
 
@@ -66,14 +67,15 @@ def nll_terms(
     Raises
     ------
     InputError
-        For wrong shapes, tensors on different devices, a number ≤ 0 as force_unit, an unknown or impossible path.
+        For wrong shapes, tensors on different devices, a force_unit ≤ 0 (where it can be read without
+        making a GPU wait), dampers or ceilings that are none, an unknown or impossible path.
     """
     if torch.jit.is_scripting():
         return plain.nll_terms(
             s, t, raw_nu, raw_kappa, residual, force_unit, scalar_damper, tensor_damper, pull_ceiling
         )
     else:
-        constants = Constants(*scalar_damper, *tensor_damper, pull_ceiling)
+        constants = _constants(scalar_damper, tensor_damper, pull_ceiling)
         return _nll_terms([s, t, raw_nu, raw_kappa, residual], force_unit, constants, path)
 
 
@@ -110,8 +112,19 @@ def distribution(
     if torch.jit.is_scripting():
         return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper)
     else:
-        constants = Constants(*scalar_damper, *tensor_damper)
+        constants = _constants(scalar_damper, tensor_damper)
         return _distribution([s, t, raw_nu, raw_kappa], force_unit, constants, path)
+
+
+def _constants(
+    scalar_damper: Tuple[float, float], tensor_damper: Tuple[float, float], pull_ceiling: Optional[float] = None
+) -> Constants:
+    for name, damper in (("scalar_damper", scalar_damper), ("tensor_damper", tensor_damper)):
+        if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
+            raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
+    if pull_ceiling is not None and not pull_ceiling > 0.0:
+        raise InputError(f"pull_ceiling is {pull_ceiling}; it must be greater than 0 (in units of σ_ref)")
+    return Constants(*scalar_damper, *tensor_damper, pull_ceiling)
 
 
 def _nll_terms(
@@ -214,11 +227,11 @@ def _as_operator(like: Tensor, path: Optional[str]) -> bool:
 def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:
     """Whether the call is traced, the inputs in one dtype, and σ_ref without gradient."""
     present = [x for x in inputs if x is not None]
-    first = present[0]
     traced = torch.compiler.is_compiling()
     if not traced:
-        _check(inputs, force_unit)
         traced = paths.transformed(present)
+        _check(inputs, force_unit, traced)
+    first = present[0]
     if first.dtype not in (torch.float32, torch.float64) or any(x.dtype != first.dtype for x in present):
         dtype = torch.float32
         for x in present:
@@ -232,34 +245,43 @@ def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Opt
     return traced, inputs, force_unit
 
 
-def _check(inputs: List[Optional[Tensor]], force_unit) -> None:
+def _check(inputs: List[Optional[Tensor]], force_unit, traced: bool) -> None:
     first = inputs[0]
-    count, device = first.shape[:1], first.device
     for x, (name, shape) in zip(inputs, _SHAPES.items(), strict=False):
-        if x is None:
+        if x is None and name == "raw_kappa":
             continue
-        if x.shape != count + shape or not count:
+        if not isinstance(x, Tensor):
+            raise InputError(f"{name} is a {type(x).__name__}; a tensor is needed")
+        if x.shape != first.shape[:1] + shape or not first.shape:
             wanted = f"(N, {shape[0]})" if shape else "(N,)"
             raise InputError(f"{name} has shape {tuple(x.shape)}, expected {wanted} with the same N for all")
-        if x.device != device:
-            raise InputError(f"{name} is on {x.device}, s on {device}: move all of them to one device")
+        if x.device != first.device:
+            raise InputError(f"{name} is on {x.device}, s on {first.device}: move all of them to one device")
         if not x.is_floating_point():
             raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
-    if os.environ.get("E2IP_DEBUG", "0") not in ("0", "") and not paths.transformed([first]):
-        for x, name in zip(inputs, _SHAPES, strict=False):
-            if x is not None:
-                _check_finite(name, x)
+    unit = force_unit
     if isinstance(force_unit, Tensor):
         if force_unit.dim() > 1 or (force_unit.dim() == 1 and force_unit.shape != first.shape):
             raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or {tuple(first.shape)}")
-        if force_unit.device != first.device and force_unit.dim():
+        # A 0-d tensor is moved to where the others are, if it has a value.
+        if force_unit.device != first.device and (force_unit.dim() or force_unit.is_meta):
             raise InputError(f"force_unit is on {force_unit.device}, s on {first.device}: move it there")
-    elif not force_unit > 0.0:
-        raise InputError(f"force_unit is {force_unit}; it must be greater than 0 (σ_ref in eV/Å)")
+        # Elsewhere to look would make the host wait.
+        known = not traced and force_unit.dim() == 0 and force_unit.device.type == "cpu"
+        unit = force_unit.item() if known else 1.0
+    if not 0.0 < unit < math.inf:
+        raise InputError(f"force_unit is {unit}; it must be a number greater than 0 (σ_ref in eV/Å)")
+    if os.environ.get("E2IP_DEBUG", "0") not in ("0", "") and not traced and not first.is_meta:
+        for x, name in zip(inputs, _SHAPES, strict=False):
+            if x is not None:
+                _check_finite(name, x)
+        if isinstance(force_unit, Tensor) and not (force_unit > 0).all():
+            raise InputError("force_unit is not greater than 0 for every atom (E2IP_DEBUG=1)")
 
 
 def _check_finite(name: str, x: Tensor) -> None:
-    bad = ~torch.isfinite(x.detach()).reshape(x.shape[0], -1).all(1)
+    good = torch.isfinite(x.detach())
+    bad = ~(good if good.dim() == 1 else good.all(1))
     if bad.any():
         atoms = bad.nonzero().flatten()
         first = ", ".join(str(int(i)) for i in atoms[:5]) + (", …" if len(atoms) > 5 else "")

@@ -278,8 +278,10 @@ def test_debug_mode_names_the_tensor(path, monkeypatch):
     nll_terms(*draw(20), UNIT, *DAMPERS, path=path)
 
 
+@pytest.mark.parametrize("debug", ["0", "1"])
 @pytest.mark.parametrize("count", [0, 1])
-def test_few_atoms(path, count):
+def test_few_atoms(path, count, debug, monkeypatch):
+    monkeypatch.setenv("E2IP_DEBUG", debug)
     inputs = leaves(draw(count))
     outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
     assert outputs[0].shape == outputs[1].shape == (count,)
@@ -329,11 +331,24 @@ def test_bad_arguments(path, monkeypatch):
         ((s, t, nu[:3], kappa, residual), "raw_nu has shape"),
         ((s, t, nu, kappa, residual.to("meta")), "residual is on meta, s on cpu"),
         ((s, t, nu.long(), kappa, residual), "raw_nu has dtype"),
+        ((s.numpy(), t, nu, kappa, residual), "s is a ndarray; a tensor is needed"),
+        ((s, t, None, kappa, residual), "raw_nu is a NoneType"),
     ):
         with pytest.raises(InputError, match=message):
             nll_terms(*bad, UNIT, *DAMPERS, path=path)
     with pytest.raises(InputError, match="force_unit has shape"):
         nll_terms(s, t, nu, kappa, residual, torch.ones(3), *DAMPERS, path=path)
+    for unit in (0.0, -1.0, float("nan"), float("inf")):
+        for force_unit in (unit, torch.tensor(unit)):
+            with pytest.raises(InputError, match=f"force_unit is {unit}; it must be"):
+                nll_terms(s, t, nu, kappa, residual, force_unit, *DAMPERS, path=path)
+    with pytest.raises(InputError, match="force_unit is on meta"):
+        nll_terms(s, t, nu, kappa, residual, torch.ones((), device="meta"), *DAMPERS, path=path)
+    for damper in ((5.0, 4.0), (5.0, 5.0), (-5.0, 6.0), (1.0, 2.0, 3.0)):
+        with pytest.raises(InputError, match=r"tensor_damper is .* 0 < knee < ceiling"):
+            distribution(s, t, nu, kappa, UNIT, DAMPERS[0], damper, path=path)
+    with pytest.raises(InputError, match=r"pull_ceiling is 0\.0"):
+        nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS, pull_ceiling=0.0, path=path)
     with pytest.raises(InputError, match="path is 'fast'; choose from: auto, eager, compiled, triton"):
         nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS, path="fast")
     monkeypatch.setenv("E2IP_KERNEL", "fast")

@@ -93,7 +93,9 @@ def test_errors(make_calculator, make_model, make_batch, frames):
 
     with pytest.raises(InputError, match="unknown uncertainty 'std'"):
         make_calculator().uncertainty_gradient(frames[0], "std")
-    with pytest.raises(InputError, match="needs a model with an e2ip readout, not a"):
+    with pytest.raises(InputError, match="needs a model with an e2ip readout; this ScaleShiftMACE has none"):
         uncertainty_gradient(make_model(readout=None), make_batch(frames))
+    with torch.inference_mode(), pytest.raises(InputError, match="no graph back to the positions"):
+        make_calculator().uncertainty_gradient(frames[0])
     with pytest.raises(InputError, match="this one has 2 models"):
         make_calculator(models=[make_model(), make_model(seed=1)]).uncertainty_gradient(frames[0])

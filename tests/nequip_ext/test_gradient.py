@@ -91,6 +91,10 @@ def test_errors(model, make_model, frames, to_data):
     data = to_data(frames[0])
     with pytest.raises(InputError, match="unknown uncertainty 'std'"):
         uncertainty_gradient(model, data, "std")
+    with pytest.raises(InputError, match="no graph back to the positions"):
+        uncertainty_gradient(model, data, lambda outputs: outputs["e2ip_nu"].detach())
     baseline, _ = make_model()
-    with pytest.raises(InputError, match=r"built by nequip_ext\.E2IPModel"):
+    with pytest.raises(InputError, match="needs a model with an e2ip readout"):
         uncertainty_gradient(baseline, data)
+    with pytest.raises(InputError, match=r"built by nequip_ext\.E2IPModel, not a Linear"):
+        uncertainty_gradient(torch.nn.Linear(1, 1), data)
