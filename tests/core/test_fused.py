@@ -261,7 +261,10 @@ def test_broken_triton_falls_back_unless_asked_for(monkeypatch, caplog):
         with caplog.at_level(logging.WARNING):
             found = evaluate()
         assert "Triton failed, continuing with eager (Failed to find C compiler)" in caplog.text
-        assert_same(found, expected, 1e-13)
+        # A forward kernel that works is the plain composition here: its NLL and regulariser agree to rounding.
+        exact = 2 if module is BrokenBackward else 0
+        assert_same(found[:exact], expected[:exact], 1e-13)
+        assert all(torch.equal(a, b) for a, b in zip(found[exact:], expected[exact:], strict=True))
     with pytest.raises(RuntimeError, match="C compiler"):
         nll_terms(*inputs, UNIT, *DAMPERS, path="triton")
 

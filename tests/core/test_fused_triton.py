@@ -129,7 +129,10 @@ def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
     built = triton_build.build(name, double, Constants(14.0, 15.0, 4.0, 5.0, 4.0))
     # 1/24! as a double.
     assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
-    assert triton_build.spilled_bytes(built, tmp_path) in (0, None)
+    spilled = triton_build.spilled_bytes(built, tmp_path)
+    if spilled is None:
+        pytest.skip("no assembler here tells of spilled registers")
+    assert spilled == 0
 
 
 def test_issue_bound(triton_build):
