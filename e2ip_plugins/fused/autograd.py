@@ -19,6 +19,24 @@ def as_unit(force_unit: Union[float, Tensor], like: Tensor) -> Tensor:
     return torch.full((), force_unit, dtype=like.dtype, device=like.device)
 
 
+def _gradients(
+    values: Sequence[Tensor],
+    outputs: Sequence[Optional[Tensor]],
+    inputs: Sequence[Optional[Tensor]],
+    needed: Sequence[bool],
+    create_graph: bool,
+) -> List[Optional[Tensor]]:
+    """Gradients of ``values``, weighted with those ``outputs`` that are there, in the inputs that are needed."""
+    pairs = [(value, grad) for value, grad in zip(values, outputs, strict=True) if grad is not None]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    grads = iter(
+        torch.autograd.grad(
+            [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=create_graph, allow_unused=True
+        )
+    )
+    return [next(grads) if need else None for need in needed]
+
+
 def plain_gradients(
     inputs: Sequence[Optional[Tensor]],
     force_unit: Union[float, Tensor],
@@ -36,14 +54,7 @@ def plain_gradients(
         values = plain.nll_terms(
             *views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4], constants.pull_ceiling
         )
-        pairs = [(value, grad) for value, grad in zip(values, outputs, strict=True) if grad is not None]
-        wanted = [x for x, need in zip(views, needed, strict=True) if need]
-        grads = iter(
-            torch.autograd.grad(
-                [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=True, allow_unused=True
-            )
-        )
-        return [next(grads) if need else None for need in needed]
+        return _gradients(values, outputs, views, needed, create_graph=True)
 
 
 def plain_distribution_gradients(
@@ -63,14 +74,7 @@ def plain_distribution_gradients(
         ]
         values = plain.distribution(*views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4])
         # The last one, the plateau, has none.
-        pairs = [(value, grad) for value, grad in zip(values[:4], outputs[:4], strict=True) if grad is not None]
-        wanted = [x for x, need in zip(views, needed, strict=True) if need]
-        grads = iter(
-            torch.autograd.grad(
-                [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=create_graph, allow_unused=True
-            )
-        )
-        return [next(grads) if need else None for need in needed]
+        return _gradients(values[:4], outputs[:4], views, needed, create_graph)
 
 
 class OnePass(torch.autograd.Function):
