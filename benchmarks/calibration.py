@@ -186,7 +186,7 @@ def predictions(run: Run) -> dict[str, Path]:
 
 def score(run: Run, seconds: float) -> None:
     """Scores of a run's predictions, as `e2ip compare` gives them, into ``docs/results``."""
-    from e2ip_plugins.compare import compare, load_models
+    from e2ip_plugins.report.compare import compare, load_models
 
     result = run._asdict() | {"seconds": round(seconds), "tests": {}}
     for label, path in predictions(run).items():

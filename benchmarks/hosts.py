@@ -307,7 +307,7 @@ def check_measurable(parser: argparse.ArgumentParser, arguments: argparse.Namesp
     if len(impossible) == len(arguments.modes):
         parser.error("--modes: " + "; ".join(impossible))
     from e2ip_plugins.errors import InputError
-    from e2ip_plugins.fused import paths
+    from e2ip_plugins.maths.kernels import paths
 
     try:
         paths.requested()

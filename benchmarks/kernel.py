@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from e2ip_plugins.fused import compiled, distribution, nll_terms, paths, plain
-from e2ip_plugins.fused.settings import Constants
-from e2ip_plugins.niw import evidence, negative_log_likelihood
-from e2ip_plugins.spd import sym6_to_matrix, tangent_to_sym6
+from e2ip_plugins.maths.kernels import compiled, distribution, nll_terms, paths, plain
+from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.spd import sym6_to_matrix, tangent_to_sym6
+from e2ip_plugins.maths.student import evidence, negative_log_likelihood
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `host_cost` where this file is not the script
 

@@ -8,8 +8,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from e2ip_plugins.fused import triton_kernels
-from e2ip_plugins.fused.settings import Constants
+from e2ip_plugins.maths.kernels import triton_kernels
+from e2ip_plugins.maths.kernels.settings import Constants
 
 #: Kernels of each pass of `kernel.py`.
 KERNELS = {

@@ -73,9 +73,9 @@ def compare_command(
             raise InputError(f"{path}: {what}")
     from rich.console import Console
 
-    from e2ip_plugins.compare import compare, load_models
-    from e2ip_plugins.figures import write_figure
-    from e2ip_plugins.report import markdown, print_tables, write_json
+    from e2ip_plugins.report.compare import compare, load_models
+    from e2ip_plugins.report.figures import write_figure
+    from e2ip_plugins.report.tables import markdown, print_tables, write_json
 
     names = None if labels is None else [label.strip() for label in labels.split(",")]
     models = load_models(files, names, ref_forces, ref_energy)

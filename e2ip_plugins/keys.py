@@ -34,7 +34,7 @@ PARAMETER_KEYS = (
     OutputKey("e2ip_kappa", (), "1", 0, "mean evidence κ > 0"),
 )
 
-#: Views derived from the parameters by `e2ip_plugins.families.derive`.
+#: Views derived from the parameters by `e2ip_plugins.families.e2ip.derive`.
 DERIVED_KEYS = (
     OutputKey("forces_cov", (3, 3), "eV²/Å²", 2, "covariance of the predictive Student-t: aleatoric + epistemic"),
     OutputKey("forces_aleatoric_cov", (3, 3), "eV²/Å²", 2, "aleatoric part U_ale"),
@@ -52,5 +52,5 @@ FORCE_UNIT_KEY = "e2ip_force_unit"
 PLATEAU_KEY = "e2ip_plateau"
 COEFFICIENTS_KEY = "e2ip_coefficients"
 
-#: Σ0 as sym6 (N, 6) on its way from head to `e2ip_plugins.families.derive_niw`; never an output.
+#: Σ0 as sym6 (N, 6) on its way from head to `e2ip_plugins.families.e2ip.derive_niw`; never an output.
 SIGMA0_KEY = "e2ip_sigma0_sym6"

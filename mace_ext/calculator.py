@@ -11,9 +11,9 @@ from functools import wraps
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import convert_niw, derive_niw, derive_niw_committee
-from e2ip_plugins.gradient import evaluate, in_units
+from e2ip_plugins.families.e2ip import convert_niw, derive_niw, derive_niw_committee
 from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
+from e2ip_plugins.readout.gradient import evaluate, in_units
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 
 #: A committee's mixture is not a Normal-Inverse-Wishart: it has covariances, but no parameters.

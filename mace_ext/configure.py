@@ -9,7 +9,7 @@ import torch
 from mace.modules import models
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
 from mace_ext.foundation import inherited_force_unit, load_foundation_readout
 from mace_ext.model import add_readout, readout_config
 from mace_ext.options import wants_auto_unit

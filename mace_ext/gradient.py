@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.gradient import Uncertainty, differentiate
+from e2ip_plugins.readout.gradient import Uncertainty, differentiate
 
 
 def uncertainty_gradient(

@@ -9,11 +9,11 @@ from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
-from e2ip_plugins.loss import ForceLossSettings, force_loss_of_outputs
+from e2ip_plugins.readout.loss import ForceLossSettings, force_loss_of_outputs
 
 
 class EvidentialLoss(nn.Module):
-    """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.loss.force_loss`.
+    """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.readout.loss.force_loss`.
 
     Parameters
     ----------

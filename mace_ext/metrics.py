@@ -59,7 +59,7 @@ def evidential_mace_loss(stock):
         def compute(self):
             loss, aux = super().compute()
             if self.evidential and len(self.e2ip_atoms) > 0:
-                from e2ip_plugins.training_metrics import ForceUncertainty
+                from e2ip_plugins.scores.training import ForceUncertainty
 
                 # The states are synchronised already.
                 metric = ForceUncertainty(sync_on_compute=False)

@@ -13,8 +13,8 @@ from mace.modules.wrapper_ops import get_layout
 from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import derive_niw
-from e2ip_plugins.head import EdgePool, EvidentialHead
+from e2ip_plugins.families.e2ip import derive_niw
+from e2ip_plugins.readout.trunk import EdgePool, EvidentialHead
 from mace_ext import seams
 from mace_ext.pickling import constructor
 

@@ -3,8 +3,8 @@
 import re
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.loss import ForceLossSettings, force_loss_settings
-from e2ip_plugins.presets import resolve_force_unit
+from e2ip_plugins.families.presets_tmp import resolve_force_unit
+from e2ip_plugins.readout.loss import ForceLossSettings, force_loss_settings
 from mace_ext import seams
 from mace_ext.files import check_files
 

@@ -8,9 +8,9 @@ from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import convert_niw, derive_niw
-from e2ip_plugins.gradient import Uncertainty, in_units
+from e2ip_plugins.families.e2ip import convert_niw, derive_niw
 from e2ip_plugins.keys import NIW, OUTPUT_KEYS, PARAMETER_KEYS
+from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from nequip_ext.gradient import uncertainty_gradient
 
 

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.loss import force_loss_settings
-from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
+from e2ip_plugins.readout.loss import force_loss_settings
 from nequip_ext.reference import check_reference
 
 _OPTIONS = ("preset", "evidence", "evidence_weight", "force_unit")

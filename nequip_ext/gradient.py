@@ -7,8 +7,8 @@ from nequip.data import AtomicDataDict
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.gradient import Uncertainty, differentiate
 from e2ip_plugins.keys import OUTPUT_KEYS
+from e2ip_plugins.readout.gradient import Uncertainty, differentiate
 from nequip_ext.readout import KEEP_GRAPH_KEY
 
 

@@ -9,16 +9,16 @@ from nequip.train import MeanSquaredError, MetricsManager
 from torchmetrics import Metric
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fused import distribution
+from e2ip_plugins.families.presets_tmp import TENSOR_DAMPER
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
-from e2ip_plugins.loss import (
+from e2ip_plugins.maths.kernels import distribution
+from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU
+from e2ip_plugins.readout.loss import (
     ForceLossSettings,
     force_loss_of_outputs,
     force_loss_settings,
     split_coefficients,
 )
-from e2ip_plugins.niw import MIN_KAPPA, MIN_NU
-from e2ip_plugins.presets import TENSOR_DAMPER
 from nequip_ext.reference import reference_forces
 
 _LOSS_KEYS = (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.FORCE_KEY, AtomicDataDict.STRESS_KEY)
@@ -117,7 +117,7 @@ def evidential_outputs(preds: AtomicDataDict.Type, user: str) -> List[torch.Tens
 
 
 class EvidentialForceLoss(Metric):
-    """Mean of `e2ip_plugins.loss.force_loss` over atoms with finite reference forces."""
+    """Mean of `e2ip_plugins.readout.loss.force_loss` over atoms with finite reference forces."""
 
     def __init__(self, settings: ForceLossSettings, **kwargs) -> None:
         super().__init__(**kwargs)

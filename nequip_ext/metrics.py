@@ -8,7 +8,7 @@ from nequip.train import MaximumAbsoluteError, MeanAbsoluteError, MetricsManager
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import PLATEAU_KEY
-from e2ip_plugins.training_metrics import ForceUncertainty
+from e2ip_plugins.scores.training import ForceUncertainty
 from nequip_ext.loss import evidential_outputs
 from nequip_ext.reference import FiniteForces, reference_forces
 

@@ -7,7 +7,7 @@ import torch
 from hydra.utils import get_method
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.presets import get_preset, resolve_evidence, resolve_force_unit
+from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
 from nequip_ext.checks import check_restart
 from nequip_ext.readout import EvidentialReadout, FeatureTap
 

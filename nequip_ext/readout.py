@@ -13,9 +13,9 @@ from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 from torch import Tensor
 
-from e2ip_plugins.families import derive_niw
-from e2ip_plugins.head import EdgePool, EvidentialHead
+from e2ip_plugins.families.e2ip import derive_niw
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY, SIGMA0_KEY
+from e2ip_plugins.readout.trunk import EdgePool, EvidentialHead
 
 #: Between tap and readout only; never an output.
 TAP_KEY = "e2ip_tapped_features"
@@ -77,7 +77,7 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
     model_dtype : torch.dtype
         Of the network; outputs are float64 like NequIP's forces.
     evidence, preset, force_unit, seed
-        See `e2ip_plugins.head.EvidentialHead`.
+        See `e2ip_plugins.readout.trunk.EvidentialHead`.
     """
 
     def __init__(

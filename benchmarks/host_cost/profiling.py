@@ -27,7 +27,7 @@ _FUNCTIONS = {
     "nequip": {("nequip_ext.readout", "derive_niw"): "derive_niw", ("nequip_ext.loss", _LOSS): "force loss"},
     "mace": {("mace_ext.model", "derive_niw"): "derive_niw", ("mace_ext.loss", _LOSS): "force loss"},
 }
-_SHARED_FUNCTIONS = {("e2ip_plugins.head", "distribution"): "map to Σ0, ν, κ"}
+_SHARED_FUNCTIONS = {("e2ip_plugins.readout.trunk", "distribution"): "map to Σ0, ν, κ"}
 
 #: Where all of the readout happens in a prediction.
 _WHOLE = {

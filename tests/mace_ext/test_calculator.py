@@ -15,7 +15,7 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
 from mace.calculators import MACECalculator
 
-from e2ip_plugins.families import derive_niw
+from e2ip_plugins.families.e2ip import derive_niw
 from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
 from mace_ext.calculator import COMMITTEE_KEYS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.loss import force_loss, force_loss_settings
+from e2ip_plugins.readout.loss import force_loss, force_loss_settings
 
 LOSSES = {
     "WeightedEnergyForcesLoss": ("stress_weight",),

@@ -6,8 +6,8 @@ import ase.io
 import numpy as np
 import pytest
 
-from e2ip_plugins.compare import compare, load_models
-from e2ip_plugins.predictions import read_predictions
+from e2ip_plugins.report.compare import compare, load_models
+from e2ip_plugins.report.predictions import read_predictions
 
 
 @pytest.mark.parametrize("prefix", ["MACE_", "mine_"])

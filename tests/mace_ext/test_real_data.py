@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from e2ip_plugins.compare import compare, load_models
+from e2ip_plugins.report.compare import compare, load_models
 
 
 def run(folder, command, *arguments):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import derive_niw
-from e2ip_plugins.loss import force_loss, force_loss_settings
-from e2ip_plugins.niw import evidence, negative_log_likelihood
+from e2ip_plugins.families.e2ip import derive_niw
+from e2ip_plugins.maths.student import evidence, negative_log_likelihood
+from e2ip_plugins.readout.loss import force_loss, force_loss_settings
 from nequip_ext import E2IPLoss, E2IPMetrics
 
 UNIT = 0.05

@@ -7,9 +7,9 @@ import torch
 from nequip.train.callbacks import TestTimeXYZFileWriter as Writer
 
 import nequip_ext  # noqa: F401  (registers the fields)
-from e2ip_plugins.compare import compare, load_models
 from e2ip_plugins.keys import PARAMETER_KEYS
-from e2ip_plugins.predictions import read_predictions
+from e2ip_plugins.report.compare import compare, load_models
+from e2ip_plugins.report.predictions import read_predictions
 
 
 def batch(dtype):

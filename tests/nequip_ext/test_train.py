@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.families import derive_niw
+from e2ip_plugins.families.e2ip import derive_niw
 from e2ip_plugins.keys import OUTPUT_KEYS
 from nequip_ext import E2IPCalculator
 

@@ -1,0 +1,1 @@
+"""Formulas without a user: SPD map and dampers, Student-t with evidence, and the same for machines in `kernels`."""

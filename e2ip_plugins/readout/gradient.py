@@ -1,0 +1,74 @@
+"""Gradients of an uncertainty in the atomic positions: the bias force of uncertainty-driven MD.
+
+Hosts free the graph of everything but the energy outside training, so the adapters evaluate their
+model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
+"""
+
+from typing import Callable, Dict, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip import convert_niw, derive_niw
+from e2ip_plugins.keys import OUTPUT_KEYS, PARAMETER_KEYS
+
+#: An output key, or a function of all of them.
+Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
+
+
+def differentiate(
+    outputs: Dict[str, Tensor], positions: Tensor, uncertainty: Uncertainty, create_graph: bool
+) -> Tuple[Tensor, Tensor]:
+    """Value u of an uncertainty and ∂(Σ u)/∂(positions).
+
+    Parameters
+    ----------
+    outputs
+        Every key of `e2ip_plugins.keys.OUTPUT_KEYS`, computed from ``positions`` with a graph.
+    positions : (N, 3)
+        In Å.
+    uncertainty
+        Name of a key, or a function from ``outputs`` to a tensor, of which the sum is differentiated.
+    create_graph : bool
+        Whether value and gradient can be differentiated once more.
+
+    Returns
+    -------
+    value
+        As the key or function gives it.
+    gradient : (N, 3)
+        In the value's unit per Å. An atom's row collects what moving it does to all atoms' uncertainties.
+    """
+    value = evaluate(uncertainty, outputs)
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        raise InputError(
+            "the uncertainty has no graph back to the positions: a function must return a tensor computed from the "
+            "outputs that it is given, and uncertainty_gradient does not work inside torch.inference_mode()"
+        )
+    (gradient,) = torch.autograd.grad(value.sum(), positions, create_graph=create_graph)
+    if not create_graph:
+        value = value.detach()
+    return value, gradient
+
+
+def in_units(uncertainty: Uncertainty, force_factor: float) -> Uncertainty:
+    """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means."""
+    if force_factor == 1.0:
+        return uncertainty
+
+    def converted(outputs: Dict[str, Tensor]) -> Tensor:
+        parameters = convert_niw({key.name: outputs[key.name] for key in PARAMETER_KEYS}, force_factor)
+        return evaluate(uncertainty, {**parameters, **derive_niw(parameters)})
+
+    return converted
+
+
+def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
+    """The uncertainty's value, `InputError` for unknown keys."""
+    if callable(uncertainty):
+        return uncertainty(outputs)
+    known = [key.name for key in OUTPUT_KEYS]
+    if uncertainty not in known:
+        raise InputError(f"unknown uncertainty '{uncertainty}'; choose from: {', '.join(known)}; or give a function")
+    return outputs[uncertainty]

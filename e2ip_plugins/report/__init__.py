@@ -1,0 +1,1 @@
+"""From the files that the hosts' tools wrote to tables and figures."""

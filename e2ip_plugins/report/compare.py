@@ -1,0 +1,198 @@
+"""Compare predictions of several models on the same frames: read, check, score, write."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Sequence, Union
+
+import numpy as np
+
+from e2ip_plugins import __version__
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import from_niw
+from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.keys import NIW
+from e2ip_plugins.report.predictions import Predictions, read_predictions
+from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, AtomScores, observed_coverage, score_atoms, summarise
+
+#: References may differ by what eight decimals and a passage through float32 do to them.
+REFERENCE_ATOL = 1e-5
+REFERENCE_RTOL = 1e-6
+
+
+@dataclass(frozen=True)
+class Model:
+    """One file's predictions with their scores.
+
+    Attributes
+    ----------
+    label : str
+    predictions : Predictions
+    kept : (N,)
+        False for atoms whose reference force is not finite; scores leave them out.
+    scores : AtomScores
+        Of the kept atoms.
+    species : (kept atoms,)
+    energy_error : (frames with both energies,)
+        (Reference - predicted energy) / number of atoms, in eV.
+    """
+
+    label: str
+    predictions: Predictions
+    kept: np.ndarray
+    scores: AtomScores
+    species: np.ndarray
+    energy_error: np.ndarray
+
+    @property
+    def masked(self) -> int:
+        """Number of atoms without a finite reference force."""
+        return int(np.count_nonzero(~self.kept))
+
+    @property
+    def left_out(self) -> List[str]:
+        """What the scores leave out, for the user."""
+        texts = []
+        if self.masked:
+            texts.append(f"{self.masked} atoms with NaN or Inf reference forces left out")
+        missing = np.count_nonzero(~np.isfinite(self.predictions.reference_energy))
+        if 0 < missing < len(self.predictions.sizes):
+            texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
+        return texts
+
+
+def load_models(
+    paths: Sequence[Union[str, Path]],
+    labels: Optional[Sequence[str]] = None,
+    ref_forces: Optional[str] = None,
+    ref_energy: Optional[str] = None,
+) -> List[Model]:
+    """Read files, make sure that they are about the same frames, and score every atom.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read or lacks columns; frames differ in number, species or reference forces.
+    """
+    paths = [Path(p) for p in paths]
+    labels = _labels(paths, labels)
+    predictions = [read_predictions(p, ref_forces, ref_energy) for p in paths]
+    for other in predictions[1:]:
+        check_same_frames(predictions[0], other)
+    return [_score(label, p) for label, p in zip(labels, predictions, strict=True)]
+
+
+def check_same_frames(a: Predictions, b: Predictions) -> None:
+    """Raise `InputError` where two files differ in number of frames, species or reference forces."""
+    if len(a.sizes) != len(b.sizes):
+        raise InputError(
+            f"{b.path}: has {len(b.sizes)} frames, but {a.path} has {len(a.sizes)}; compare predictions for the same "
+            "frames (NequIP's xyz writer appends to a file that is already there)"
+        )
+    ends = np.cumsum(a.sizes)
+    for i, (size, other_size) in enumerate(zip(a.sizes, b.sizes, strict=True)):
+        atoms = slice(ends[i] - size, ends[i])
+        if size != other_size or (a.species[atoms] != b.species[atoms]).any():
+            raise InputError(f"{b.path}: the species of frame {i} differ from those in {a.path}")
+        x, y = a.reference_forces[atoms], b.reference_forces[atoms]
+        if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
+            raise InputError(
+                f"{b.path}: the reference forces of frame {i} differ from those in {a.path}; "
+                "compare predictions for the same frames in the same order"
+            )
+
+
+def _labels(paths: List[Path], labels: Optional[Sequence[str]]) -> List[str]:
+    if not paths:
+        raise InputError("nothing to compare: give at least one extxyz file with predictions")
+    if labels is None:
+        labels = [p.stem for p in paths]
+        if len(set(labels)) < len(labels):
+            # NequIP names all its files alike, one run a folder.
+            labels = [p.resolve().parent.name for p in paths]
+        if len(set(labels)) < len(labels):
+            labels = [f"{p.resolve().parent.name}/{p.stem}" for p in paths]
+    if len(labels) != len(paths):
+        raise InputError(f"--labels: {len(labels)} labels for {len(paths)} files")
+    for label, count in Counter(labels).items():
+        if count > 1:
+            raise InputError(f"--labels: '{label}' stands for {count} files; give each its own label")
+    return list(labels)
+
+
+def _score(label: str, p: Predictions) -> Model:
+    kept = np.isfinite(p.reference_forces).all(-1)
+    if not kept.any():
+        raise InputError(f"{p.path}: no atom has a finite reference force")
+    error = (p.reference_forces - p.forces)[kept]
+    predictive = None
+    if p.family == NIW:
+        log_sigma0, nu, kappa = (p.parameters[k][kept] for k in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"))
+        predictive = from_niw(error, log_sigma0, nu, kappa)
+    energy_error = (p.reference_energy - p.energy) / p.sizes
+    return Model(
+        label=label,
+        predictions=p,
+        kept=kept,
+        scores=score_atoms(error, predictive),
+        species=p.species[kept],
+        energy_error=energy_error[np.isfinite(energy_error)],
+    )
+
+
+def compare(models: List[Model]) -> dict:
+    """Every figure of the report, over all atoms and per species, ready for JSON.
+
+    Forces in eV/Å and energies in eV; NLL and energy score in kcal/mol/Å as well (``*_kcal``). What
+    cannot be computed, such as the NLL of a deterministic model, is None.
+    """
+    return {
+        "e2ip_version": __version__,
+        "units": {
+            "force_mae": "eV/Å",
+            "force_rmse": "eV/Å",
+            "energy_mae": "eV/atom",
+            "nll": "nats, density in (eV/Å)^-3",
+            "nll_kcal": "nats, density in (kcal/mol/Å)^-3",
+            "energy_score": "eV/Å",
+            "energy_score_kcal": "kcal/mol/Å",
+            "epistemic_std": "eV/Å, mean over atoms",
+            "total_std": "eV/Å, mean over atoms",
+            "everything else": "1",
+        },
+        "levels": CALIBRATION_LEVELS.tolist(),
+        "models": [_report(m) for m in models],
+    }
+
+
+def _report(model: Model) -> dict:
+    overall = _with_kcal(summarise(model.scores))
+    overall["energy_mae"] = float(np.abs(model.energy_error).mean()) if len(model.energy_error) else None
+    pit = model.scores.pit
+    return {
+        "label": model.label,
+        "file": str(model.predictions.path),
+        "uq_family": model.predictions.family,
+        "frames": len(model.predictions.sizes),
+        "masked_atoms": model.masked,
+        "left_out": model.left_out,
+        "overall": _without_nan(overall),
+        "species": {
+            str(symbol): _without_nan(_with_kcal(summarise(model.scores.subset(model.species == symbol))))
+            for symbol in np.unique(model.species)
+        },
+        "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
+    }
+
+
+def _with_kcal(summary: dict) -> dict:
+    """A density in (kcal/mol/Å)⁻³ is KCAL³ times the one in (eV/Å)⁻³: the NLL loses 3 ln KCAL."""
+    nll, energy_score = summary["nll"], summary["energy_score"]
+    summary["nll_kcal"] = None if nll is None else nll - 3.0 * float(np.log(KCAL_PER_MOL))
+    summary["energy_score_kcal"] = None if energy_score is None else energy_score / KCAL_PER_MOL
+    return summary
+
+
+def _without_nan(summary: dict) -> dict:
+    # JSON has no NaN, and an undefined figure is an empty cell like a missing one.
+    return {k: None if v is None or np.isnan(v) else v for k, v in summary.items()}

@@ -1,0 +1,175 @@
+"""The figure page of ``e2ip compare``: calibration above, usefulness of the uncertainties below."""
+
+from pathlib import Path
+from typing import Dict, List
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.report.compare import Model
+from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, sparsification
+
+# Okabe & Ito: told apart with every kind of colour vision. Greys are for models without uncertainties.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_GREYS = ("0.45", "0.65", "0.8")
+
+_STYLE = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "pdf.fonttype": 42,
+}
+
+_IDEAL = {"color": "0.25", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1}
+
+
+def figure_page(models: List[Model], unit: str = "eV") -> Figure:
+    """Six panels, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
+
+    The upper row asks whether the distributions are calibrated, the lower one whether the
+    uncertainties find the errors, and how large those are.
+    """
+    factor, force = (1e3, "meV/Å") if unit == "eV" else (1.0 / KCAL_PER_MOL, "kcal/mol/Å")
+    uncertain = [m for m in models if m.scores.pit is not None]
+    colours = _assign_colours(models)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12, 7.6) if uncertain else (5.5, 4.2), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.02, hspace=0.03)
+        if uncertain:
+            (reliability, pit, ellipsoid), (scatter, dropping, bars) = figure.subplots(2, 3)
+            _reliability(reliability, uncertain, colours)
+            _pit_histogram(pit, uncertain, colours)
+            _ellipsoid_axes(ellipsoid, uncertain, colours)
+            _error_against_std(scatter, uncertain, colours, factor, force)
+            _sparsification(dropping, uncertain, colours)
+        else:
+            bars = figure.subplots()
+        _errors_per_species(bars, models, colours, factor, force)
+        handles = [Patch(color=colours[m.label], label=m.label) for m in models]
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(models), 5), fontsize=10.5)
+    return figure
+
+
+def write_figure(models: List[Model], unit: str, stem: Path) -> List[Path]:
+    """Save the page as PNG and PDF; returns both paths."""
+    figure = figure_page(models, unit)
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".pdf")]
+    with matplotlib.rc_context(_STYLE):
+        for path in paths:
+            figure.savefig(path, dpi=160)
+    return paths
+
+
+def _assign_colours(models: List[Model]) -> Dict[str, str]:
+    colours, greys, chromatic = {}, 0, 0
+    for m in models:
+        if m.scores.pit is None:
+            colours[m.label] = _GREYS[greys % len(_GREYS)]
+            greys += 1
+        else:
+            colours[m.label] = _COLOURS[chromatic % len(_COLOURS)]
+            chromatic += 1
+    return colours
+
+
+def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+    ax.set_title("Reliability")
+    ax.plot([0, 1], [0, 1], **_IDEAL | {"zorder": 3})
+    levels = np.concatenate([[0.0], CALIBRATION_LEVELS, [1.0]])
+    for m in models:
+        ax.plot(levels, [0.0, *observed_coverage(m.scores.pit), 1.0], color=colours[m.label], linewidth=2)
+    ax.text(0.04, 0.95, "too cautious", color="0.45", va="top")
+    ax.text(0.96, 0.05, "too confident", color="0.45", ha="right")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.set(xlabel="expected share of atoms inside", ylabel="observed share of atoms inside")
+
+
+def _pit_histogram(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+    ax.set_title("PIT histogram")
+    ax.axhline(1.0, **_IDEAL)
+    bins = np.linspace(0.0, 1.0, 21)
+    for m in models:
+        density, _ = np.histogram(m.scores.pit, bins, density=True)
+        ax.stairs(density, bins, color=colours[m.label], linewidth=2)
+        ax.stairs(density, bins, color=colours[m.label], fill=True, alpha=0.12)
+    ax.set(xlim=(0, 1), xlabel="PIT of the reference force (flat: calibrated)", ylabel="density")
+    ax.set_ylim(0, max(2.0, ax.get_ylim()[1]))
+
+
+def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+    ax.set_title("Direction of the uncertainty")
+    ax.axhline(1.0, **_IDEAL)
+    top = 1.5
+    for i, m in enumerate(models):
+        z_rms = np.sqrt(np.square(m.scores.z_scores).mean(0))
+        x = np.arange(3) + 0.12 * (i - 0.5 * (len(models) - 1))
+        ax.plot(x, z_rms, "o-", color=colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
+        top = max(top, 1.15 * z_rms.max())
+    ax.set_xticks([0, 1, 2], ["minor", "middle", "major"])
+    ax.set(xlim=(-0.5, 2.5), ylim=(0, top), ylabel="RMS error / predicted std. deviation")
+    ax.set_xlabel("principal axis of the predicted covariance")
+
+
+def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
+    ax.set_title("Error against uncertainty")
+    ax.set(xscale="log", yscale="log", xlabel=f"predicted total standard deviation ({force})")
+    ax.set_ylabel(f"force error per component ({force})")
+    spans = []
+    for i, m in enumerate(models):
+        std, error = m.scores.total_std * factor, m.scores.error_norm * factor / np.sqrt(3.0)
+        if i == 0:
+            seen = error > 0
+            shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#f4f6f8", colours[m.label]])
+            ax.hexbin(
+                std[seen], error[seen], xscale="log", yscale="log", gridsize=38, mincnt=1, cmap=shades, alpha=0.45,
+                linewidths=0, bins="log", rasterized=True,
+            )  # fmt: skip
+        order = np.array_split(np.argsort(std), min(12, len(std)))
+        x = [np.sqrt(np.square(std[o]).mean()) for o in order]
+        y = [np.sqrt(np.square(error[o]).mean()) for o in order]
+        ax.plot(x, y, "o-", color=colours[m.label], markersize=6, markeredgecolor="white", linewidth=1.8, zorder=4)
+        spans += [np.quantile(std, [0.001, 0.999]), np.quantile(error, [0.02, 0.999]), x]
+    low, high = min(map(min, spans)) / 1.3, max(map(max, spans)) * 1.3
+    ax.plot([low, high], [low, high], **_IDEAL | {"zorder": 3})
+    ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    ax.text(0.04, 0.95, "points: RMS in bins\nof equal size", color="0.45", va="top", transform=ax.transAxes)
+
+
+def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+    ax.set_title("Dropping the most uncertain atoms")
+    ax.axhline(1.0, **_IDEAL)
+    for m in models:
+        error = m.scores.error_norm
+        at = np.linspace(0, len(error) - 1, min(len(error), 300)).astype(int)
+        dropped = 100.0 * at / len(error)
+        ax.plot(dropped, sparsification(m.scores.total_std, error)[at], color=colours[m.label], linewidth=2)
+        ax.plot(dropped, sparsification(error, error)[at], color=colours[m.label], linewidth=1, linestyle=":")
+    # The last few atoms left are noise.
+    ax.set(xlim=(0, 98), ylim=(0, 1.1), xlabel="atoms dropped (%)", ylabel="mean error of the rest / of all")
+    ax.text(
+        0.03, 0.03, "dotted: dropped by true error\ndashed: dropped at random", color="0.45", transform=ax.transAxes
+    )
+
+
+def _errors_per_species(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
+    ax.set_title("Force MAE")
+    symbols = [str(s) for s in np.unique(models[0].species)]
+    width = 0.8 / len(models)
+    for i, m in enumerate(models):
+        groups = [np.ones(len(m.species), dtype=bool), *(m.species == s for s in symbols)]
+        maes = [factor * np.abs(m.scores.error[g]).mean() for g in groups]
+        x = np.arange(len(groups)) + width * (i - 0.5 * (len(models) - 1))
+        ax.bar(x, maes, 0.92 * width, color=colours[m.label])
+    ax.set_xticks(range(len(symbols) + 1), ["all", *symbols])
+    ax.set(ylabel=f"component MAE ({force})")

@@ -1,0 +1,162 @@
+"""The Triton kernels: every test of the fused loss in Triton's interpreter, and a build for a GPU without one."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from e2ip_plugins.maths.kernels.settings import Constants
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def test_in_the_interpreter():
+    # In a process of its own: Triton reads the variable when it is imported.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore::RuntimeWarning"}
+    files = [str(HERE / name) for name in ("test_fused.py", "test_fused_accuracy.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    done = subprocess.run(command, env=environment, cwd=HERE.parent.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def test_operators_on_the_cpu():
+    from e2ip_plugins.maths.kernels import plain, triton_kernels
+
+    constants = Constants(14.0, 15.0, 4.0, 5.0)
+    gen = torch.Generator().manual_seed(0)
+    shapes = ((4,), (4, 5), (4,), (4,), (4, 3))
+    inputs = [torch.randn(shape, dtype=torch.float64, generator=gen).requires_grad_() for shape in shapes]
+    unit = torch.tensor(0.5, dtype=torch.float64)
+
+    def operator(*x):
+        return triton_kernels.traced_nll_terms(*x, unit, constants)
+
+    expected = plain.nll_terms(*inputs, unit, constants[:2], constants[2:4])
+    for a, b in zip(operator(*inputs), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert torch.autograd.gradcheck(operator, inputs)
+    one = [x[:1].detach().requires_grad_() for x in inputs]
+    assert torch.autograd.gradgradcheck(operator, one)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    of_loss, of_distribution = triton_kernels._operators()
+    torch.library.opcheck(of_loss, (*inputs, unit.expand(4), *constants), test_utils=checks)
+    torch.library.opcheck(of_distribution, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks)
+
+    def spread(*x):
+        return triton_kernels.traced_distribution(*x, unit, constants)[:4]
+
+    assert torch.autograd.gradcheck(spread, inputs[:4])
+    assert torch.autograd.gradgradcheck(spread, one[:4])
+
+
+def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypatch):
+    """As in NequIP's compilation and export, which trace with make_fx first."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from e2ip_plugins.maths.kernels import distribution, nll_terms
+
+    def readout(s, t, nu, kappa, residual, unit):
+        nll, _ = nll_terms(s, t, nu, kappa, residual, unit, (14.0, 15.0), (4.0, 5.0))
+        return nll, *distribution(s, t, nu, kappa, unit, (14.0, 15.0), (4.0, 5.0))
+
+    def operators(device):
+        # Fake tensors need no GPU.
+        with FakeTensorMode():
+            inputs = [torch.empty(shape, device=device) for shape in ((4,), (4, 5), (4,), (4,), (4, 3), ())]
+            graph = make_fx(readout)(*inputs).graph
+        return [str(node.target) for node in graph.nodes if "e2ip" in str(node.target)]
+
+    monkeypatch.setenv("E2IP_KERNEL", "triton")
+    assert operators("cuda") == ["e2ip.nll_terms.default", "e2ip.distribution.default"]
+    assert operators("cpu") == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_launches_on_a_gpu():
+    """One kernel for the distribution, one each way for the loss; nothing makes the host wait."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from e2ip_plugins.maths.kernels import distribution, nll_terms
+
+    shapes = ((100,), (100, 5), (100,), (100,), (100, 3))
+    inputs = [torch.randn(shape, device="cuda").requires_grad_() for shape in shapes]
+    unit = torch.tensor(0.5, device="cuda")
+
+    def map_alone():
+        with torch.no_grad():
+            distribution(*inputs[:4], unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+
+    def loss():
+        nll, _ = nll_terms(*inputs, unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+        torch.autograd.grad(nll, inputs, torch.ones_like(nll))
+
+    for function, kernels in ((map_alone, {"_distribution_kernel"}), (loss, {"_forward_kernel", "_backward_kernel"})):
+        function()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                function()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        ours = [event.key for event in profiled.key_averages() if event.key.endswith("_kernel")]
+        assert kernels <= set(ours)
+        # For the loss, also the vector of ones.
+        assert sum(event.count for event in profiled.key_averages() if event.device_type.name == "CUDA") <= 3
+
+
+@pytest.fixture(scope="module")
+def triton_build():
+    """benchmarks/triton_build.py as a module."""
+    spec = importlib.util.spec_from_file_location("triton_build", HERE.parent.parent / "benchmarks/triton_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", ["_forward_kernel", "_backward_kernel", "_distribution_kernel"])
+def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
+    """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
+    built = triton_build.build(name, double, Constants(14.0, 15.0, 4.0, 5.0, 4.0))
+    # 1/24! as a double.
+    assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
+    spilled = triton_build.spilled_bytes(built, tmp_path)
+    if spilled is None:
+        pytest.skip("no assembler here tells of spilled registers")
+    assert spilled == 0
+
+
+def test_issue_bound(triton_build):
+    """An H200 (132 multiprocessors, 1.98 GHz) cannot need more than twice the memory floor for a million atoms."""
+    constants = Constants(14.0, 15.0, 4.0, 5.0, 4.0)
+    bound = {kind: triton_build.issue_bound(kind, False, constants, 90, 132, 1.98e9) for kind in triton_build.KERNELS}
+    assert 0 < bound["map"] < bound["forward"] < bound["forward+backward"] < 2 * 148 / 4.3e12
+
+
+def test_benchmark_in_the_interpreter(tmp_path):
+    script = HERE.parent.parent / "benchmarks" / "kernel.py"
+    command = [
+        sys.executable,
+        str(script),
+        "--quick",
+        "--pipelines",
+        "paper",
+        "eager",
+        "triton",
+        "--out",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    report = json.loads((tmp_path / "kernel.json").read_text())
+    assert [set(block["results"]) for block in report["blocks"]] == [{"paper", "eager", "triton"}] * 3
+    assert "| triton |" in (tmp_path / "kernel.md").read_text()

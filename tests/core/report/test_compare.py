@@ -1,0 +1,218 @@
+"""`e2ip compare` from files to table, JSON and figure page, and the input that it refuses."""
+
+import json
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from e2ip_plugins.cli import app
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.report.compare import compare, load_models
+
+FRAMES, ATOMS = 20, 9
+
+
+def make_frames(offset, uncertain, inflate=1.0):
+    """CH2O3… frames with references of one seed; ν = 8, κ = 2, Σ0 = (0.1 eV/Å)² I."""
+    rng = np.random.default_rng(0)
+    noise = np.random.default_rng(offset)
+    frames = []
+    for _ in range(FRAMES):
+        atoms = ase.Atoms("CH2O3CH2", rng.normal(size=(ATOMS, 3)))
+        atoms.arrays["REF_forces"] = rng.normal(size=(ATOMS, 3))
+        atoms.info["REF_energy"] = 10.0
+        t = noise.normal(size=(ATOMS, 3)) / np.sqrt(noise.chisquare(6, (ATOMS, 1)) / 6)
+        scale = 0.1 * np.sqrt(8 * 3 / (2 * 6))
+        atoms.arrays["MACE_forces"] = atoms.arrays["REF_forces"] - inflate * scale * t
+        atoms.info["MACE_energy"] = 10.0 + 0.09
+        if uncertain:
+            atoms.arrays["MACE_e2ip_log_sigma0"] = np.tile([2 * np.log(0.1)] * 3 + [0.0] * 3, (ATOMS, 1))
+            atoms.arrays["MACE_e2ip_nu"] = np.full(ATOMS, 8.0)
+            atoms.arrays["MACE_e2ip_kappa"] = np.full(ATOMS, 2.0)
+            atoms.info["MACE_uq_family"] = "niw"
+        frames.append(atoms)
+    return frames
+
+
+def write(path, frames):
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.fixture
+def baseline(tmp_path):
+    return write(tmp_path / "baseline.xyz", make_frames(1, uncertain=False))
+
+
+@pytest.fixture
+def e2ip(tmp_path):
+    return write(tmp_path / "e2ip.xyz", make_frames(2, uncertain=True))
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_figures_of_a_known_model(baseline, e2ip):
+    result = compare(load_models([baseline, e2ip], ["MACE", "e²IP"]))
+    base, ours = result["models"]
+    assert [m["label"] for m in result["models"]] == ["MACE", "e²IP"]
+    assert set(ours["species"]) == {"C", "H", "O"}
+    assert sum(s["atoms"] for s in ours["species"].values()) == ours["overall"]["atoms"] == FRAMES * ATOMS
+    for m in (base, ours):
+        assert m["overall"]["energy_mae"] == pytest.approx(0.01)
+    # U_epi = Σ0 ν/(κ(ν-4)) = Σ0, and the covariance is (2 + 1) Σ0.
+    assert ours["overall"]["epistemic_std"] == pytest.approx(0.1)
+    assert ours["overall"]["total_std"] == pytest.approx(0.1 * np.sqrt(3))
+    assert ours["overall"]["coverage80"] == pytest.approx(0.8, abs=0.12)
+    # One uncertainty for every atom ranks nothing.
+    assert ours["overall"]["spearman_total"] is None and ours["overall"]["auroc_total"] == pytest.approx(0.5)
+    # A density per (kcal/mol/Å)³ and the score in kcal/mol/Å.
+    nll, nll_kcal = ours["overall"]["nll"], ours["overall"]["nll_kcal"]
+    assert nll_kcal - nll == pytest.approx(-3 * np.log(KCAL_PER_MOL))
+    assert ours["overall"]["energy_score_kcal"] == pytest.approx(ours["overall"]["energy_score"] / KCAL_PER_MOL)
+
+
+def test_nothing_is_invented_for_a_baseline(baseline, e2ip):
+    base, ours = compare(load_models([baseline, e2ip]))["models"]
+    assert set(base["overall"]) == set(ours["overall"])
+    given = {k for k, v in base["overall"].items() if v is not None}
+    assert given == {"atoms", "force_mae", "force_rmse", "energy_mae"}
+    assert base["observed_coverage"] is None and len(ours["observed_coverage"]) == 99
+
+
+def test_command_writes_everything(baseline, e2ip, tmp_path):
+    out = tmp_path / "new" / "folder"
+    done = run("compare", baseline, e2ip, "--out", out, "--labels", "MACE, e2IP")
+    assert done.exit_code == 0, done.output
+    for text in ("Force MAE (meV/Å)", "Calibration error", "MACE", "e2IP"):
+        assert text in done.stdout
+    result = json.loads((out / "compare.json").read_text())
+    assert result == compare(load_models([baseline, e2ip], ["MACE", "e2IP"]))
+    table = (out / "compare.md").read_text()
+    nll = next(line for line in table.splitlines() if line.startswith("| NLL"))
+    assert nll == f"| NLL (nats) | low |  | {result['models'][1]['overall']['nll']:.3f} |"
+    mae = next(line for line in table.splitlines() if line.startswith("| Force MAE"))
+    assert mae.split("|")[3].strip() == f"{1e3 * result['models'][0]['overall']['force_mae']:.2f}"
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "compare.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_units_of_the_paper(baseline, e2ip, tmp_path):
+    done = run("compare", e2ip, "--out", tmp_path / "out", "--unit", "kcal")
+    assert done.exit_code == 0, done.output
+    overall = json.loads((tmp_path / "out" / "compare.json").read_text())["models"][0]["overall"]
+    table = (tmp_path / "out" / "compare.md").read_text()
+    assert f"| NLL (nats) | low | {overall['nll_kcal']:.3f} |" in table
+    assert f"| Force MAE (kcal/mol/Å) | low | {overall['force_mae'] / KCAL_PER_MOL:.4f} |" in table
+
+
+def test_baselines_alone(baseline, tmp_path):
+    """Also under one species, and without energies."""
+    frames = make_frames(3, uncertain=False)
+    for atoms in frames:
+        del atoms.info["MACE_energy"]
+        atoms.symbols[:] = "H"
+    path = write(tmp_path / "hydrogen.xyz", frames)
+    done = run("compare", path, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["models"][0]["overall"]["energy_mae"] is None
+
+
+def test_atoms_without_reference_are_left_out_with_a_warning(tmp_path):
+    frames, whole = make_frames(2, uncertain=True), make_frames(2, uncertain=True)
+    frames[3].arrays["REF_forces"][4, 1] = np.nan
+    frames[5].arrays["REF_forces"][0] = np.inf
+    frames[7].info["REF_energy"] = np.nan
+    done = run("compare", write(tmp_path / "holes.xyz", frames), "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "2 atoms with NaN or Inf reference forces left out" in done.stderr
+    assert "1 frames without a finite reference energy" in done.stderr
+    model = json.loads((tmp_path / "out" / "compare.json").read_text())["models"][0]
+    assert model["masked_atoms"] == 2 and model["overall"]["atoms"] == FRAMES * ATOMS - 2
+    error = np.concatenate([a.arrays["REF_forces"] - a.arrays["MACE_forces"] for a in whole])
+    keep = np.ones(FRAMES * ATOMS, dtype=bool)
+    keep[[3 * ATOMS + 4, 5 * ATOMS]] = False
+    assert model["overall"]["force_mae"] == pytest.approx(np.abs(error[keep]).mean(), rel=1e-6)
+
+
+def fewer(frames):
+    del frames[-1]
+
+
+def species(frames):
+    frames[4].symbols[2] = "N"
+
+
+def other_size(frames):
+    frames[6] = frames[6][:-1]
+
+
+def references(frames):
+    frames[5].arrays["REF_forces"][3, 0] += 0.01
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (fewer, "has 19 frames, but"),
+        (species, "species of frame 4 differ"),
+        (other_size, "species of frame 6 differ"),
+        (references, "reference forces of frame 5 differ"),
+    ],
+)
+def test_different_frames_are_refused(baseline, tmp_path, change, message):
+    frames = make_frames(2, uncertain=True)
+    change(frames)
+    other = write(tmp_path / "other.xyz", frames)
+    done = run("compare", baseline, other, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1 and message in done.stderr
+    assert "other.xyz" in done.stderr and "baseline.xyz" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_digits_lost_on_the_way_are_forgiven(baseline, tmp_path):
+    frames = make_frames(2, uncertain=True)
+    for atoms in frames:
+        atoms.arrays["REF_forces"] = atoms.arrays["REF_forces"].astype(np.float32).round(6).astype(float)
+    load_models([baseline, write(tmp_path / "other.xyz", frames)])
+
+
+def test_other_bad_input(baseline, e2ip, tmp_path):
+    for arguments, message in [
+        ((tmp_path / "none.xyz",), "none.xyz: no such file"),
+        ((baseline, e2ip, "--labels", "one"), "1 labels for 2 files"),
+        ((baseline, e2ip, "--labels", "a,a"), "'a' stands for 2 files"),
+        ((baseline, "--ref-forces", "x_forces"), "no forces named 'x_forces'"),
+        ((baseline, "--out", e2ip), "cannot make this folder"),
+    ]:
+        done = run("compare", *arguments)
+        assert done.exit_code == 2, arguments
+        assert done.stderr.startswith("e2ip: error: ") and message in done.stderr
+    assert run("compare", baseline, "--unit", "furlong").exit_code == 2
+    with pytest.raises(InputError, match="nothing to compare"):
+        load_models([])
+    frames = make_frames(1, uncertain=False)
+    for atoms in frames:
+        atoms.arrays["REF_forces"][:] = np.nan
+    with pytest.raises(InputError, match="no atom has a finite reference force"):
+        load_models([write(tmp_path / "nan.xyz", frames)])
+
+
+def test_equal_file_names_are_told_apart_by_folder(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    paths = [write(tmp_path / n / "test.xyz", make_frames(1, uncertain=False)) for n in ("a", "b")]
+    assert [m.label for m in load_models(paths)] == ["a", "b"]
+
+
+def test_version():
+    from e2ip_plugins import __version__
+
+    done = run("--version")
+    assert done.exit_code == 0 and done.stdout.strip() == __version__

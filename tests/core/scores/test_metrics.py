@@ -1,0 +1,99 @@
+"""Figures over many atoms: worked out by hand, and a model's calibration, right or wrong, must show."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from e2ip_plugins.families import laws as predictive
+from e2ip_plugins.scores import metrics
+
+
+def test_rotations_change_nothing(draw):
+    error, log_sigma0, nu, kappa = draw(40)
+    rotation = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))[0]
+    xx, yy, zz, yz, xz, xy = log_sigma0.T
+    L = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]).transpose(2, 0, 1)
+    L = rotation @ L @ rotation.T
+    turned = np.stack([L[:, 0, 0], L[:, 1, 1], L[:, 2, 2], L[:, 1, 2], L[:, 0, 2], L[:, 0, 1]], axis=-1)
+    a = metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa))
+    b = metrics.score_atoms(error @ rotation.T, predictive.from_niw(error @ rotation.T, turned, nu, kappa))
+    for name in ("nll", "pit", "energy_score", "epistemic_std", "total_std", "axis_pit"):
+        np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-7, atol=1e-12)
+
+
+def test_a_calibrated_model_is_seen_as_calibrated(draw):
+    n = 40_000
+    error, log_sigma0, nu, kappa = draw(n)
+    summary = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa)))
+    assert summary["calibration_error"] < 0.006
+    for p in metrics.COVERAGE_LEVELS:
+        assert summary[f"coverage{round(100 * p)}"] == pytest.approx(p, abs=4.5 * np.sqrt(p * (1 - p) / n))
+    for axis in ("minor", "middle", "major"):
+        assert summary[f"axis_coverage95_{axis}"] == pytest.approx(0.95, abs=4.5 * np.sqrt(0.95 * 0.05 / n))
+    assert summary["spearman_total"] > 0.6 and summary["auroc_total"] > 0.8
+
+
+@pytest.mark.parametrize("inflate, confident", [(1.6, True), (0.6, False)])
+def test_a_wrong_size_shows(draw, inflate, confident):
+    error, log_sigma0, nu, kappa = draw(20_000, inflate=inflate)
+    summary = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa)))
+    assert summary["calibration_error"] > 0.1
+    assert (summary["coverage95"] < 0.9) == confident
+    # Both scores are proper: the right size beats the wrong one.
+    right = log_sigma0 + 2 * np.log(inflate) * np.array([1, 1, 1, 0, 0, 0])
+    best = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, right, nu, kappa)))
+    assert summary["nll"] > best["nll"] and summary["energy_score"] > best["energy_score"]
+
+
+def test_a_wrong_direction_shows_along_the_axes(draw):
+    """Major and minor axis exchanged: size and determinant are right, the direction is not."""
+    error, log_sigma0, nu, kappa = draw(20_000, nu=40.0)
+    p = predictive.from_niw(error, log_sigma0, nu, kappa)
+    wrong = predictive.Predictive(p.error, p.log_scale, p.axes[:, :, ::-1], p.dof, p.epistemic_std)
+    right_summary = metrics.summarise(metrics.score_atoms(error, p))
+    summary = metrics.summarise(metrics.score_atoms(error, wrong))
+    for axis in ("minor", "middle", "major"):
+        assert right_summary[f"z_rms_{axis}"] == pytest.approx(1.0, abs=0.03)
+    assert summary["z_rms_minor"] > 1.5 and summary["z_rms_major"] < 0.8
+
+
+def test_calibration_error_by_hand():
+    """All PITs 0: everything is always inside, |1 - p| averages to 0.5. Half 0, half 1: |0.5 - p|."""
+    assert metrics.calibration_error(np.zeros(10)) == pytest.approx(0.5)
+    half = np.repeat([0.0, 1.0], 5)
+    assert metrics.calibration_error(half) == pytest.approx(np.abs(0.5 - metrics.CALIBRATION_LEVELS).mean())
+    assert len(metrics.CALIBRATION_LEVELS) == 99
+
+
+def test_spearman_is_that_of_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 9, 50).astype(float), rng.normal(size=50)
+    assert metrics.spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, rel=1e-12)
+    assert np.isnan(metrics.spearman(np.ones(5), b[:5])) and np.isnan(metrics.spearman(a[:1], b[:1]))
+
+
+def test_auroc_by_hand():
+    error = np.arange(10.0)  # the largest one is the worst 10 %
+    assert metrics.auroc_worst(error, error) == 1.0
+    assert metrics.auroc_worst(-error, error) == 0.0
+    assert metrics.auroc_worst(np.ones(10), error) == 0.5
+    shuffled = np.array([9.0, 1, 2, 3, 4, 5, 6, 7, 8, 7.5])  # above 7 of the 9 others
+    assert metrics.auroc_worst(shuffled, error) == pytest.approx(7 / 9)
+    assert np.isnan(metrics.auroc_worst(np.ones(10), np.ones(10)))
+
+
+def test_ause_by_hand():
+    """Errors 4 3 2 1 (mean 2.5). Dropped in order: means 2.5, 2, 1.5, 1; in reverse order: 2.5, 3, 3.5, 4."""
+    error = np.array([4.0, 3.0, 2.0, 1.0])
+    assert metrics.ause(error, error) == 0.0
+    assert metrics.ause(-error, error) == pytest.approx((0 + 1 + 2 + 3) / 4 / 2.5)
+    np.testing.assert_allclose(metrics.sparsification(error, error) * 2.5, [2.5, 2.0, 1.5, 1.0])
+
+
+def test_without_distribution_nothing_is_invented(draw):
+    error = np.array([[3.0, 0.0, 0.0], [0.0, -1.0, 2.0]])
+    summary = metrics.summarise(metrics.score_atoms(error))
+    assert summary["force_mae"] == pytest.approx(1.0) and summary["force_rmse"] == pytest.approx(np.sqrt(14 / 6))
+    assert {k for k, v in summary.items() if v is not None} == {"atoms", "force_mae", "force_rmse"}
+    full = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, *[a[:2] for a in draw(2)[1:]])))
+    assert set(full) == set(summary)
