@@ -1,6 +1,8 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,31 @@ def reference_frames(tmp_path):
         return target
 
     return take
+
+
+TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
+
+
+@pytest.fixture
+def toy_family(monkeypatch, tmp_path):
+    """The family of tests/families/isotropic.py, as if its one file lay in ``e2ip_plugins/families``; in this process."""
+    from e2ip_plugins import families
+
+    shutil.copy(TOY_FAMILY, tmp_path)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    families.table.cache_clear()
+    yield families.get("isotropic")
+    families.table.cache_clear()
+    sys.modules.pop("e2ip_plugins.families.isotropic", None)
+
+
+@pytest.fixture(scope="session")
+def toy_family_environment(tmp_path_factory):
+    """Environment variables for commands: a copy of the core with that one file added comes first on PYTHONPATH."""
+    import e2ip_plugins
+
+    root = tmp_path_factory.mktemp("with_toy_family")
+    installed = Path(e2ip_plugins.__file__).parent
+    shutil.copytree(installed, root / "e2ip_plugins", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TOY_FAMILY, root / "e2ip_plugins" / "families")
+    return {**os.environ, "PYTHONPATH": str(root)}

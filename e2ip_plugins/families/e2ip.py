@@ -1,85 +1,232 @@
-"""Predictive families: from distribution parameters to every output key, in one place.
+"""``e2ip``: the Normal-Inverse-Wishart distribution over a force and its covariance (the paper).
 
-The parameters are the interchange between models, files and tools; covariances are views of them.
-A further family adds a function here and its parameter keys to `e2ip_plugins.keys`.
+Per atom: Σ0, the exponential of a symmetric matrix whose 0e and 2e parts are the coefficients s and t, and the evidence
+ν > 5 and κ > 0. The force is predicted to follow a Student-t with m = ν - 2 degrees of freedom, location γ (the host's
+forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
+
+The likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
+large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
+et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
+the stage of training, too. ``mse_like`` losses therefore keep the pull from weakening, as β-NLL does in
+another way: atoms whose predicted σ exceeds `PULL_CEILING` are pulled as if it were just that, with the
+same weight for all of them. Below it the gradient is that of the likelihood, and weighting by
+precision helps. The value of the loss and its gradients in all distribution parameters are those of
+the likelihood everywhere.
 """
 
+import importlib
 import math
-from typing import Dict
+from typing import Any, Dict, Final, Mapping, NamedTuple, Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family, Option, convert_log_matrix, force_views
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.maths.kernels import distribution, nll_terms
 from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
-from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor
+from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor, predictive_scale_factor
+
+EVIDENCE_MODES = ("independent", "coupled")
+
+#: Knee τ and ceiling c of the damper on the traceless (2e) coefficients; conditioning of Σ0
+#: depends on these alone, so both presets share them (paper, appendix on damping functions).
+TENSOR_DAMPER = (4.0, 5.0)
+
+#: In units of σ_ref, chosen by measurement (docs/uncertainty.md): a higher one makes better likelihoods where
+#: errors are small and leaves badly predicted atoms behind where they are not.
+PULL_CEILING = 3.0
 
 
-def derive_niw(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """Every derived key of `e2ip_plugins.keys.DERIVED_KEYS` from the NIW parameters.
+class Preset(NamedTuple):
+    """Settings of readout and loss that go together. The paper's optimiser settings are the host's, in ``configs/``.
 
-    Parameters
+    Attributes
     ----------
-    parameters
-        ``e2ip_log_sigma0`` (N, 6) in log(eV²/Å²), ``e2ip_nu`` and ``e2ip_kappa`` (N,); with ``e2ip_sigma0_sym6``
-        (N, 6), Σ0 in eV²/Å², its exponential is not computed again.
+    evidence : str
+        ``independent`` or ``coupled``.
+    evidence_weight : float
+        λ of the evidence regulariser.
+    scalar_damper : tuple of float
+        Knee τ and ceiling c of the damper on the isotropic (0e) coefficient.
+    mse_like : bool
+        Give the force block the size and sign of a mean square error and keep large variances from weakening
+        its pull on the forces, so that the host's force weights keep their meaning (see the module).
+        ``False``: raw NLL in nats.
+    initial_sigma : float
+        σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
     """
-    nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
-    if "e2ip_sigma0_sym6" in parameters:  # a literal: TorchScript
-        sigma0 = sym6_to_matrix(parameters["e2ip_sigma0_sym6"])
-    else:
-        sigma0 = sym6_to_matrix(exp_sym6(parameters["e2ip_log_sigma0"]))
-    aleatoric = aleatoric_factor(nu)[..., None, None] * sigma0
-    epistemic = epistemic_factor(nu, kappa)[..., None, None] * sigma0
-    views = _force_views(aleatoric, epistemic)
-    views["e2ip_sigma0"] = sigma0
+
+    evidence: str
+    evidence_weight: float
+    scalar_damper: Tuple[float, float]
+    mse_like: bool
+    initial_sigma: float
+
+
+PRESETS = {
+    "paper": Preset("independent", 0.1, (4.0, 5.0), mse_like=False, initial_sigma=1.0),
+    "default": Preset("coupled", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
+}
+
+# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
+# negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
+# loss as a licence to count a flat loss as an improvement for ever.
+_NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["default"].scalar_damper[1]
+
+
+class E2IP(Family):
+    """See the module and `Family`; options ``preset``, ``evidence`` and ``evidence_weight``.
+
+    Coefficients are s, ν̂, κ̂ and t; mode ``coupled`` ignores κ̂, so that a readout has the same weights in both modes.
+    """
+
+    name = "e2ip"
+    uq_family = "niw"
+    options = (
+        Option("preset", "settings of readout and loss: default (the default) or paper"),
+        Option("evidence", "independent or coupled (default: the preset's)"),
+        Option(
+            "evidence_weight",
+            "weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)",
+            float,
+            loss_only=True,
+        ),
+    )
+    parameter_keys = (
+        OutputKey("e2ip_log_sigma0", (6,), "log(eV²/Å²)", "matrix logarithm of Σ0, order xx, yy, zz, yz, xz, xy"),
+        # A covariance exists from ν > 4 on; models keep ν > 5 (paper, Eq. 9).
+        OutputKey("e2ip_nu", (), "1", "covariance evidence ν > 5", above=4.0),
+        OutputKey("e2ip_kappa", (), "1", "mean evidence κ > 0", above=0.0),
+    )
+    own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
+
+    num_scalars = 3
+    num_tensors = 1
+    coupled: Final[bool]
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        preset = PRESETS[options["preset"]]
+        self.coupled = options["evidence"] == "coupled"
+        self.evidence_weight = float(options["evidence_weight"])
+        self.mse_like = preset.mse_like
+        self.scalar_damper: Tuple[float, float] = preset.scalar_damper
+        self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
+        self.initial_scalars = (2.0 * math.sqrt(3.0) * math.log(preset.initial_sigma), 0.0, 0.0)
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+        """Complete options; a ``coupled`` readout has no regulariser: an explicit weight is an error.
+
+        >>> E2IP.resolve({"evidence": "independent"})
+        {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
+        """
+        cls.check_names(given)
+        name = given.get("preset", "default")
+        if name not in PRESETS:
+            raise InputError(f"unknown preset '{name}'; choose from: {', '.join(PRESETS)}")
+        preset = PRESETS[name]
+        evidence = given.get("evidence", preset.evidence)
+        if evidence not in EVIDENCE_MODES:
+            raise InputError(f"unknown evidence mode '{evidence}'; choose from: {', '.join(EVIDENCE_MODES)}")
+        weight = given.get("evidence_weight")
+        if weight is not None and evidence == "coupled":
+            raise InputError(
+                f"evidence_weight is {weight}, but evidence mode 'coupled' has no regulariser; "
+                "leave evidence_weight out or choose evidence mode 'independent'"
+            )
+        if weight is None:
+            # A preset that is made independent by hand has no weight of its own.
+            default = preset.evidence_weight if preset.evidence == "independent" else 0.01
+            weight = 0.0 if evidence == "coupled" else default
+        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
+            raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
+        return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
+
+    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+        """See `Family`."""
+        raw_kappa: Optional[Tensor] = None
+        if not self.coupled:
+            raw_kappa = coefficients[:, 2]
+        log_sigma0, sigma0, nu, kappa, plateau = distribution(
+            coefficients[:, 0],
+            coefficients[:, 3:],
+            coefficients[:, 1],
+            raw_kappa,
+            force_unit,
+            self.scalar_damper,
+            self.tensor_damper,
+        )
+        outputs = _views(sigma0, nu, kappa)
+        outputs["e2ip_log_sigma0"] = log_sigma0
+        outputs["e2ip_nu"] = nu
+        outputs["e2ip_kappa"] = kappa
+        outputs["e2ip_plateau"] = plateau
+        return outputs
+
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
+
+        ``mse_like`` presets: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in (eV/Å)²; at
+        errors of about σ_ref its gradient in the forces is that of the mean square error over components, and a
+        predicted σ above `PULL_CEILING` does not weaken it further (see the module). Others: density in eV/Å, nats.
+        """
+        coefficients, force_unit = outputs[COEFFICIENTS_KEY], outputs[FORCE_UNIT_KEY]
+        loss, regulariser = nll_terms(
+            coefficients[:, 0],
+            coefficients[:, 3:],
+            coefficients[:, 1],
+            None if self.coupled else coefficients[:, 2],
+            residual,
+            force_unit,
+            self.scalar_damper,
+            self.tensor_damper,
+            PULL_CEILING if self.mse_like else None,
+        )
+        if self.evidence_weight > 0:
+            loss = loss + self.evidence_weight * regulariser
+        if self.mse_like:
+            in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
+            loss = (2.0 / 3.0) * force_unit.square() * in_force_units
+        return loss
+
+    @staticmethod
+    def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """See `Family`; U_ale = ν/(ν-4) Σ0 and U_epi = U_ale/κ (paper, Eq. 8)."""
+        sigma0 = exp_sym6(parameters["e2ip_log_sigma0"])
+        return _views(sigma0, parameters["e2ip_nu"], parameters["e2ip_kappa"])
+
+    @staticmethod
+    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """See `Family`; Σ0 scales with the square of the factor, evidence has no unit."""
+        return {**parameters, "e2ip_log_sigma0": convert_log_matrix(parameters["e2ip_log_sigma0"], force_factor)}
+
+    @staticmethod
+    def law(parameters: Dict[str, np.ndarray]) -> Any:
+        """Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
+        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
+        laws = importlib.import_module("e2ip_plugins.families.laws")
+        nu, kappa = (torch.as_tensor(parameters[name], dtype=torch.float64) for name in ("e2ip_nu", "e2ip_kappa"))
+        log_eigenvalues, axes = laws.log_eigen(parameters["e2ip_log_sigma0"])
+        return laws.Elliptical(
+            log_scale=log_eigenvalues + torch.log(predictive_scale_factor(nu, kappa)).numpy()[:, None],
+            axes=axes,
+            dof=nu.numpy() - 2.0,
+            epistemic_share=1.0 / (1.0 + kappa.numpy()),
+        )
+
+
+def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:
+    """Derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
+    matrix = sym6_to_matrix(sigma0)
+    aleatoric = aleatoric_factor(nu)[..., None, None] * matrix
+    epistemic = epistemic_factor(nu, kappa)[..., None, None] * matrix
+    views = force_views(aleatoric, epistemic)
+    views["e2ip_sigma0"] = matrix
     return views
 
 
-def _force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
-    """The ``forces_*`` keys from the two parts (..., 3, 3) of a covariance."""
-    covariance = aleatoric + epistemic
-    return {
-        "forces_cov": covariance,
-        "forces_aleatoric_cov": aleatoric,
-        "forces_epistemic_cov": epistemic,
-        "forces_uncertainty": covariance.diagonal(dim1=-2, dim2=-1).sqrt(),
-        "forces_epistemic_std": (epistemic.diagonal(dim1=-2, dim2=-1).sum(-1) / 3.0).sqrt(),
-    }
-
-
-def convert_niw(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-    """NIW parameters after forces were multiplied by a unit factor.
-
-    Σ0 scales with the square of the factor, so that its logarithm gains 2 ln(factor) on the diagonal;
-    the evidence has no unit.
-
-    Parameters
-    ----------
-    parameters
-        ``e2ip_log_sigma0`` (..., 6) and any others.
-    force_factor : float
-        > 0; new forces = force_factor × old forces.
-    """
-    log_sigma0 = parameters["e2ip_log_sigma0"]
-    diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_sigma0.dtype, device=log_sigma0.device)
-    return {**parameters, "e2ip_log_sigma0": log_sigma0 + 2.0 * math.log(force_factor) * diagonal}
-
-
-def derive_niw_committee(parameters: Dict[str, Tensor], forces: Tensor) -> Dict[str, Tensor]:
-    """The ``forces_*`` keys of an equally weighted committee of NIW models.
-
-    Law of total variance: the covariance of the mixture is the mean of the members' covariances plus
-    the covariance of their mean forces. The second is disagreement between models, hence epistemic.
-    The mixture is no longer a Normal-Inverse-Wishart, so there are no parameter keys.
-
-    Parameters
-    ----------
-    parameters
-        As for `derive_niw`, with the M members as leading axis: (M, N, ...).
-    forces : (M, N, 3)
-        In eV/Å.
-    """
-    members = derive_niw(parameters)
-    deviation = forces - forces.mean(0)
-    spread = (deviation.unsqueeze(-1) * deviation.unsqueeze(-2)).mean(0)
-    return _force_views(members["forces_aleatoric_cov"].mean(0), members["forces_epistemic_cov"].mean(0) + spread)
+FAMILY = E2IP

@@ -1,141 +1,186 @@
-"""Predicted force distributions and their scores per atom (NumPy, float64).
+"""Predicted force distributions of N atoms, and what they say of errors (NumPy, float64).
 
-Notation: e = y - γ is the reference minus the predicted force of an atom, Λ the scale matrix of its
-predictive Student-t and m the degrees of freedom; m = ∞ is a Gaussian with covariance Λ. Everything
-starts from the eigenvalues and eigenvectors of Λ, so that no score depends on its conditioning.
+Notation: e = y - γ is the reference minus the predicted force of an atom. A family makes a `Law` of its parameters;
+everything that judges predictions asks the law and knows no family.
 """
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import Sequence, Tuple
 
 import numpy as np
-from scipy.special import elliprg, fdtr, poch, stdtr
+from scipy.special import elliprg, fdtr, logsumexp, poch, stdtr
+
+#: Draws per atom, and their seed, where a law has no closed form for a score.
+SAMPLES, SEED = 500, 0
 
 
-@dataclass(frozen=True)
-class Predictive:
-    """Student-t (or Gaussian) force distributions of N atoms, seen from their references.
+def log_eigen(log_matrix: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (N, 3), ascending, and eigenvectors as columns (N, 3, 3) of sym6 matrices (N, 6)."""
+    xx, yy, zz, yz, xz, xy = np.asarray(log_matrix, dtype=np.float64).T
+    return np.linalg.eigh(np.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).reshape(-1, 3, 3))
 
-    Attributes
+
+class Law(ABC):
+    """Distributions of N force errors. What a subclass has no closed form for is sampled, with a fixed seed."""
+
+    @abstractmethod
+    def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
+        """-log density at the errors (N, 3), in nats for a density in (eV/Å)⁻³ (N,)."""
+
+    @abstractmethod
+    def covariance(self) -> np.ndarray:
+        """In eV²/Å² (N, 3, 3)."""
+
+    @abstractmethod
+    def epistemic_std(self) -> np.ndarray:
+        """sqrt(tr U_epi / 3) in eV/Å (N,)."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Errors in eV/Å (count, N, 3), mean 0 unless the law is shifted."""
+
+    def total_std(self) -> np.ndarray:
+        """sqrt(tr covariance / 3) in eV/Å (N,)."""
+        return np.sqrt(np.trace(self.covariance(), axis1=-2, axis2=-1) / 3.0)
+
+    def z_scores(self, error: np.ndarray) -> np.ndarray:
+        """e along the covariance's principal axes, smallest variance first, each by its standard deviation (N, 3)."""
+        return self._principal(error)
+
+    def pit(self, error: np.ndarray) -> np.ndarray:
+        """Probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,)."""
+        distance = np.square(self.z_scores(error)).sum(-1)
+        return np.mean(np.square(self._draws_in_frame).sum(-1) <= distance, axis=0)
+
+    def axis_pit(self, error: np.ndarray) -> np.ndarray:
+        """Probability content of the central interval out to the error along each principal axis (N, 3).
+
+        The radial PIT cannot see a covariance that points the wrong way; these can.
+        """
+        return np.mean(np.abs(self._draws_in_frame) <= np.abs(self.z_scores(error)), axis=0)
+
+    def energy_score(self, error: np.ndarray) -> np.ndarray:
+        """E‖X - e‖ - E‖X - X′‖/2 for independent draws X, X′, in eV/Å (N,)."""
+        draws = self._draws
+        to_error = np.linalg.norm(draws - error, axis=-1).mean(0)
+        # Independent pairs: neighbours in the sequence of draws.
+        return to_error - 0.5 * np.linalg.norm(draws[1:] - draws[:-1], axis=-1).mean(0)
+
+    @cached_property
+    def _draws(self) -> np.ndarray:
+        return self.sample(np.random.default_rng(SEED), SAMPLES)
+
+    @cached_property
+    def _draws_in_frame(self) -> np.ndarray:
+        return self._principal(self._draws)
+
+    def _principal(self, error: np.ndarray) -> np.ndarray:
+        variances, axes = np.linalg.eigh(self.covariance())
+        return np.einsum("nij,...ni->...nj", axes, error) / np.sqrt(variances)
+
+
+class Elliptical(Law):
+    """Student-t, or with m = ∞ a Gaussian, with scale matrix Λ.
+
+    Everything starts from the eigenvalues and eigenvectors of Λ, so that no score depends on its conditioning.
+
+    Parameters
     ----------
-    error : (N, 3)
-        e = y - γ in eV/Å.
     log_scale : (N, 3)
         Logarithm of Λ's eigenvalues in eV²/Å², ascending.
     axes : (N, 3, 3)
         Eigenvectors of Λ as columns, in the same order.
-    dof : (N,)
-        m > 2; ``inf`` for a Gaussian.
-    epistemic_std : (N,)
-        sqrt(tr U_epi / 3) in eV/Å.
+    dof : (N,), optional
+        m > 2; default: a Gaussian, whose covariance is Λ.
+    epistemic_share : (N,), optional
+        Epistemic part of the covariance; default 0.
     """
 
-    error: np.ndarray
-    log_scale: np.ndarray
-    axes: np.ndarray
-    dof: np.ndarray
-    epistemic_std: np.ndarray
+    def __init__(
+        self,
+        log_scale: np.ndarray,
+        axes: np.ndarray,
+        dof: "np.ndarray | None" = None,
+        epistemic_share: "np.ndarray | None" = None,
+    ) -> None:
+        self.log_scale, self.axes = log_scale, axes
+        n = len(log_scale)
+        self.dof = np.full(n, np.inf) if dof is None else dof
+        self.epistemic_share = np.zeros(n) if epistemic_share is None else epistemic_share
 
     @cached_property
-    def whitened(self) -> np.ndarray:
-        """Λ^(-1/2) e in Λ's eigenframe (N, 3)."""
-        return np.einsum("nij,ni->nj", self.axes, self.error) * np.exp(-0.5 * self.log_scale)
-
-    @cached_property
-    def mahalanobis(self) -> np.ndarray:
-        """M = eᵀ Λ⁻¹ e (N,)."""
-        return np.square(self.whitened).sum(-1)
-
-    @cached_property
-    def covariance_factor(self) -> np.ndarray:
+    def _covariance_factor(self) -> np.ndarray:
         """Covariance / Λ = m/(m-2) (N,)."""
         return 1.0 / (1.0 - 2.0 / self.dof)
 
-    @property
+    def whitened(self, error: np.ndarray) -> np.ndarray:
+        """Λ^(-1/2) e in Λ's eigenframe (N, 3)."""
+        return np.einsum("nij,ni->nj", self.axes, error) * np.exp(-0.5 * self.log_scale)
+
+    def covariance(self) -> np.ndarray:
+        """See `Law`."""
+        scale = np.exp(self.log_scale) * self._covariance_factor[:, None]
+        return np.einsum("nij,nj,nkj->nik", self.axes, scale, self.axes)
+
     def total_std(self) -> np.ndarray:
-        """sqrt(tr covariance / 3) in eV/Å (N,)."""
-        return np.sqrt(self.covariance_factor * np.exp(self.log_scale).mean(-1))
+        """See `Law`."""
+        return np.sqrt(self._covariance_factor * np.exp(self.log_scale).mean(-1))
 
-    @property
-    def z_scores(self) -> np.ndarray:
-        """e along the principal axes, each in units of its predicted standard deviation (N, 3)."""
-        return self.whitened / np.sqrt(self.covariance_factor)[:, None]
+    def epistemic_std(self) -> np.ndarray:
+        """See `Law`."""
+        return np.sqrt(self.epistemic_share) * self.total_std()
 
+    def z_scores(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        return self.whitened(error) / np.sqrt(self._covariance_factor)[:, None]
 
-def from_niw(error: np.ndarray, log_sigma0: np.ndarray, nu: np.ndarray, kappa: np.ndarray) -> Predictive:
-    """Predictive Student-t of a Normal-Inverse-Wishart readout (paper, Eq. 7).
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """See `Law`; by the symmetric square root of Λ, so that rotated parameters and deviates give rotated draws."""
+        n = len(self.dof)
+        deviates = rng.standard_normal((count, n, 3))
+        finite = np.isfinite(self.dof)
+        chi2 = rng.chisquare(np.where(finite, self.dof, 1.0), (count, n))
+        spread = np.where(finite, np.sqrt(np.where(finite, self.dof, 1.0) / chi2), 1.0)
+        root = np.einsum("nij,nj,nkj->nik", self.axes, np.exp(0.5 * self.log_scale), self.axes)
+        return spread[..., None] * np.einsum("nij,cnj->cni", root, deviates)
 
-    Parameters
-    ----------
-    error : (N, 3)
-        Reference minus predicted forces in eV/Å.
-    log_sigma0 : (N, 6)
-        log(Σ0/(eV²/Å²)) in the order xx, yy, zz, yz, xz, xy.
-    nu, kappa : (N,)
-    """
-    # Imported here: torch takes seconds, and only files with uncertainties need it.
-    import torch
+    def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        m, distance = self.dof, np.square(self.whitened(error)).sum(-1)
+        gauss = np.isinf(m)
+        m = np.where(gauss, 1.0, m)
+        # poch(m/2, 3/2) = Γ((m+3)/2)/Γ(m/2) keeps the digits that a difference of two lgammas loses.
+        student = 1.5 * np.log(m * np.pi) - np.log(poch(0.5 * m, 1.5)) + 0.5 * (m + 3.0) * np.log1p(distance / m)
+        return 0.5 * self.log_scale.sum(-1) + np.where(gauss, 1.5 * np.log(2.0 * np.pi) + 0.5 * distance, student)
 
-    from e2ip_plugins.maths.spd import sym6_to_matrix
-    from e2ip_plugins.maths.student import epistemic_factor, predictive_scale_factor
+    def pit(self, error: np.ndarray) -> np.ndarray:
+        """F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the error lies (N,)."""
+        # fdtr turns NaN at m = ∞; at 1e15 it equals χ²₃ to rounding.
+        return fdtr(3.0, np.minimum(self.dof, 1e15), np.square(self.whitened(error)).sum(-1) / 3.0)
 
-    def tensor(x):
-        return torch.as_tensor(np.asarray(x, dtype=np.float64))
+    def axis_pit(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        return 1.0 - 2.0 * stdtr(np.minimum(self.dof, 1e15)[:, None], -np.abs(self.whitened(error)))
 
-    log_eigenvalues, axes = np.linalg.eigh(sym6_to_matrix(tensor(log_sigma0)).numpy())
-    scale = predictive_scale_factor(tensor(nu), tensor(kappa)).numpy()
-    epistemic = epistemic_factor(tensor(nu), tensor(kappa)).numpy()
-    return Predictive(
-        error=np.asarray(error, dtype=np.float64),
-        log_scale=log_eigenvalues + np.log(scale)[:, None],
-        axes=axes,
-        dof=np.asarray(nu, dtype=np.float64) - 2.0,
-        epistemic_std=np.sqrt(epistemic * np.exp(log_eigenvalues).mean(-1)),
-    )
+    def energy_score(self, error: np.ndarray, chunk: int = 20_000) -> np.ndarray:
+        """See `Law`; no sampling.
 
-
-def negative_log_likelihood(p: Predictive) -> np.ndarray:
-    """-log density at the reference, in nats for a density in (eV/Å)⁻³ (N,)."""
-    m, M, half_log_det = p.dof, p.mahalanobis, 0.5 * p.log_scale.sum(-1)
-    gauss = np.isinf(m)
-    m = np.where(gauss, 1.0, m)
-    # poch(m/2, 3/2) = Γ((m+3)/2)/Γ(m/2) keeps the digits that a difference of two lgammas loses.
-    student = 1.5 * np.log(m * np.pi) - np.log(poch(0.5 * m, 1.5)) + 0.5 * (m + 3.0) * np.log1p(M / m)
-    return half_log_det + np.where(gauss, 1.5 * np.log(2.0 * np.pi) + 0.5 * M, student)
-
-
-def radial_pit(mahalanobis: np.ndarray, dof: np.ndarray) -> np.ndarray:
-    """F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the reference lies (N,)."""
-    # fdtr turns NaN at m = ∞; at 1e15 it equals χ²₃ to rounding.
-    return fdtr(3.0, np.minimum(dof, 1e15), mahalanobis / 3.0)
-
-
-def axis_pit(p: Predictive) -> np.ndarray:
-    """Probability content of the central interval out to the reference along each principal axis (N, 3).
-
-    The radial PIT cannot see a covariance that points the wrong way; these can.
-    """
-    return 1.0 - 2.0 * stdtr(np.minimum(p.dof, 1e15)[:, None], -np.abs(p.whitened))
+        The first term is C/√(2π) ∫₀^∞ w^(-3/2) [1 - |I + wΛ|^(-1/2) (1 + wQ/m)^(-(m-1)/2)] dw with
+        Q = eᵀ(I + wΛ)⁻¹e and C = √(m/2) Γ((m-1)/2)/Γ(m/2). With w = (c tan θ)² the integrand is
+        analytic on 0 ≤ θ ≤ π/2, and Gauss-Legendre with 48 nodes has a relative error below 1e-9 for
+        condition numbers up to 1e3 and below 1e-6 up to 1e10. The second is Carlson's R_G of Λ's eigenvalues.
+        """
+        score, whitened2 = np.empty(len(self.dof)), np.square(self.whitened(error))
+        # In slices, because each holds a dozen arrays of (atoms, nodes).
+        for start in range(0, len(score), chunk):
+            part = slice(start, start + chunk)
+            score[part] = _energy_score(np.exp(self.log_scale[part]), whitened2[part], self.dof[part])
+        return score
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 _THETA = 0.25 * np.pi * (_NODES + 1.0)
-
-
-def energy_score(p: Predictive, chunk: int = 20_000) -> np.ndarray:
-    """E‖X - y‖ - E‖X - X′‖/2 for independent X, X′ of the predictive, in eV/Å (N,). No sampling.
-
-    The first term is C/√(2π) ∫₀^∞ w^(-3/2) [1 - |I + wΛ|^(-1/2) (1 + wQ/m)^(-(m-1)/2)] dw with
-    Q = eᵀ(I + wΛ)⁻¹e and C = √(m/2) Γ((m-1)/2)/Γ(m/2). With w = (c tan θ)² the integrand is
-    analytic on 0 ≤ θ ≤ π/2, and Gauss-Legendre with 48 nodes has a relative error below 1e-9 for
-    condition numbers up to 1e3 and below 1e-6 up to 1e10. The second is Carlson's R_G of Λ's eigenvalues.
-    """
-    score = np.empty(len(p.dof))
-    # In slices, because each holds a dozen arrays of (atoms, nodes).
-    for start in range(0, len(score), chunk):
-        part = slice(start, start + chunk)
-        score[part] = _energy_score(np.exp(p.log_scale[part]), np.square(p.whitened[part]), p.dof[part])
-    return score
 
 
 def _energy_score(eigenvalues: np.ndarray, whitened2: np.ndarray, dof: np.ndarray) -> np.ndarray:
@@ -152,8 +197,59 @@ def _energy_score(eigenvalues: np.ndarray, whitened2: np.ndarray, dof: np.ndarra
     radial = np.where(gauss[:, None], 0.5 * wq, 0.5 * (m - 1.0)[:, None] * np.log1p(wq / m[:, None]))
     integrand = -np.expm1(-0.5 * log_det - radial) / np.square(np.sin(_THETA))
     integral = (integrand / step) @ (0.5 * np.pi * _WEIGHTS)
-    to_reference = np.where(gauss, 1.0, np.sqrt(0.5 * m) / poch(0.5 * (m - 1.0), 0.5)) * integral / np.sqrt(2 * np.pi)
+    to_error = np.where(gauss, 1.0, np.sqrt(0.5 * m) / poch(0.5 * (m - 1.0), 0.5)) * integral / np.sqrt(2 * np.pi)
 
     spread = np.where(gauss, np.sqrt(2.0), np.sqrt(0.5 * m) * poch(m - 1.0, 0.5) / poch(0.5 * (m - 1.0), 0.5) ** 2)
     between_draws = 2.0 * np.sqrt(2.0 / np.pi) * elliprg(*eigenvalues.T) * spread
-    return to_reference - 0.5 * between_draws
+    return to_error - 0.5 * between_draws
+
+
+class Mixture(Law):
+    """Equally weighted members, each shifted: a committee's distribution.
+
+    Parameters
+    ----------
+    members : sequence of M Law
+        Of any families.
+    shifts : (M, N, 3)
+        Each member's predicted force minus the forces that errors are counted from, in eV/Å.
+    """
+
+    def __init__(self, members: Sequence[Law], shifts: np.ndarray) -> None:
+        self.members, self.shifts = list(members), np.asarray(shifts, dtype=np.float64)
+
+    def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        pairs = zip(self.members, self.shifts, strict=True)
+        log_density = [-member.negative_log_likelihood(error - shift) for member, shift in pairs]
+        return np.log(len(self.members)) - logsumexp(log_density, axis=0)
+
+    @cached_property
+    def _disagreement(self) -> np.ndarray:
+        deviation = self.shifts - self.shifts.mean(0)
+        return np.einsum("mni,mnj->nij", deviation, deviation) / len(self.members)
+
+    def covariance(self) -> np.ndarray:
+        """See `Law`; law of total variance."""
+        return np.mean([member.covariance() for member in self.members], axis=0) + self._disagreement
+
+    def epistemic_std(self) -> np.ndarray:
+        """See `Law`; disagreement is epistemic."""
+        within = np.mean([np.square(member.epistemic_std()) for member in self.members], axis=0)
+        return np.sqrt(within + np.trace(self._disagreement, axis1=-2, axis2=-1) / 3.0)
+
+    def z_scores(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        return self._principal(error - self.shifts.mean(0))
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """See `Law`."""
+        chosen = rng.integers(len(self.members), size=(count, self.shifts.shape[1], 1))
+        draws = np.zeros((count, *self.shifts.shape[1:]))
+        for i, (member, shift) in enumerate(zip(self.members, self.shifts, strict=True)):
+            draws = np.where(chosen == i, member.sample(rng, count) + shift, draws)
+        return draws
+
+    @cached_property
+    def _draws_in_frame(self) -> np.ndarray:
+        return self._principal(self._draws - self.shifts.mean(0))

@@ -4,14 +4,13 @@ Hosts free the graph of everything but the energy outside training, so the adapt
 model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
-from typing import Callable, Dict, Tuple, Union
+from typing import Callable, Dict, Tuple, Type, Union
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.e2ip import convert_niw, derive_niw
-from e2ip_plugins.keys import OUTPUT_KEYS, PARAMETER_KEYS
+from e2ip_plugins.families.interface import Family
 
 #: An output key, or a function of all of them.
 Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
@@ -25,7 +24,7 @@ def differentiate(
     Parameters
     ----------
     outputs
-        Every key of `e2ip_plugins.keys.OUTPUT_KEYS`, computed from ``positions`` with a graph.
+        Every output key of a family, computed from ``positions`` with a graph.
     positions : (N, 3)
         In Å.
     uncertainty
@@ -52,14 +51,14 @@ def differentiate(
     return value, gradient
 
 
-def in_units(uncertainty: Uncertainty, force_factor: float) -> Uncertainty:
+def in_units(uncertainty: Uncertainty, family: Type[Family], force_factor: float) -> Uncertainty:
     """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means."""
     if force_factor == 1.0:
         return uncertainty
 
     def converted(outputs: Dict[str, Tensor]) -> Tensor:
-        parameters = convert_niw({key.name: outputs[key.name] for key in PARAMETER_KEYS}, force_factor)
-        return evaluate(uncertainty, {**parameters, **derive_niw(parameters)})
+        parameters = family.convert({key.name: outputs[key.name] for key in family.parameter_keys}, force_factor)
+        return evaluate(uncertainty, {**parameters, **family.derive(parameters)})
 
     return converted
 
@@ -68,7 +67,6 @@ def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
     """The uncertainty's value, `InputError` for unknown keys."""
     if callable(uncertainty):
         return uncertainty(outputs)
-    known = [key.name for key in OUTPUT_KEYS]
-    if uncertainty not in known:
-        raise InputError(f"unknown uncertainty '{uncertainty}'; choose from: {', '.join(known)}; or give a function")
+    if uncertainty not in outputs:
+        raise InputError(f"unknown uncertainty '{uncertainty}'; choose from: {', '.join(outputs)}; or give a function")
     return outputs[uncertainty]

@@ -9,9 +9,7 @@ import numpy as np
 
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.laws import from_niw
-from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
-from e2ip_plugins.keys import NIW
+from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.predictions import Predictions, read_predictions
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, AtomScores, observed_coverage, score_atoms, summarise
 
@@ -125,16 +123,13 @@ def _score(label: str, p: Predictions) -> Model:
     if not kept.any():
         raise InputError(f"{p.path}: no atom has a finite reference force")
     error = (p.reference_forces - p.forces)[kept]
-    predictive = None
-    if p.family == NIW:
-        log_sigma0, nu, kappa = (p.parameters[k][kept] for k in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"))
-        predictive = from_niw(error, log_sigma0, nu, kappa)
+    law = p.family.law({name: values[kept] for name, values in p.parameters.items()}) if p.family else None
     energy_error = (p.reference_energy - p.energy) / p.sizes
     return Model(
         label=label,
         predictions=p,
         kept=kept,
-        scores=score_atoms(error, predictive),
+        scores=score_atoms(error, law),
         species=p.species[kept],
         energy_error=energy_error[np.isfinite(energy_error)],
     )
@@ -172,7 +167,7 @@ def _report(model: Model) -> dict:
     return {
         "label": model.label,
         "file": str(model.predictions.path),
-        "uq_family": model.predictions.family,
+        "uq_family": model.predictions.family.uq_family if model.predictions.family else None,
         "frames": len(model.predictions.sizes),
         "masked_atoms": model.masked,
         "left_out": model.left_out,

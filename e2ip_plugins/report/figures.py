@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import Model
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, sparsification
 

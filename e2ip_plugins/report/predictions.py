@@ -14,12 +14,14 @@ Energies follow the prefix of the forces.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Optional, Type, Union
 
 import numpy as np
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import DERIVED_KEYS, NIW, PARAMETER_KEYS
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
 
 _REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
@@ -39,8 +41,8 @@ class Predictions:
         In eV/Å; references may be NaN or Inf.
     reference_energy, energy : (F,)
         In eV; NaN where the file has none.
-    family : str or None
-        Predictive family; None for deterministic predictions.
+    family : subclass of Family, or None
+        None for deterministic predictions.
     parameters : dict of str to array
         The family's parameters, by their unprefixed key.
     """
@@ -52,7 +54,7 @@ class Predictions:
     forces: np.ndarray
     reference_energy: np.ndarray
     energy: np.ndarray
-    family: Optional[str]
+    family: Optional[Type[Family]]
     parameters: Dict[str, np.ndarray]
 
     @property
@@ -83,18 +85,16 @@ def read_predictions(
     first = frames[0]
     reference = _reference_name(path, first, ref_forces)
     prefix = _prediction_prefix(path, first, reference)
-    family, names = _family(path, first, prefix)
+    family = _family(path, first, prefix)
 
     energy_name = ref_energy or reference[: -len("forces")] + "energy"
     if ref_energy is not None and ref_energy not in first["info"]:
         raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(first['info'])}")
     parameters = {}
-    for key in PARAMETER_KEYS if family else ():
-        values = _column(path, frames, names[key.name], key.shape)
-        bad = ~np.isfinite(values)
-        # A covariance exists from ν > 4 on.
-        bad |= values <= {"e2ip_nu": 4.0, "e2ip_kappa": 0.0}.get(key.name, -np.inf)
-        _refuse(path, frames, bad, f"{names[key.name]} is not finite or outside its range")
+    for key in family.parameter_keys if family else ():
+        values = _column(path, frames, prefix + key.name, key.shape)
+        bad = ~(np.isfinite(values) & (values > key.above))
+        _refuse(path, frames, bad, f"{prefix + key.name} is not finite or outside its range")
         parameters[key.name] = values
     forces = _column(path, frames, prefix + "forces", (3,))
     _refuse(path, frames, ~np.isfinite(forces), f"{prefix}forces is not finite")
@@ -164,7 +164,7 @@ def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
 def _prediction_prefix(path: Path, frame: dict, reference: str) -> str:
     """What stands before ``forces`` in the name of the predictions; uncertainties tell which they are."""
     names = [n for n in _force_names(frame) if n != reference]
-    uncertain = [n for n in names if n[: -len("forces")] + PARAMETER_KEYS[0].name in frame["arrays"]]
+    uncertain = [n for n in names if _uncertain(frame, n[: -len("forces")])]
     found = uncertain or names
     if len(found) != 1:
         problem = "no predicted forces" if not found else f"several columns may be the prediction: {_listed(found)}"
@@ -172,23 +172,31 @@ def _prediction_prefix(path: Path, frame: dict, reference: str) -> str:
     return found[0][: -len("forces")]
 
 
-def _family(path: Path, frame: dict, prefix: str) -> tuple:
-    """Predictive family of a file, and the names of its parameter columns."""
-    arrays, info = frame["arrays"], frame["info"]
-    family = info.get(prefix + "uq_family", info.get("uq_family"))
-    if family is not None and family != NIW:
-        raise InputError(f"{path}: uq_family '{family}' is not known to this version of e2ip-plugins; known: {NIW}")
-    names = {k.name: prefix + k.name for k in PARAMETER_KEYS}
-    missing = [n for n in names.values() if n not in arrays]
-    views = [prefix + k.name for k in DERIVED_KEYS if prefix + k.name in arrays]
-    if not missing:
-        return NIW, names
-    if family is None and len(missing) == len(names) and not views:
-        return None, {}
-    raise InputError(
-        f"{path}: has uncertainties, but not the columns {_listed(missing)} that scores are computed from; "
-        "NequIP's xyz writer wants them in extra_fields"
-    )
+def _uncertain(frame: dict, prefix: str) -> bool:
+    """Whether forces of this prefix come with a family's name, parameters or views."""
+    views = any(prefix + key.name in frame["arrays"] for key in FORCE_VIEWS)
+    return views or prefix + FAMILY_KEY in frame["info"] or _of_columns(frame, prefix) is not None
+
+
+def _of_columns(frame: dict, prefix: str) -> Optional[Type[Family]]:
+    return families.of_outputs(n[len(prefix) :] for n in frame["arrays"] if n.startswith(prefix))
+
+
+def _family(path: Path, frame: dict, prefix: str) -> Optional[Type[Family]]:
+    """Predictive family of a file: the one that it names, else the one whose parameters it holds."""
+    named = frame["info"].get(prefix + FAMILY_KEY, frame["info"].get(FAMILY_KEY))
+    family = families.of_file(str(named), str(path)) if named is not None else _of_columns(frame, prefix)
+    if family is None and not _uncertain(frame, prefix):
+        return None
+    # Without name and parameters there is nothing to tell which family the views are of.
+    wanted = [key.name for key in (family or families.get(families.DEFAULT)).parameter_keys]
+    missing = [prefix + name for name in wanted if prefix + name not in frame["arrays"]]
+    if missing:
+        raise InputError(
+            f"{path}: has uncertainties, but not the columns {_listed(missing)} that scores are computed from; "
+            "NequIP's xyz writer wants them in extra_fields"
+        )
+    return family
 
 
 def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.keys import KCAL_PER_MOL
 
 
 class Row(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Dict, Optional
 import numpy as np
 from scipy.stats import mannwhitneyu, rankdata
 
-from e2ip_plugins.families.laws import Predictive, axis_pit, energy_score, negative_log_likelihood, radial_pit
+from e2ip_plugins.families.laws import Law
 
 #: Levels p at which observed and expected coverage are compared.
 CALIBRATION_LEVELS = np.arange(1, 100) / 100.0
@@ -101,19 +101,19 @@ class AtomScores:
         return AtomScores(**{k: None if v is None else v[mask] for k, v in vars(self).items()})
 
 
-def score_atoms(error: np.ndarray, predictive: Optional[Predictive] = None) -> AtomScores:
-    """All per-atom scores; without a predictive, errors only."""
-    if predictive is None:
+def score_atoms(error: np.ndarray, law: Optional[Law] = None) -> AtomScores:
+    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only."""
+    if law is None:
         return AtomScores(error=error)
     return AtomScores(
         error=error,
-        nll=negative_log_likelihood(predictive),
-        pit=radial_pit(predictive.mahalanobis, predictive.dof),
-        energy_score=energy_score(predictive),
-        epistemic_std=predictive.epistemic_std,
-        total_std=predictive.total_std,
-        z_scores=predictive.z_scores,
-        axis_pit=axis_pit(predictive),
+        nll=law.negative_log_likelihood(error),
+        pit=law.pit(error),
+        energy_score=law.energy_score(error),
+        epistemic_std=law.epistemic_std(),
+        total_std=law.total_std(),
+        z_scores=law.z_scores(error),
+        axis_pit=law.axis_pit(error),
     )
 
 

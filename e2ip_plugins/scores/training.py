@@ -1,6 +1,10 @@
-"""What both hosts log about the uncertainty during training and validation."""
+"""What both hosts log about the uncertainty during training and validation.
 
-from typing import Dict, List
+Atoms are kept as rows of one table, whose columns `columns` names, until an epoch ends; `figures` then judges them by
+the family's own law.
+"""
+
+from typing import Dict, List, NamedTuple, Type
 
 import numpy as np
 import torch
@@ -8,81 +12,94 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from e2ip_plugins.families.e2ip import derive_niw
-from e2ip_plugins.families.laws import radial_pit
-from e2ip_plugins.maths.spd import half_exp_matvec
-from e2ip_plugins.maths.student import negative_log_likelihood, predictive_scale_factor
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.scores.metrics import spearman
 
 
-class ForceUncertainty(Metric):
-    """NLL, coverage and rank correlation of predicted force distributions, over all atoms seen.
+class Figure(NamedTuple):
+    """One logged figure: name after the family's, format, heading in tables, meaning."""
 
-    ``compute()`` gives a dict of floats, NaN while no atom has been seen and where predictions are NaN:
+    name: str
+    form: str
+    heading: str
+    meaning: str
 
-    - ``nll``: mean negative log density in nats, for a density in (eV/Å)⁻³
-    - ``coverage95``: share of atoms whose reference lies inside the 95 % region of the Student-t,
-      PIT = F_{F(3, m)}(M/3) ≤ 0.95 with M in the metric of the scale matrix Λ
-    - ``spearman``: rank correlation of ``forces_epistemic_std`` with the error norm ‖y - γ‖
-    - ``plateau``: share of atoms with a damper past its knee
-    - ``masked``: number of atoms left out because their reference is not finite
+
+FIGURES = (
+    Figure("nll", "8.4f", "NLL / nats", "mean negative log density in nats, for a density in (eV/Å)⁻³"),
+    Figure("coverage95", "6.4f", "coverage @ 95 %", "share of atoms whose reference lies inside the 95 % region"),
+    Figure("spearman", "6.4f", "Spearman", "rank correlation of forces_epistemic_std with the error norm"),
+    Figure("plateau", "6.4f", "plateau", "share of atoms with a damper past its knee"),
+)
+
+
+def columns(family: Type[Family]) -> Dict[str, slice]:
+    """Columns of the table of atoms: ``counts``, ``error``, the family's parameters, ``plateau``."""
+    widths = {"counts": 1, "error": 3}
+    widths.update({key.name: int(np.prod(key.shape)) for key in family.parameter_keys})
+    widths["plateau"] = 1
+    found, start = {}, 0
+    for name, width in widths.items():
+        found[name] = slice(start, start + width)
+        start += width
+    return found
+
+
+def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+    """Rows (N, columns) of N atoms; what has no finite reference (N, 3) will not count."""
+    with torch.no_grad():
+        parts = [torch.isfinite(reference).all(-1), reference - forces]
+        parts += [outputs[key.name] for key in family.parameter_keys]
+        parts.append(outputs[PLATEAU_KEY])
+        # Atoms that do not count are told apart later: indexing by a mask here would make a GPU wait.
+        return torch.cat([part.to(forces.dtype).reshape(len(forces), -1) for part in parts], dim=-1)
+
+
+def figures(family: Type[Family], table: np.ndarray) -> Dict[str, float]:
+    """Value of every figure of `FIGURES`, and the number of ``masked`` atoms.
+
+    NaN while no atom counts and where predictions are not finite.
     """
+    table = np.asarray(table, dtype=np.float64)
+    where = columns(family)
+    counts = table[:, where["counts"]][:, 0] == 1.0
+    result = {figure.name: float("nan") for figure in FIGURES}
+    result["masked"] = float(np.count_nonzero(~counts))
+    table = table[counts]
+    if len(table) == 0 or not np.isfinite(table).all():
+        return result
+    parameters = {key.name: table[:, where[key.name]].reshape(-1, *key.shape) for key in family.parameter_keys}
+    law, error = family.law(parameters), table[:, where["error"]]
+    result["nll"] = float(law.negative_log_likelihood(error).mean())
+    result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
+    result["spearman"] = spearman(law.epistemic_std(), np.linalg.norm(error, axis=-1))
+    result["plateau"] = float(table[:, where["plateau"]].mean())
+    return result
+
+
+class ForceUncertainty(Metric):
+    """The figures of `figures` over all atoms seen, as a dict of floats."""
 
     full_state_update = False
     is_differentiable = False
 
     atoms: List[Tensor]
 
-    def __init__(self, **kwargs):
+    def __init__(self, family: Type[Family], **kwargs) -> None:
         super().__init__(**kwargs)
-        # Seven numbers per atom: finite reference, NLL, M, m, ‖y - γ‖, forces_epistemic_std, plateau.
+        self.family = family
         # One state, because every state costs a collective operation under DDP; flat and of the
         # metric's own dtype, so that it fits what torchmetrics puts in for a rank without atoms.
         self.add_state("atoms", default=[], dist_reduce_fx="cat")
 
-    def update(
-        self,
-        reference: Tensor,
-        forces: Tensor,
-        log_sigma0: Tensor,
-        nu: Tensor,
-        kappa: Tensor,
-        plateau: Tensor,
-    ) -> None:
-        """Add atoms: forces in eV/Å (N, 3), log(Σ0) (N, 6), ν, κ and plateau flag (N,) or (N, 1)."""
-        with torch.no_grad():
-            nu, kappa, plateau = nu.reshape(-1), kappa.reshape(-1), plateau.reshape(-1)
-            residual = reference - forces
-            mahalanobis = half_exp_matvec(log_sigma0, residual, -1.0).square().sum(-1)
-            parameters = {"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa}
-            columns = [
-                torch.isfinite(reference).all(-1),
-                negative_log_likelihood(log_sigma0, nu, kappa, residual),
-                mahalanobis / predictive_scale_factor(nu, kappa),
-                nu - 2.0,
-                residual.norm(dim=-1),
-                derive_niw(parameters)["forces_epistemic_std"],
-                plateau,
-            ]
-            # Masked atoms are told apart in compute(): indexing by a mask here would make a GPU wait.
-            self.atoms.append(torch.stack([c.to(self.dtype) for c in columns], dim=-1).reshape(-1))
+    def update(self, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> None:
+        """Add atoms: forces in eV/Å (N, 3), the model's outputs (N, …)."""
+        self.atoms.append(rows(self.family, reference, forces, outputs).to(self.dtype).reshape(-1))
 
     def compute(self) -> Dict[str, float]:
         """See the class."""
+        width = max(where.stop for where in columns(self.family).values())
         if len(self.atoms) == 0:  # a list before DDP synchronisation, one tensor after
-            table = np.empty((0, 7))
-        else:
-            table = dim_zero_cat(self.atoms).to("cpu", torch.float64).numpy().reshape(-1, 7)
-        finite = table[:, 0] == 1.0
-        _, nll, mahalanobis, m, error, epistemic, plateau = table[finite].T
-        return {
-            "nll": _mean(nll),
-            "coverage95": _mean(np.where(np.isnan(mahalanobis), np.nan, radial_pit(mahalanobis, m) <= 0.95)),
-            "spearman": spearman(epistemic, error),
-            "plateau": _mean(plateau),
-            "masked": float(np.count_nonzero(~finite)),
-        }
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if values.size else float("nan")
+            return figures(self.family, np.empty((0, width)))
+        return figures(self.family, dim_zero_cat(self.atoms).cpu().numpy().reshape(-1, width))

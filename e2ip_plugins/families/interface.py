@@ -1,0 +1,167 @@
+"""What a predictive family is: all that the rest of this package asks of one.
+
+A family turns coefficients, which the trunk computes from a host's features, into the parameters of a distribution over
+every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`.
+"""
+
+import math
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
+
+
+class Option(NamedTuple):
+    """An option of a family, under the same name in both hosts.
+
+    Attributes
+    ----------
+    name, help : str
+    type : callable
+        From a command line's string to the value.
+    loss_only : bool
+        Whether the weights of a readout mean the same whatever it is.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+    loss_only: bool = False
+
+
+class Family(nn.Module):
+    """Base class of predictive families.
+
+    A module without weights. Its ``forward`` is scripted by MACE and traced by NequIP: pure torch, no branch on data.
+    It travels in packaged models: at the top of its file no SciPy, ASE or metrics.
+
+    Attributes
+    ----------
+    name : str
+        What users write: ``--readout NAME``, ``readout: NAME``; first part of metric names.
+    uq_family : str
+        What files carry. Families whose parameters mean the same share it.
+    options : tuple of Option
+    parameter_keys : tuple of OutputKey
+        The distribution's parameters: the interchange between models, files and tools.
+    own_views : tuple of OutputKey
+        Derived keys in addition to `e2ip_plugins.keys.FORCE_VIEWS`.
+    num_scalars, num_tensors : int
+        Coefficients that it wants per atom: 0e ones, and 0 or 1 of 2e (five components).
+    initial_scalars : tuple of float
+        Where the 0e coefficients start.
+    """
+
+    name: ClassVar[str]
+    uq_family: ClassVar[str]
+    options: ClassVar[Tuple[Option, ...]] = ()
+    parameter_keys: ClassVar[Tuple[OutputKey, ...]]
+    own_views: ClassVar[Tuple[OutputKey, ...]] = ()
+
+    num_scalars: int
+    num_tensors: int
+    initial_scalars: Tuple[float, ...]
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """``options`` are complete, as `resolve` gives them."""
+        super().__init__()
+
+    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+        """Every key of `output_keys`, and ``e2ip_plateau``.
+
+        Parameters
+        ----------
+        coefficients : (N, num_scalars + 5 num_tensors)
+            0e coefficients first, then 2e in e3nn's component order.
+        force_unit : ()
+            σ_ref in eV/Å.
+        """
+        raise NotImplementedError
+
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        """Loss per atom (N,).
+
+        Parameters
+        ----------
+        residual : (N, 3)
+            Reference minus predicted forces in eV/Å; 0 for atoms that will not count.
+        outputs : dict
+            Of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """Every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """Parameters after forces were multiplied by a unit factor > 0."""
+        raise NotImplementedError
+
+    @staticmethod
+    def law(parameters: Dict[str, np.ndarray]) -> Any:
+        """The distributions as an `e2ip_plugins.families.laws.Law`, from NumPy parameters (N, …)."""
+        raise NotImplementedError
+
+    @classmethod
+    def output_keys(cls) -> Tuple[OutputKey, ...]:
+        """Everything that a model of this family puts out for users."""
+        return cls.parameter_keys + FORCE_VIEWS + cls.own_views
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+        """Complete options from those that the user gave; `InputError` for what does not go together."""
+        cls.check_names(given)
+        return dict(given)
+
+    @classmethod
+    def check_names(cls, given: Mapping[str, Any]) -> None:
+        """Raise `InputError` for options of another family."""
+        known = [option.name for option in cls.options]
+        for name in given:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise InputError(f"{name} is no option of readout '{cls.name}', whose options are: {listed}")
+
+
+def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
+    """The keys of `e2ip_plugins.keys.FORCE_VIEWS` from the two parts (…, 3, 3) of a covariance in eV²/Å²."""
+    covariance = aleatoric + epistemic
+    return {
+        "forces_cov": covariance,
+        "forces_aleatoric_cov": aleatoric,
+        "forces_epistemic_cov": epistemic,
+        "forces_uncertainty": covariance.diagonal(dim1=-2, dim2=-1).sqrt(),
+        "forces_epistemic_std": (epistemic.diagonal(dim1=-2, dim2=-1).sum(-1) / 3.0).sqrt(),
+    }
+
+
+def committee_views(members: Dict[str, Tensor], forces: Tensor) -> Dict[str, Tensor]:
+    """The force views of an equally weighted committee.
+
+    Law of total variance: the covariance of the mixture is the mean of the members' covariances plus the covariance of
+    their mean forces. The second is disagreement between models, hence epistemic. The mixture is of no family: it has
+    no parameters.
+
+    Parameters
+    ----------
+    members
+        Derived keys of the M members, (M, N, …).
+    forces : (M, N, 3)
+        In eV/Å.
+    """
+    deviation = forces - forces.mean(0)
+    spread = (deviation.unsqueeze(-1) * deviation.unsqueeze(-2)).mean(0)
+    return force_views(members["forces_aleatoric_cov"].mean(0), members["forces_epistemic_cov"].mean(0) + spread)
+
+
+def convert_log_matrix(log_matrix: Tensor, force_factor: float) -> Tensor:
+    """log of a covariance as sym6 (…, 6) after forces were multiplied by a factor: 2 ln(factor) on the diagonal."""
+    diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_matrix.dtype, device=log_matrix.device)
+    return log_matrix + 2.0 * math.log(force_factor) * diagonal

@@ -1,0 +1,110 @@
+"""The readout: a host's features to every output of a predictive family. Layout, trunk and family in one."""
+
+from typing import Dict, Final, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
+from e2ip_plugins.readout.settings import Settings, outdated
+from e2ip_plugins.readout.trunk import EdgePool, Trunk
+
+
+class Readout(nn.Module):
+    """Parameters and derived keys of every atom's force distribution.
+
+    Names of submodules avoid ``scale``, ``shift``, ``readouts`` and ``atomic_energies``: MACE slices every
+    state entry whose name contains one of these when it drops a data set's head.
+
+    Parameters
+    ----------
+    settings : Settings
+        Kept as ``settings``.
+    layout : Layout
+    num_heads : int
+        Data sets of the host (MACE calls them heads): one trunk each, in ``trunks``.
+    seed : int
+    double_outputs : bool
+        Whether a float32 readout's outputs are float64, from the coefficients on.
+    """
+
+    scalar_blocks: List[Tuple[int, int]]
+    vector_blocks: List[Tuple[int, int]]
+    tensor_blocks: List[Tuple[int, int]]
+    components_first: Final[bool]
+    has_pool: Final[bool]
+    double_outputs: Final[bool]
+
+    def __init__(
+        self, settings: Settings, layout: Layout, num_heads: int = 1, seed: int = 0, double_outputs: bool = False
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.family = settings.build()
+        self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
+        self.components_first = layout.components_first
+        self.double_outputs = double_outputs
+        num_scalars, num_vectors, num_tensors = (count(found) for found in layout[:3])
+        self.has_pool = self.family.num_tensors > 0 and num_tensors == 0
+        if self.has_pool:
+            self.pool = EdgePool(layout.num_senders or num_scalars, layout.num_radial, seed=seed)
+            num_tensors = self.pool.channels
+        wanted = (self.family.num_scalars, self.family.num_tensors, self.family.initial_scalars)
+        self.trunks = nn.ModuleList(
+            [Trunk(num_scalars, num_vectors, num_tensors, *wanted, seed=seed + i) for i in range(num_heads)]
+        )
+        self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
+        self._register_load_state_dict_pre_hook(_refuse_version_1)
+
+    def forward(
+        self,
+        invariant: Tensor,
+        equivariant: Tensor,
+        edges: Optional[Edges] = None,
+        node_heads: Optional[Tensor] = None,
+    ) -> Dict[str, Tensor]:
+        """Outputs of the family (N, …), and for its loss ``e2ip_force_unit`` (N,) and ``e2ip_coefficients`` (N, C).
+
+        Parameters
+        ----------
+        invariant, equivariant : (N, F), (N″, G)
+            Features as the layout describes them; of the second the first N rows are read.
+        edges : Edges, optional
+            Needed where ``has_pool``.
+        node_heads : (N,) int, optional
+            Data set of every atom, where there are several.
+        """
+        scalars = gather_scalars(invariant, self.scalar_blocks)
+        # Where the host truncates to local atoms, so does everything below.
+        equivariant = equivariant[: scalars.shape[0]]
+        vectors = gather(equivariant, self.vector_blocks, 3, self.components_first)
+        if self.has_pool:
+            assert edges is not None
+            senders = edges.senders
+            if senders is None:
+                senders = scalars
+            tensors = self.pool(edges.vectors, edges.radial, senders, edges.sender, edges.receiver)[: scalars.shape[0]]
+        else:
+            tensors = gather(equivariant, self.tensor_blocks, 5, self.components_first)
+        # Every trunk is evaluated: one left out of the graph would stall DDP.
+        found: List[Tensor] = []
+        for trunk in self.trunks:
+            found.append(trunk(scalars, vectors, tensors))
+        coefficients = found[0]
+        if len(found) > 1:
+            assert node_heads is not None
+            coefficients = torch.stack(found)[node_heads, torch.arange(scalars.shape[0], device=scalars.device)]
+        force_unit = self.force_unit
+        if self.double_outputs:
+            coefficients, force_unit = coefficients.double(), force_unit.double()
+        outputs = self.family(coefficients, force_unit)
+        outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
+        outputs["e2ip_coefficients"] = coefficients
+        return outputs
+
+
+def _refuse_version_1(state_dict, prefix, *_) -> None:
+    """`InputError` for weights of the readouts before this one, which had no trunks."""
+    if any(key.startswith((f"{prefix}head.", f"{prefix}heads.")) for key in state_dict):
+        raise InputError(outdated("this checkpoint"))

@@ -1,0 +1,174 @@
+"""What a readout is: one frozen object, carried by the model and read by loss, metrics, checkpoint checks and tools."""
+
+import math
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Union
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import KCAL_PER_MOL
+
+#: A change of meaning of what is saved raises it.
+VERSION = 2
+
+#: Commit that reads what was saved in version 1.
+LAST_COMMIT_OF_VERSION_1 = "e824b4f"
+
+#: ``force_unit: auto`` is this fraction of the training forces' component RMS.
+AUTO_FORCE_UNIT_FRACTION = 0.03
+
+
+class Settings(NamedTuple):
+    """Settings of a readout.
+
+    Attributes
+    ----------
+    family : str
+        Its name.
+    options : dict
+        The family's options, complete and checked; not to be changed.
+    force_unit : float
+        σ_ref in eV/Å.
+    given : frozenset of str
+        Options that the user wrote, as against defaults.
+    version : int
+    """
+
+    family: str
+    options: Mapping[str, Any]
+    force_unit: float
+    given: FrozenSet[str] = frozenset()
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, family: str, options: Mapping[str, Any], force_unit: float) -> "Settings":
+        """Settings from a user's options (None: not given); `InputError` for unknown and contradictory ones.
+
+        >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
+        'coupled'
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls(family, families.get(family).resolve(given), force_unit, frozenset(given))
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any], where: str) -> "Settings":
+        """Settings from `to_dict`; `InputError` for those of another version, ``where`` names model or file."""
+        if saved.get("version") != VERSION:
+            raise InputError(outdated(where, saved.get("version", 1)))
+        return cls(saved["family"], dict(saved["options"]), saved["force_unit"])
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain Python, for checkpoints."""
+        return {
+            "version": self.version,
+            "family": self.family,
+            "force_unit": self.force_unit,
+            "options": dict(self.options),
+        }
+
+    def build(self) -> Family:
+        """The family as a module."""
+        return families.get(self.family)(self.options)
+
+    def with_aliases(self, family: Optional[str], options: Mapping[str, Any], owner: str) -> "Settings":
+        """These settings after a look at options that stand elsewhere, too.
+
+        An option that only the loss reads may stand there alone; every other one must be the model's.
+
+        Parameters
+        ----------
+        family, options
+            As written there; None: not written.
+        owner : str
+            Where that is, for the message.
+
+        Raises
+        ------
+        InputError
+            Where the two differ.
+        """
+        if family is not None and family != self.family:
+            raise InputError(f"{owner} has readout '{family}', the model '{self.family}': give them the same")
+        given = {name: value for name, value in options.items() if value is not None}
+        own = {option.name: option for option in families.get(self.family).options}
+        families.get(self.family).check_names(given)
+        chosen = {name: self.options[name] for name in self.given}
+        for name, value in given.items():
+            if own[name].loss_only and name not in self.given:
+                chosen[name] = value
+            elif value != self.options[name]:
+                raise InputError(
+                    f"{owner} has {name} {value}, the model {self.options[name]}: give them the same, or leave it out "
+                    f"of {owner}"
+                )
+        return self.of(self.family, chosen, self.force_unit)
+
+    def differences(self, other: "Settings", weights_only: bool = False) -> List[str]:
+        """Names of what differs; ``weights_only``: of what changes the meaning of a readout's weights."""
+        if self.family != other.family:
+            return ["readout"]
+        skipped = {o.name for o in families.get(self.family).options if weights_only and o.loss_only}
+        names = [name for name in self.options if name not in skipped and self.options[name] != other.options[name]]
+        # Saved in single precision by some models.
+        same_unit = math.isclose(self.force_unit, other.force_unit, rel_tol=1e-6)
+        return names if same_unit else [*names, "force_unit"]
+
+    def describe(self, name: str) -> Any:
+        """Value of what `differences` names."""
+        return {"readout": self.family, "force_unit": self.force_unit, **self.options}[name]
+
+
+def outdated(where: str, version: int = 1) -> str:
+    """What to say of something that another version saved."""
+    if version == 1:
+        return (
+            f"{where} was saved by an early version of e2ip-plugins, before its first release: commit "
+            f"{LAST_COMMIT_OF_VERSION_1} of e2ip-plugins reads it; train it anew to use it with this version"
+        )
+    return (
+        f"{where} was saved by another version of e2ip-plugins (readout version {version}, this installation reads "
+        f"{VERSION}): install a matching e2ip-plugins"
+    )
+
+
+def resolve_force_unit(force_unit: Union[float, str, None], forces_rms: Optional[float] = None) -> float:
+    """σ_ref in eV/Å from a number, ``None`` (1 kcal/mol/Å) or ``auto``.
+
+    Parameters
+    ----------
+    force_unit
+        Number > 0 in eV/Å, a string holding one, ``auto`` or ``None``.
+    forces_rms
+        Root mean square of the training forces' components in eV/Å; needed by ``auto``.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+
+    Examples
+    --------
+    >>> resolve_force_unit("auto", forces_rms=2.0)
+    0.06
+    """
+    if force_unit is None:
+        return KCAL_PER_MOL
+    if wants_auto_unit(force_unit):
+        if forces_rms is None or not (math.isfinite(forces_rms) and forces_rms > 0):
+            raise InputError(
+                "force_unit 'auto' needs the training forces' component RMS (a finite number > 0), "
+                f"got {forces_rms}; give force_unit as a number in eV/Å instead"
+            )
+        return AUTO_FORCE_UNIT_FRACTION * float(forces_rms)
+    try:
+        value = float(force_unit)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"force_unit must be 'auto' or a finite number > 0 in eV/Å, got {force_unit!r}")
+    return value
+
+
+def wants_auto_unit(force_unit: Union[float, str, None]) -> bool:
+    """Whether the force unit comes from the training forces."""
+    return isinstance(force_unit, str) and force_unit.strip().lower() == "auto"

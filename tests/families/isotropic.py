@@ -1,0 +1,61 @@
+"""A predictive family in one file, for tests: a Gaussian with one variance per atom. Nothing else knows it."""
+
+import importlib
+import math
+from typing import Any, Dict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from e2ip_plugins.families.interface import Family, force_views
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+
+
+class Isotropic(Family):
+    """N(γ, σ² I) with log(σ/σ_ref) the only coefficient."""
+
+    name = "isotropic"
+    uq_family = "isotropic"
+    parameter_keys = (OutputKey("isotropic_log_std", (), "log(eV/Å)", "logarithm of the standard deviation"),)
+
+    num_scalars = 1
+    num_tensors = 0
+    initial_scalars = (2.0,)
+
+    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+        log_std = coefficients[:, 0] + torch.log(force_unit)
+        outputs = _views(log_std)
+        outputs["isotropic_log_std"] = log_std
+        outputs["e2ip_plateau"] = torch.zeros_like(log_std)
+        return outputs
+
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        unit = outputs[FORCE_UNIT_KEY]
+        log_std = outputs[COEFFICIENTS_KEY][:, 0]
+        nll = 3.0 * log_std + 0.5 * (residual / unit.unsqueeze(-1)).square().sum(-1) * torch.exp(-2.0 * log_std)
+        return unit.square() * nll
+
+    @staticmethod
+    def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        return _views(parameters["isotropic_log_std"])
+
+    @staticmethod
+    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        return {"isotropic_log_std": parameters["isotropic_log_std"] + math.log(force_factor)}
+
+    @staticmethod
+    def law(parameters: Dict[str, np.ndarray]) -> Any:
+        laws = importlib.import_module("e2ip_plugins.families.laws")
+        log_std = np.asarray(parameters["isotropic_log_std"], dtype=np.float64)
+        n = len(log_std)
+        return laws.Elliptical(np.repeat(2.0 * log_std[:, None], 3, axis=1), np.broadcast_to(np.eye(3), (n, 3, 3)))
+
+
+def _views(log_std: Tensor) -> Dict[str, Tensor]:
+    eye = torch.eye(3, dtype=log_std.dtype, device=log_std.device)
+    covariance = torch.exp(2.0 * log_std)[..., None, None] * eye
+    return force_views(covariance, torch.zeros_like(covariance))
+
+
+FAMILY = Isotropic
