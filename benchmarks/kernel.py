@@ -5,12 +5,11 @@
     python benchmarks/kernel.py --quick             # a smoke test of half a minute
 
 Every pipeline does the same work in one process: ``map`` is dampers, SPD map and evidence, as in a prediction;
-``forward`` the mean NLL, with all of that; ``forward+backward`` its gradients in all inputs, too (the compiled loop
-computes them in any case). Rounds are interleaved in an order drawn anew, so that what else runs on the machine hits
-all alike; figures are medians over rounds, spread is half the interquartile range, ratios are medians of the ratios
-within a round. On a GPU the limit is the larger of the memory floor, a copy of as many bytes, and the issue bound.
-``kernel.json`` and ``kernel.md`` go to ``--out``. Under TRITON_INTERPRET=1 the Triton kernels run on the CPU, for a
-smoke test.
+``forward`` the mean NLL, with all of that; ``forward+backward`` its gradients in all inputs, too. Rounds are
+interleaved in an order drawn anew, so that what else runs on the machine hits all alike; figures are medians over
+rounds, spread is half the interquartile range, ratios are medians of the ratios within a round. On a GPU the limit is
+the larger of the memory floor, a copy of as many bytes, and the issue bound. ``kernel.json`` and ``kernel.md`` go to
+``--out``. Under TRITON_INTERPRET=1 the Triton kernels run on the CPU, for a smoke test.
 """
 
 import argparse
@@ -25,8 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from e2ip_plugins.maths.kernels import compiled, distribution, nll_terms, paths, plain
-from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.kernels import distribution, nll_terms, paths, plain
+from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.spd import sym6_to_matrix, tangent_to_sym6
 from e2ip_plugins.maths.student import evidence, negative_log_likelihood
 
@@ -43,7 +42,7 @@ FLOATS = {"map": 23, "forward": 13, "forward+backward": 37}
 
 FLOOR = "memory floor (copy)"
 
-PIPELINES = ("paper", "eigh", "composition", "eager", "compiled", "triton")
+PIPELINES = ("paper", "eigh", "composition", "eager", "triton")
 
 
 def draw(count: int, dtype: torch.dtype, device: str) -> list[Tensor]:
@@ -143,27 +142,10 @@ def fused_map(path: str):
     return lambda *inputs: distribution(*inputs[:4], UNIT, PAPER_DAMPER, PAPER_DAMPER, path=path)
 
 
-class ReadySoA:
-    """The compiled loop alone, on transposed inputs: value and gradients are its one pass."""
-
-    def __init__(self, inputs: list[Tensor]) -> None:
-        s, t, nu, kappa, residual = (x.detach() for x in inputs)
-        unit = torch.full((), UNIT, dtype=s.dtype, device=s.device)
-        self.inputs = (s, t.t().contiguous(), nu, kappa, residual.t().contiguous(), unit)
-        self.kernel = compiled.kernel("loss_and_gradients", CONSTANTS, s.dtype, False)
-
-    def __call__(self) -> Tensor:
-        with torch.no_grad():
-            rows = self.kernel(*self.inputs)
-            # As a backward pass would: times the gradient of the mean.
-            rows[0].mean()
-            return rows[2:].mul_(1.0 / rows.shape[1])
-
-
 def pipelines(inputs: list[Tensor], device: str, kind: str, wanted: list[str]) -> dict:
     """Name: function without arguments, for a key of `FLOATS`."""
     dtype, backward = inputs[0].dtype, kind == "forward+backward"
-    paper, eigh, ours = Paper(dtype, device), Eigh(dtype, device), ("eager", "compiled", "triton")
+    paper, eigh, ours = Paper(dtype, device), Eigh(dtype, device), ("eager", "triton")
     if kind == "map":
         functions = {"paper": paper.map, "eigh": eigh.map, "composition": composed_map}
         functions |= {name: fused_map(name) for name in ours}
@@ -182,8 +164,6 @@ def pipelines(inputs: list[Tensor], device: str, kind: str, wanted: list[str]) -
         return run
 
     calls = {name: call(function) for name, function in functions.items() if name in wanted}
-    if backward and "compiled" in wanted:
-        calls["compiled, SoA ready"] = ReadySoA(inputs)
     if device == "cuda":
         count = inputs[0].shape[0] * FLOATS[kind] // 2
         source, target = (torch.empty(count, dtype=dtype, device=device) for _ in range(2))
@@ -254,7 +234,7 @@ def check(inputs: list[Tensor], device: str, wanted: list[str]) -> None:
     """All pipelines compute one number."""
     dtype = inputs[0].dtype
     losses = {"paper": Paper(dtype, device).loss, "eigh": Eigh(dtype, device).loss, "composition": composition}
-    losses |= {path: fused(path) for path in ("eager", "compiled", "triton") if path in wanted}
+    losses |= {path: fused(path) for path in ("eager", "triton") if path in wanted}
     with torch.no_grad():
         values = {name: float(loss(*inputs)) for name, loss in losses.items()}
     # In force units for eigh: log-determinants differ by 6 ln σ_ref.

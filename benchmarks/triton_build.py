@@ -8,14 +8,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from e2ip_plugins.maths.kernels import triton_kernels
-from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.kernels import triton_kernels, triton_launch
+from e2ip_plugins.maths.kernels.constants import Constants
 
 #: Kernels of each pass of `kernel.py`.
 KERNELS = {
-    "map": ("_distribution_kernel",),
-    "forward": ("_forward_kernel",),
-    "forward+backward": ("_forward_kernel", "_backward_kernel"),
+    "map": ("distribution_kernel",),
+    "forward": ("forward_kernel",),
+    "forward+backward": ("forward_kernel", "backward_kernel"),
 }
 
 #: Warp instructions that a multiprocessor starts per cycle, since compute capability 7.0.
@@ -25,15 +25,15 @@ _ISSUED_PER_CYCLE, _WARP = 4, 32
 def build(name: str, double: bool, constants: Constants, capability: int = 90):
     """A kernel as Triton compiles it, in independent mode, with the assembler's output in ``asm``."""
     kernel = getattr(triton_kernels, name)
-    fixed = triton_kernels._dampers(constants) | {"PULL_CEILING": constants.pull_ceiling, "COUPLED": False}
-    fixed |= {"REGULARISER": True, "DOUBLE": double, "BLOCK": triton_kernels.BLOCK}
+    fixed = triton_launch.dampers(constants) | {"PULL_CEILING": constants.pull_ceiling, "COUPLED": False}
+    fixed |= {"REGULARISER": True, "DOUBLE": double, "BLOCK": triton_launch.BLOCK}
     pointer = "*fp64" if double else "*fp32"
     signature = {
         argument: "constexpr" if argument in fixed else pointer if argument.endswith("_ptr") else "i32"
         for argument in kernel.arg_names
     }
     values = {(k,): fixed[argument] for k, argument in enumerate(kernel.arg_names) if argument in fixed}
-    options = {"num_warps": 4, **triton_kernels._FUSION}
+    options = {"num_warps": 4, **triton_launch.FUSION}
     source = ASTSource(kernel, signature, values)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

@@ -6,7 +6,7 @@ and κ > 0. The predictive is a Student-t with m = ν - 2 degrees of freedom and
 """
 
 import math
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,15 +38,13 @@ def evidence(
     return excess + min_nu, _softplus(raw_kappa) + min_kappa
 
 
-def _log_gamma_ratio_rest(m: Tensor) -> Tensor:
-    """R with lnΓ(m/2+3/2) - lnΓ(m/2) = 1.5 ln w + R(1/w²), w = (2m+1)/4, for m (...,) ≥ 3.
+def log_gamma_rest_coefficients(double: bool) -> List[float]:
+    """Coefficients of R(u) = lnΓ(m/2+3/2) - lnΓ(m/2) - 1.5 ln w, from u¹ on, with u = 1/w² and w = (2m+1)/4, m ≥ 3.
 
-    A polynomial in place of two lgammas, whose difference loses its digits at large ν; the errors are
-    2e-16 (float64) and 2e-10 (float32).
+    The errors are 2e-16 with ``double`` and 2e-10 without. TorchScript reads no module-level list of floats.
     """
-    u = (4.0 / (2.0 * m + 1.0)).square()
-    if m.dtype == torch.float64:
-        coefficients = [
+    if double:
+        return [
             -0.0781249999999978241,
             0.000488281246982994041,
             -0.00132242767431675366,
@@ -63,15 +61,16 @@ def _log_gamma_ratio_rest(m: Tensor) -> Tensor:
             8.12697743647297244,
             -3.11781379139744176,
         ]
-    else:
-        coefficients = [
-            -0.07812499889,
-            4.88034184e-4,
-            -1.312958192e-3,
-            1.173398046e-3,
-            -1.265340346e-3,
-            8.032483939e-4,
-        ]
+    return [-0.07812499889, 4.88034184e-4, -1.312958192e-3, 1.173398046e-3, -1.265340346e-3, 8.032483939e-4]
+
+
+def _log_gamma_ratio_rest(m: Tensor) -> Tensor:
+    """R with lnΓ(m/2+3/2) - lnΓ(m/2) = 1.5 ln w + R(1/w²), w = (2m+1)/4, for m (...,) ≥ 3.
+
+    A polynomial in place of two lgammas, whose difference loses its digits at large ν.
+    """
+    u = (4.0 / (2.0 * m + 1.0)).square()
+    coefficients = log_gamma_rest_coefficients(m.dtype == torch.float64)
     total = torch.full_like(u, coefficients[-1])
     for i in range(len(coefficients) - 1):
         total = total * u + coefficients[len(coefficients) - 2 - i]
@@ -129,18 +128,3 @@ def epistemic_factor(nu: Tensor, kappa: Tensor) -> Tensor:
 def predictive_scale_factor(nu: Tensor, kappa: Tensor) -> Tensor:
     """Λ / Σ0 = ν(κ+1)/(κ(ν-2)) (paper, Eq. 7)."""
     return nu * (1.0 + 1.0 / kappa) / (nu - 2.0)
-
-
-def sample(
-    log_sigma0: Tensor, nu: Tensor, kappa: Tensor, location: Tensor, generator: Optional[torch.Generator] = None
-) -> Tensor:
-    """One force vector (..., 3) per atom from the predictive Student-t, in eV/Å.
-
-    Uses the symmetric square root of Σ0, so that rotating the parameters and the normal deviates
-    rotates the draw; a Cholesky factor would not do that.
-    """
-    z = torch.randn(location.shape, generator=generator, dtype=location.dtype, device=location.device)
-    # χ²_m = 2 Gamma(m/2, 1)
-    chi2 = 2.0 * torch._standard_gamma(0.5 * (nu - 2.0), generator)
-    spread = (nu * (1.0 + 1.0 / kappa) / chi2).sqrt()
-    return location + spread.unsqueeze(-1) * half_exp_matvec(log_sigma0, z, 1.0)

@@ -1,8 +1,8 @@
 """One fast path for the SPD map and the Normal-Inverse-Wishart loss together.
 
-`nll_terms` and `distribution` compute what composing `e2ip_plugins.maths.spd` and `e2ip_plugins.maths.student` would, from the
-raw outputs of the head. The environment variable ``E2IP_KERNEL`` (``auto``, ``eager``, ``compiled`` or
-``triton``; see `e2ip_plugins.maths.kernels.paths`) or the argument ``path`` says how.
+`nll_terms` and `distribution` compute what composing `e2ip_plugins.maths.spd` and `e2ip_plugins.maths.student` would,
+from the raw outputs of the head. The environment variable ``E2IP_KERNEL`` (``auto``, ``eager`` or ``triton``; see
+`e2ip_plugins.maths.kernels.paths`) or the argument ``path`` says how.
 """
 
 from e2ip_plugins.maths.kernels.api import distribution, nll_terms

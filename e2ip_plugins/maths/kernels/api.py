@@ -2,15 +2,15 @@
 
 import math
 import os
-from typing import Callable, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths.kernels import compiled, eager, paths, plain
-from e2ip_plugins.maths.kernels.autograd import OnePass, Recompute, Unrecorded, as_unit, one_pass_gradients
-from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.kernels import eager, paths, plain
+from e2ip_plugins.maths.kernels.autograd import OnePass, PlainBackward, Recompute, force_unit_tensor
+from e2ip_plugins.maths.kernels.constants import Constants
 
 _SHAPES = {"s": (), "t": (5,), "raw_nu": (), "raw_kappa": (), "residual": (3,)}
 
@@ -69,6 +69,19 @@ def nll_terms(
     InputError
         For wrong shapes, tensors on different devices, a force_unit ≤ 0 (where it can be read without
         making a GPU wait), dampers or ceilings that are none, an unknown or impossible path.
+
+    Examples
+    --------
+    Two atoms whose head puts out zeros, with errors of nothing and of 1 eV/Å:
+
+    >>> zeros, residual = torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> nll, regulariser = nll_terms(
+    ...     zeros, torch.zeros(2, 5), zeros, zeros, residual, 0.5, scalar_damper=(14.0, 15.0), tensor_damper=(4.0, 5.0)
+    ... )
+    >>> nll
+    tensor([2.4935, 3.3395])
+    >>> regulariser
+    tensor([ 0.0000, 12.7726])
     """
     if torch.jit.is_scripting():
         return plain.nll_terms(
@@ -91,8 +104,8 @@ def distribution(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The distribution of every atom's force, from the head's raw outputs (paper, Eq. 9, 10).
 
-    U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.maths.student.aleatoric_factor`, `epistemic_factor`), to be
-    expanded outside. A gradient that is asked for is that of the plain composition on every path.
+    U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.maths.student.aleatoric_factor`, `epistemic_factor`), to
+    be expanded outside. A gradient that is asked for is that of the plain composition on every path.
 
     Parameters
     ----------
@@ -108,6 +121,19 @@ def distribution(
     nu, kappa : (N,)
     plateau : (N,)
         1 where a damper is past its knee, else 0; without gradient.
+
+    Examples
+    --------
+    An atom whose head puts out zeros has Σ0 = σ_ref²; one that is past its damper's knee stays finite:
+
+    >>> zeros, s = torch.zeros(2), torch.tensor([0.0, 100.0])
+    >>> _, sigma0, nu, kappa, plateau = distribution(
+    ...     s, torch.zeros(2, 5), zeros, zeros, 0.5, scalar_damper=(14.0, 15.0), tensor_damper=(4.0, 5.0)
+    ... )
+    >>> sigma0[0]
+    tensor([0.2500, 0.2500, 0.2500, 0.0000, 0.0000, 0.0000])
+    >>> nu, kappa, plateau
+    (tensor([5.6931, 5.6931]), tensor([0.6931, 0.6931]), tensor([0., 1.]))
     """
     if torch.jit.is_scripting():
         return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper)
@@ -130,107 +156,59 @@ def _constants(
 def _nll_terms(
     inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
 ) -> Tuple[Tensor, Tensor]:
-    traced, inputs, force_unit = _prepare(inputs, force_unit)
-    if traced:
-        if _as_operator(inputs[0], path):
-            return paths.triton_kernels().traced_nll_terms(*inputs, as_unit(force_unit, inputs[0]), constants)
-        unit = as_unit(force_unit, inputs[0])
-        return plain.nll_terms(*inputs, unit, constants[:2], constants[2:4], constants.pull_ceiling)
-
+    observer, inputs, force_unit = _prepare(inputs, force_unit)
     like = inputs[0]
-    chosen = paths.choose(like.device, like.shape[0], path)
-    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    if chosen == "triton":
-        try:
-            kernels, unit = paths.triton_kernels(), as_unit(force_unit, like)
-            if recorded:
-                return Recompute.apply(*inputs, unit, constants, kernels.forward, _triton_backward(path))
-            return kernels.forward(*inputs, unit, constants)
-        except Exception as error:
-            paths.launch_failed(like.device, error, path)
-    if chosen == "compiled":
-        try:
-            return _one_pass(compiled.loss_and_gradients, recorded, inputs, as_unit(force_unit, like), constants)
-        except Exception as error:
-            paths.compile_failed(like.device, error)
-    return _one_pass(eager.loss_and_gradients, recorded, inputs, force_unit, constants)
-
-
-def _triton_backward(path: Optional[str]) -> Callable:
-    """The backward kernel, which is built when first used, long after the forward; the eager one where it fails."""
-
-    def kernel(*arguments):
-        *inputs, force_unit, by_nll, by_regulariser, constants = arguments
-        try:
-            return paths.triton_kernels().backward(*arguments)
-        except Exception as error:
-            paths.launch_failed(inputs[0].device, error, path)
-            rows = eager.loss_and_gradients(*inputs, force_unit, constants, True)[2]
-            return one_pass_gradients(inputs, rows, force_unit, by_nll, by_regulariser)
-
-    return kernel
-
-
-def _one_pass(kernel, recorded, inputs, force_unit, constants) -> Tuple[Tensor, Tensor]:
+    if observer != paths.NOBODY:
+        force_unit = force_unit_tensor(force_unit, like)
+        if _as_operator(observer, like, path):
+            return paths.triton_operators().nll_terms(*inputs, force_unit, constants)
+        return plain.nll_terms(*inputs, force_unit, constants[:2], constants[2:4], constants.pull_ceiling)
+    recorded = _recorded(inputs)
+    kernels = ("forward", "backward") if recorded else ("forward",)
+    if paths.choose(like.device, like.dtype, kernels, path) == "triton":
+        launch, force_unit = paths.triton_launch(), force_unit_tensor(force_unit, like)
+        if recorded:
+            return Recompute.apply(*inputs, force_unit, constants, launch.forward, launch.backward)
+        return launch.forward(*inputs, force_unit, constants)
     if recorded:
-        return OnePass.apply(*inputs, force_unit, constants, kernel)
-    # Without no_grad, torch.compile would make a second version.
-    with torch.no_grad():
-        return kernel(*inputs, force_unit, constants, False)[:2]
+        return OnePass.apply(*inputs, force_unit, constants)
+    return eager.loss_and_gradients(*inputs, force_unit, constants, False)[:2]
 
 
 def _distribution(
     inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
 ) -> Tuple[Tensor, ...]:
-    traced, inputs, force_unit = _prepare(inputs, force_unit)
+    observer, inputs, force_unit = _prepare(inputs, force_unit)
     like = inputs[0]
-    if traced:
-        if _as_operator(like, path):
-            return paths.triton_kernels().traced_distribution(*inputs, as_unit(force_unit, like), constants)
-        return plain.distribution(*inputs, as_unit(force_unit, like), constants[:2], constants[2:4])
-    kernel = _distribution_kernel(paths.choose(like.device, like.shape[0], path), path)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        return Unrecorded.apply(*inputs, force_unit, constants, kernel)
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            return kernel(*inputs, force_unit, constants)
+    if observer != paths.NOBODY:
+        force_unit = force_unit_tensor(force_unit, like)
+        if _as_operator(observer, like, path):
+            return paths.triton_operators().distribution(*inputs, force_unit, constants)
+        return plain.distribution(*inputs, force_unit, constants[:2], constants[2:4])
+    kernel = eager.distribution
+    if paths.choose(like.device, like.dtype, ("distribution",), path) == "triton":
+        kernel, force_unit = paths.triton_launch().distribution, force_unit_tensor(force_unit, like)
+    if _recorded(inputs):
+        return PlainBackward.apply(*inputs, force_unit, constants, kernel)
     return kernel(*inputs, force_unit, constants)
 
 
-def _distribution_kernel(chosen: str, path: Optional[str]) -> Callable:
-    """The function of `eager`'s signature that computes the distribution on the path ``chosen`` because of ``path``."""
-    if chosen == "eager":
-        return eager.distribution
-
-    def kernel(s, t, raw_nu, raw_kappa, force_unit, constants):
-        unit = as_unit(force_unit, s)
-        try:
-            if chosen == "triton":
-                return paths.triton_kernels().distribution(s, t, raw_nu, raw_kappa, unit, constants)
-            return compiled.distribution(s, t, raw_nu, raw_kappa, unit, constants)
-        except Exception as error:
-            if chosen == "triton":
-                paths.launch_failed(s.device, error, path)
-            else:
-                paths.compile_failed(s.device, error)
-            return eager.distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
-
-    return kernel
+def _recorded(inputs: List[Optional[Tensor]]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
-def _as_operator(like: Tensor, path: Optional[str]) -> bool:
+def _as_operator(observer: str, like: Tensor, path: Optional[str]) -> bool:
     # Elsewhere the compiler fuses the plain form by itself.
-    asked = paths.requested(path) == "triton" and like.device.type == "cuda" and paths.operators_welcome()
-    return asked and paths.has_triton()
+    wanted = observer == paths.GRAPH and like.device.type == "cuda" and paths.requested(path) == "triton"
+    return wanted and paths.has_triton()
 
 
-def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Optional[Tensor]], Tensor]:
-    """Whether the call is traced, the inputs in one dtype, and σ_ref without gradient."""
+def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[str, List[Optional[Tensor]], Tensor]:
+    """Who observes the call (see `paths.observer`), the inputs in one dtype, and σ_ref without gradient."""
     present = [x for x in inputs if x is not None]
-    traced = torch.compiler.is_compiling()
-    if not traced:
-        traced = paths.transformed(present)
-        _check(inputs, force_unit, traced)
+    observer = paths.observer(present)
+    if not torch.compiler.is_compiling():
+        _check(inputs, force_unit, observer != paths.NOBODY)
     first = present[0]
     if first.dtype not in (torch.float32, torch.float64) or any(x.dtype != first.dtype for x in present):
         dtype = torch.float32
@@ -242,7 +220,7 @@ def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[bool, List[Opt
         force_unit = force_unit.detach().to(dtype=first.dtype, device=first.device, non_blocking=first.is_cuda)
     else:
         force_unit = float(force_unit)
-    return traced, inputs, force_unit
+    return observer, inputs, force_unit
 
 
 def _check(inputs: List[Optional[Tensor]], force_unit, traced: bool) -> None:

@@ -5,14 +5,14 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from e2ip_plugins.maths.kernels import plain
-from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.kernels import eager, plain
+from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.student import evidence
 
 Gradients = Tuple[Optional[Tensor], ...]
 
 
-def as_unit(force_unit: Union[float, Tensor], like: Tensor) -> Tensor:
+def force_unit_tensor(force_unit: Union[float, Tensor], like: Tensor) -> Tensor:
     """σ_ref as a tensor () or (N,)."""
     if isinstance(force_unit, Tensor):
         return force_unit
@@ -52,7 +52,7 @@ def plain_gradients(
         # Views, or an input computed from another one would carry its share of the gradient twice.
         views = [None if x is None else x.view_as(x) for x in inputs]
         values = plain.nll_terms(
-            *views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4], constants.pull_ceiling
+            *views, force_unit_tensor(force_unit, inputs[0]), constants[:2], constants[2:4], constants.pull_ceiling
         )
         return _gradients(values, outputs, views, needed, create_graph=True)
 
@@ -72,13 +72,13 @@ def plain_distribution_gradients(
             None if x is None else x.view_as(x) if create_graph else x.detach().requires_grad_(need)
             for x, need in zip(inputs, needed, strict=True)
         ]
-        values = plain.distribution(*views, as_unit(force_unit, inputs[0]), constants[:2], constants[2:4])
+        values = plain.distribution(*views, force_unit_tensor(force_unit, inputs[0]), constants[:2], constants[2:4])
         # The last one, the plateau, has none.
         return _gradients(values[:4], outputs[:4], views, needed, create_graph)
 
 
 class OnePass(torch.autograd.Function):
-    """For kernels that compute value and gradients together: the backward only multiplies."""
+    """The loss of `eager`, which computes values and gradients together: the backward only multiplies."""
 
     @staticmethod
     def forward(
@@ -90,10 +90,10 @@ class OnePass(torch.autograd.Function):
         residual: Tensor,
         force_unit: Union[float, Tensor],
         constants: Constants,
-        kernel: Callable,
     ) -> Tuple[Tensor, Tensor]:
-        nll, regulariser, rows = kernel(s, t, raw_nu, raw_kappa, residual, force_unit, constants, True)
-        ctx.save_for_backward(s, t, raw_nu, raw_kappa, residual, rows)
+        inputs = (s, t, raw_nu, raw_kappa, residual)
+        nll, regulariser, rows = eager.loss_and_gradients(*inputs, force_unit, constants, True)
+        ctx.save_for_backward(*inputs, rows)
         ctx.force_unit, ctx.constants = force_unit, constants
         ctx.set_materialize_grads(False)
         return nll, regulariser
@@ -104,9 +104,9 @@ class OnePass(torch.autograd.Function):
         if torch.is_grad_enabled():
             needed = ctx.needs_input_grad[:5]
             grads = plain_gradients(inputs, ctx.force_unit, ctx.constants, (by_nll, by_regulariser), needed)
-            return (*grads, None, None, None)
+            return (*grads, None, None)
         grads = one_pass_gradients(inputs, rows, ctx.force_unit, by_nll, by_regulariser)
-        return (*grads, None, None, None)
+        return (*grads, None, None)
 
 
 def one_pass_gradients(
@@ -182,8 +182,8 @@ class Recompute(torch.autograd.Function):
         return (*ctx.kernel(*inputs, ctx.force_unit, by_nll, by_regulariser, ctx.constants), *none)
 
 
-class Unrecorded(torch.autograd.Function):
-    """A distribution whose graph is one node: computed without recording, by the plain composition in the backward.
+class PlainBackward(torch.autograd.Function):
+    """A distribution whose graph is one node: values from a kernel, gradients from the plain composition.
 
     A training step needs the distribution's values, not its gradients, which the loss takes another way.
     """

@@ -14,9 +14,20 @@ from typing import Iterator, NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from e2ip_plugins.maths.kernels import series
-from e2ip_plugins.maths.kernels.settings import LOG_2PI, MIN_KAPPA, MIN_NU, ROOT3, Constants
+from e2ip_plugins.maths.kernels.constants import (
+    DOUBLE_GAMMA_REST,
+    DOUBLE_LOG_TERMS,
+    DOUBLE_TERMS,
+    LOG_2PI,
+    ROOT3,
+    SINGLE_GAMMA_REST,
+    SINGLE_TERMS,
+    SMALL_Z,
+    Constants,
+    exp_polynomials,
+)
 from e2ip_plugins.maths.spd import sym6_to_matrix, tangent_to_sym6
+from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU
 
 #: Rows of this many atoms stay in the processor's cache.
 CHUNK = 8192
@@ -25,7 +36,7 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
-    surely: Tensor  # (8,): an s, t, raw ν, raw κ up to here is finite, and below its knee whatever the others are
+    undamped_up_to: Tensor  # (8,): s, t, raw ν, raw κ that are all below this are finite and below their knees
     knee: Tensor  # (2, 1): of s and t
     width: Tensor  # (2, 1): from knee to ceiling
     slope: Tensor  # (2, 1): 1/width
@@ -64,7 +75,7 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     log[[0, 1, 2, 6], 0] = 1.0 / ROOT3
     log[:6, 1:] = basis6.T
 
-    polynomials = series.exp_polynomials(series.DOUBLE_TERMS if double else series.SINGLE_TERMS)
+    polynomials = exp_polynomials(DOUBLE_TERMS if double else SINGLE_TERMS)
     rows, columns = (1 + max(key[axis] for poly in polynomials for key in poly) for axis in (0, 1))
     exponential = eye.new_zeros(9, rows, columns)
     # Variables are ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
@@ -72,10 +83,10 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
         factor = (1.0, 0.5, 2.0)[n // 3]
         for (i, j), value in poly.items():
             exponential[n, i, j] = factor * value / (8.0**i * 3.0**j)
-    gamma_rest = series.DOUBLE_GAMMA_REST if double else series.SINGLE_GAMMA_REST
+    gamma_rest = DOUBLE_GAMMA_REST if double else SINGLE_GAMMA_REST
     rest = [value * 4.0 ** (k + 1) for k, value in enumerate(gamma_rest)]
     slope = [2.0 * (k + 1) * value for k, value in enumerate(rest)]
-    log_series = [1.0 / k for k in range(2, series.DOUBLE_LOG_TERMS + 1)]
+    log_series = [1.0 / k for k in range(2, DOUBLE_LOG_TERMS + 1)]
     width = [constants.scalar_ceiling - constants.scalar_knee, constants.tensor_ceiling - constants.tensor_knee]
 
     def put(x: Union[Tensor, list]) -> Tensor:
@@ -86,7 +97,7 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
 
     largest = torch.finfo(work).max
     return _Tables(
-        surely=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)] + 2 * [largest]),
+        undamped_up_to=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)] + 2 * [largest]),
         knee=column([constants.scalar_knee, constants.tensor_knee]),
         width=column(width),
         slope=column([1.0 / x for x in width]),
@@ -114,7 +125,7 @@ def _setup(out: torch.dtype, device: torch.device, constants: Constants) -> Tupl
     return work, _tables(out == torch.float64, work, device, constants)
 
 
-def _number(force_unit: Union[float, Tensor]) -> Union[float, Tensor]:
+def _float_where_known(force_unit: Union[float, Tensor]) -> Union[float, Tensor]:
     """σ_ref as a float, where it is one for all atoms and reading it does not make the host wait."""
     if isinstance(force_unit, Tensor) and force_unit.device.type == "cpu" and force_unit.dim() == 0:
         return force_unit.item()
@@ -141,7 +152,7 @@ def _damp(rows: Tensor, tables: _Tables, widened: bool, gradients: bool) -> _Dam
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
-        if (largest <= tables.surely[: len(rows)]).all().item():
+        if (largest <= tables.undamped_up_to[: len(rows)]).all().item():
             return _Damped(rows[:6], tables.zero.expand(1, n))
         may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
     coefficients = rows[:6].clone()
@@ -210,7 +221,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows, residual.t()]).to(work)
     raw, residual = rows[6:-3], rows[-3:]
-    force_unit = _number(force_unit)
+    force_unit = _float_where_known(force_unit)
     if isinstance(force_unit, Tensor):
         force_unit = force_unit.to(work)
         constant = 3.0 * force_unit.log() + 1.5 * LOG_2PI
@@ -254,7 +265,7 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     # log1p(x) - z loses digits at small z; where float64 becomes float32 enough of them are left.
     if work == out:
         series_rows = z.expand(len(tables.log_series) + 1, n).cumprod(0)[1:]
-        difference = torch.where(z < series.SMALL_Z, tables.log_series @ series_rows, difference)
+        difference = torch.where(z < SMALL_Z, tables.log_series @ series_rows, difference)
     by_nu = difference.mul_(0.5).sub_(z.mul_(0.5).add_(inverse, alpha=2.25).div_(nu)).addcmul_(inverse, rest[1])
     by_kappa = (pull_z - 1.5).div_(kappa * (kappa + 1.0))
     by_evidence = (by_nu + by_kappa).unsqueeze(0) if raw_kappa is None else torch.stack([by_nu, by_kappa])
@@ -291,7 +302,7 @@ def distribution(
     force_unit: Union[float, Tensor],
     constants: Constants,
 ) -> Tuple[Tensor, ...]:
-    """log Σ0 (N, 6), Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `e2ip_plugins.maths.kernels.distribution`, of one dtype."""
+    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); as `e2ip_plugins.maths.kernels.distribution`, arguments of one dtype."""
     n = s.shape[0]
     if n <= CHUNK or s.device.type != "cpu":
         done = _distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
@@ -309,7 +320,7 @@ def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
     evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
     rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
     damped, plateau, *_ = _damp(rows, tables, work != out, gradients=False)
-    force_unit = _number(force_unit)
+    force_unit = _float_where_known(force_unit)
     log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)
 

@@ -3,14 +3,11 @@
 ``E2IP_KERNEL`` (or the argument ``path``, which wins) is one of
 
 ``auto``
-    On CUDA ``triton`` where Triton is installed. On the CPU ``compiled`` from `COMPILE_FROM` atoms on, because
-    compilation takes half a minute (see `compiled`). Otherwise ``eager``.
+    On CUDA ``triton``, where Triton is installed and its kernels have passed their `check`. Otherwise ``eager``.
 ``eager``
     Few torch operations, value and gradients in one pass (`eager`).
-``compiled``
-    One loop made by torch.compile (`soa`); needs a C++ compiler. Where that fails: ``eager``, with a warning.
 ``triton``
-    One kernel each way (`triton_kernels`); needs CUDA, or TRITON_INTERPRET=1.
+    One kernel each way (`triton_kernels`); needs CUDA, or TRITON_INTERPRET=1. `InputError` where the check fails.
 
 While anything traces or transforms the call (TorchScript, torch.compile, torch.export, make_fx, torch.func, forward
 AD), it is the plain composition of `plain` instead; on CUDA, with ``triton`` asked for, torch.compile, torch.export and
@@ -20,30 +17,31 @@ process, device and path.
 
 import functools
 import importlib
-import importlib.util
 import logging
 import os
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.maths.kernels import check
 
 VARIABLE = "E2IP_KERNEL"
-PATHS = ("auto", "eager", "compiled", "triton")
+PATHS = ("auto", "eager", "triton")
 
-#: Atoms from which on ``auto`` compiles on the CPU.
-COMPILE_FROM = 10_000
+#: Kinds of device on which ``auto`` takes Triton.
+AUTO_TRITON = ("cuda",)
 
-#: Of `triton_kernels` that this file and `api` are written for.
-_INTERFACE = 2
+#: Those of `triton_launch` that this folder calls.
+_SIGNATURES = 3
+
+#: What `observer` finds.
+NOBODY, GRAPH, TRANSFORM = "nobody", "graph", "transform"
 
 logger = logging.getLogger("e2ip_plugins")
 _logged = set()
-_compile_failed = set()
-_launch_failed = set()
 
 
 def requested(path: Optional[str] = None) -> str:
@@ -57,18 +55,24 @@ def requested(path: Optional[str] = None) -> str:
     return path
 
 
+# By name, so that packaged models, which carry the modules that they see imported, do without Triton.
+def triton_launch():
+    """The module `triton_launch`, imported when first used: it cannot be imported without Triton."""
+    return importlib.import_module("e2ip_plugins.maths.kernels.triton_launch")
+
+
+def triton_operators():
+    """The module `triton_operators`, in the same way."""
+    return importlib.import_module("e2ip_plugins.maths.kernels.triton_operators")
+
+
 @functools.cache
 def has_triton() -> bool:
     """Whether Triton and fitting kernels of ours are there: a packaged model may run without or with others."""
-    if any(importlib.util.find_spec(name) is None for name in ("triton", "e2ip_plugins")):
+    try:
+        return getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
+    except ImportError:
         return False
-    return getattr(triton_kernels(), "INTERFACE", None) == _INTERFACE
-
-
-def triton_kernels():
-    """The module `triton_kernels`, imported when first used: it cannot be imported without Triton."""
-    # By name, so that packaged models, which carry the modules that they see imported, do without it.
-    return importlib.import_module("e2ip_plugins.maths.kernels.triton_kernels")
 
 
 def interpreted() -> bool:
@@ -76,10 +80,9 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def choose(device: torch.device, count: int, path: Optional[str] = None) -> str:
-    """``eager``, ``compiled`` or ``triton`` for so many atoms on a device; `InputError` where that cannot be."""
-    wish = requested(path)
-    chosen, on_cpu = wish, device.type == "cpu"
+def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], path: Optional[str] = None) -> str:
+    """``eager`` or ``triton`` for a call that needs these functions of `triton_launch`; `InputError` if impossible."""
+    wish, chosen = requested(path), "eager"
     if wish == "triton":
         if not has_triton():
             raise InputError(f"{VARIABLE} is 'triton', but Triton is not installed; install it or choose 'auto'")
@@ -87,55 +90,55 @@ def choose(device: torch.device, count: int, path: Optional[str] = None) -> str:
             raise InputError(
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
             )
-    elif wish == "auto":
-        if on_cpu:
-            chosen = "compiled" if count >= COMPILE_FROM else "eager"
-        else:
-            fits = device.type == "cuda" and device.type not in _launch_failed and has_triton()
-            chosen = "triton" if fits else "eager"
-    if chosen == "compiled" and (count < 2 or device.type in _compile_failed):
-        # torch.compile makes further versions for no and for one atom.
-        chosen = "eager"
-    if (device, chosen) not in _logged:
-        _logged.add((device, chosen))
-        logger.info("e2ip kernel on %s: %s (%s=%s, %d atoms)", device, chosen, VARIABLE, wish, count)
+    if wish == "triton" or (wish == "auto" and device.type in AUTO_TRITON and has_triton()):
+        chosen = "triton" if _usable(kernels, device, dtype, wish) else "eager"
+    _log_once(logging.INFO, f"e2ip kernel on {device}: {chosen} ({VARIABLE}={wish})")
     return chosen
 
 
-def compile_failed(device: torch.device, error: Exception) -> None:
-    """From now on ``eager`` in place of ``compiled`` on this kind of device."""
-    if device.type not in _compile_failed:
-        _compile_failed.add(device.type)
+def _usable(kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wish: str) -> bool:
+    """Whether all of these kernels pass their check; one that was asked for and does not raises `InputError`."""
+    for kernel in kernels:
+        error = check.failure(triton_launch(), kernel, device, dtype)
+        if error is None:
+            continue
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        logger.warning("e2ip kernel on %s: torch.compile failed, continuing with eager (%s)", device, reason)
-
-
-def launch_failed(device: torch.device, error: Exception, path: Optional[str] = None) -> None:
-    """From now on ``eager`` in place of ``triton``, with a warning; raises ``error`` where ``triton`` was asked for."""
-    if requested(path) == "triton" or isinstance(error, torch.cuda.OutOfMemoryError):
-        raise error
-    _launch_failed.add(device.type)
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    logger.warning("e2ip kernel on %s: Triton failed, continuing with eager (%s)", device, reason)
-
-
-def operators_welcome() -> bool:
-    """Whether what traces this call takes operators in: torch.compile, torch.export and make_fx do."""
-    if torch.compiler.is_compiling():
-        return True
-    if torch.jit.is_tracing() or forward_ad._current_level >= 0:
+        if wish == "triton":
+            raise InputError(
+                f"Triton's {kernel} kernel fails its check on {device} ({reason}); choose 'auto' or 'eager'"
+            ) from error
+        # Without the dtype: the other one mostly fails for the same reason.
+        message = f"e2ip kernel on {device}: Triton's {kernel} kernel fails its check, continuing with eager ({reason})"
+        _log_once(logging.WARNING, message)
         return False
-    return torch._C._len_torch_dispatch_stack() > 0 and torch._C._functorch.peek_interpreter_stack() is None
+    return True
 
 
-def transformed(tensors: "list[Tensor]") -> bool:
-    """Whether something traces, transforms or replaces this call: then it must see plain operations."""
-    if torch.jit.is_tracing() or forward_ad._current_level >= 0:
-        return True
-    # make_fx, FakeTensorMode and other dispatch modes; torch.func.
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    for x in tensors:
-        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
-            return True
-    return False
+def _log_once(level: int, message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        logger.log(level, message)
+
+
+def observer(tensors: Sequence[Tensor]) -> str:
+    """Who looks into this call; the one place that asks what torch does not tell in public.
+
+    Returns
+    -------
+    str
+        `NOBODY`: it is computed here and now. `GRAPH`: torch.compile, torch.export, make_fx, fake tensors or another
+        dispatch mode, which also take operators. `TRANSFORM`: torch.jit.trace, torch.func, forward AD or a tensor
+        subclass, which must see plain operations.
+    """
+    # First, because torch.compile cannot look into what follows.
+    if torch.compiler.is_compiling():
+        return GRAPH
+    # No public function tells of an open level of forward AD, a torch.func transformation or a dispatch mode.
+    inside_func = torch._C._functorch.peek_interpreter_stack() is not None
+    if inside_func or forward_ad._current_level >= 0 or torch.jit.is_tracing():
+        return TRANSFORM
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return GRAPH
+    if any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors):
+        return TRANSFORM
+    return NOBODY

@@ -12,7 +12,7 @@ from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, tangent_to_sym6
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_likelihood, predictive_scale_factor
 
 
-def spoil(s: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor]) -> Tensor:
+def nan_where_not_finite(s: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor]) -> Tensor:
     """s, but NaN where it or the evidence is not finite: dampers and softplus would make numbers of infinities."""
     doubt = (s - s) + (raw_nu - raw_nu)
     if raw_kappa is not None:
@@ -57,7 +57,7 @@ def nll_terms(
     pull_ceiling: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:
     """As `e2ip_plugins.maths.kernels.nll_terms`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
-    s = spoil(s, raw_nu, raw_kappa)
+    s = nan_where_not_finite(s, raw_nu, raw_kappa)
     log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
     nu, kappa = evidence(raw_nu, raw_kappa)
     scored = residual
@@ -77,7 +77,7 @@ def distribution(
     tensor_damper: Tuple[float, float],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `e2ip_plugins.maths.kernels.distribution`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
-    s = spoil(s, raw_nu, raw_kappa)
+    s = nan_where_not_finite(s, raw_nu, raw_kappa)
     log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
     nu, kappa = evidence(raw_nu, raw_kappa)
     past_knee = (s.square() > scalar_damper[0] ** 2) | (t.square().sum(-1) > tensor_damper[0] ** 2)

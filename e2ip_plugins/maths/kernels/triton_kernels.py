@@ -1,39 +1,39 @@
-"""One fused kernel each way: loss, its gradients (everything recomputed), and the distribution.
+"""What runs on the GPU: one fused kernel each way for the loss (the backward recomputes everything), one for the map.
 
 One atom per thread, so that nothing but inputs and results touches memory: in float32 52 bytes an atom for the
-loss, 96 for its gradients, 92 for the distribution. No kernel asks the host for anything. The formulas are those of
-`soa`; the maximum and minimum of Triton drop NaN, hence the comparisons here. Tensors stand left of
-constants, because the interpreter takes a constant times a tensor for a constant.
+loss, 96 for its gradients, 92 for the distribution. No kernel asks the host for anything. The maximum and minimum of
+Triton drop NaN, hence the comparisons here. Tensors stand left of constants, because the interpreter takes a constant
+times a tensor for a constant. `triton_launch` calls these kernels, `triton_operators` makes operators of them.
 """
 
-import functools
 import math
-from typing import List, Optional, Tuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from e2ip_plugins.maths.kernels import eager, plain, series
-from e2ip_plugins.maths.kernels.autograd import one_pass_gradients, plain_distribution_gradients, plain_gradients
-from e2ip_plugins.maths.kernels.settings import LOG_2PI, MIN_KAPPA, MIN_NU, ROOT3, Constants
+from e2ip_plugins.maths.kernels.constants import (
+    DOUBLE_GAMMA_REST,
+    DOUBLE_LOG_TERMS,
+    DOUBLE_TERMS,
+    LOG_2PI,
+    ROOT3,
+    SINGLE_GAMMA_REST,
+    SINGLE_LOG_TERMS,
+    SINGLE_TERMS,
+    SMALL_Z,
+)
+from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU
 
-#: Atoms per program. 256 would need twice the registers per thread in the backward kernel.
-BLOCK = 128
-
-_FUSION = {"enable_fp_fusion": True}
-
-_SINGLE_TERMS = tl.constexpr(series.SINGLE_TERMS)
-_DOUBLE_TERMS = tl.constexpr(series.DOUBLE_TERMS)
-_PER_FACTORIAL = tl.constexpr(tuple(1.0 / math.factorial(k) for k in range(series.DOUBLE_TERMS + 1)))
-_SINGLE_REST = tl.constexpr(series.SINGLE_GAMMA_REST)
-_DOUBLE_REST = tl.constexpr(series.DOUBLE_GAMMA_REST)
-_SINGLE_REST_TERMS = tl.constexpr(len(series.SINGLE_GAMMA_REST))
-_DOUBLE_REST_TERMS = tl.constexpr(len(series.DOUBLE_GAMMA_REST))
-_SINGLE_LOG_TERMS = tl.constexpr(series.SINGLE_LOG_TERMS)
-_DOUBLE_LOG_TERMS = tl.constexpr(series.DOUBLE_LOG_TERMS)
-_SMALL_Z = tl.constexpr(series.SMALL_Z)
+_SINGLE_TERMS = tl.constexpr(SINGLE_TERMS)
+_DOUBLE_TERMS = tl.constexpr(DOUBLE_TERMS)
+_PER_FACTORIAL = tl.constexpr(tuple(1.0 / math.factorial(k) for k in range(DOUBLE_TERMS + 1)))
+_SINGLE_REST = tl.constexpr(SINGLE_GAMMA_REST)
+_DOUBLE_REST = tl.constexpr(DOUBLE_GAMMA_REST)
+_SINGLE_REST_TERMS = tl.constexpr(len(SINGLE_GAMMA_REST))
+_DOUBLE_REST_TERMS = tl.constexpr(len(DOUBLE_GAMMA_REST))
+_SINGLE_LOG_TERMS = tl.constexpr(SINGLE_LOG_TERMS)
+_DOUBLE_LOG_TERMS = tl.constexpr(DOUBLE_LOG_TERMS)
+_SMALL_Z = tl.constexpr(SMALL_Z)
 _MIN_NU = tl.constexpr(MIN_NU)
 _MIN_KAPPA = tl.constexpr(MIN_KAPPA)
 _HALF_ROOT3 = tl.constexpr(0.5 * ROOT3)
@@ -106,7 +106,7 @@ def _damp_vector(t1, t2, t3, t4, t5, KNEE: tl.constexpr, CEILING: tl.constexpr):
 def _load_scalars(
     s_ptr, nu_ptr, kappa_ptr, atom, s_stride, nu_stride, kappa_stride, mask, COUPLED: tl.constexpr
 ):  # fmt: skip
-    """s, raw ν and raw κ; s is NaN where one of them is not finite (see `plain.spoil`)."""
+    """s, raw ν and raw κ; s is NaN where one of them is not finite (see `plain.nan_where_not_finite`)."""
     s = tl.load(s_ptr + atom * s_stride, mask=mask, other=0.0)
     nu = tl.load(nu_ptr + atom * nu_stride, mask=mask, other=0.0)
     kappa = nu
@@ -204,7 +204,7 @@ def _square(xx, yy, zz, yz, xz, xy):
 
 
 @triton.jit
-def _forward_kernel(
+def forward_kernel(
     s_ptr, t_ptr, nu_ptr, kappa_ptr, residual_ptr, unit_ptr, nll_ptr, regulariser_ptr, n,
     s_stride, t_row, t_column, nu_stride, kappa_stride, r_row, r_column, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr,
@@ -246,7 +246,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def backward_kernel(
     s_ptr, t_ptr, nu_ptr, kappa_ptr, residual_ptr, unit_ptr, by_nll_ptr, by_regulariser_ptr,
     by_s_ptr, by_t_ptr, by_nu_ptr, by_kappa_ptr, by_residual_ptr, n,
     s_stride, t_row, t_column, nu_stride, kappa_stride, r_row, r_column, unit_stride, g_stride, h_stride,
@@ -352,7 +352,7 @@ def _backward_kernel(
 
 
 @triton.jit
-def _distribution_kernel(
+def distribution_kernel(
     s_ptr, t_ptr, nu_ptr, kappa_ptr, unit_ptr, log_ptr, sigma_ptr, out_nu_ptr, out_kappa_ptr, plateau_ptr, n,
     s_stride, t_row, t_column, nu_stride, kappa_stride, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr,
@@ -398,241 +398,3 @@ def _distribution_kernel(
     if not COUPLED:
         excess, _ = _softplus(raw_kappa)
     tl.store(out_kappa_ptr + atom, excess + _MIN_KAPPA, mask=mask)
-
-
-#: Of the functions that other modules call. A packaged model may bring those from another version.
-INTERFACE = 2
-
-
-def _unit_stride(force_unit: Tensor) -> int:
-    return force_unit.stride(0) if force_unit.dim() else 0
-
-
-def _grid(n: int) -> Tuple[int]:
-    return ((n + BLOCK - 1) // BLOCK,)
-
-
-def _launch(kernel, n: int, device: torch.device, *args, **constants) -> None:
-    if n == 0:
-        return
-    if device.type != "cuda":
-        kernel[_grid(n)](*args, **constants)
-        return
-    # Triton launches on the current device, not on that of its arguments.
-    with torch.cuda.device(device):
-        kernel[_grid(n)](*args, **constants, **_FUSION)
-
-
-def _dampers(constants: Constants) -> dict:
-    return dict(zip(("S_KNEE", "S_CEILING", "T_KNEE", "T_CEILING"), constants[:4], strict=True))
-
-
-def forward(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    constants: Constants,
-) -> Tuple[Tensor, Tensor]:
-    """NLL and regulariser (N,); arguments as in `e2ip_plugins.maths.kernels.nll_terms`, tensors of one dtype and device."""
-    n = s.shape[0]
-    nll, regulariser = torch.empty_like(s, memory_format=torch.contiguous_format), s.new_empty(n)
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    _launch(
-        _forward_kernel, n, s.device,
-        s, t, raw_nu, kappa, residual, force_unit, nll, regulariser, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), *residual.stride(), _unit_stride(force_unit),
-        **_dampers(constants), COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
-    return nll, regulariser
-
-
-def backward(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    by_nll: Optional[Tensor],
-    by_regulariser: Optional[Tensor],
-    constants: Constants,
-) -> List[Optional[Tensor]]:
-    """Gradients in s, t, raw ν, raw κ and residual from those in NLL and regulariser (N,)."""
-    n = s.shape[0]
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    by_nll = s.new_zeros(()).expand(n) if by_nll is None else by_nll
-    other = by_nll if by_regulariser is None else by_regulariser
-    by_s, by_t, by_nu, by_residual = s.new_empty(n), s.new_empty(n, 5), s.new_empty(n), s.new_empty(n, 3)
-    by_kappa = by_nu if raw_kappa is None else s.new_empty(n)
-    _launch(
-        _backward_kernel, n, s.device,
-        s, t, raw_nu, kappa, residual, force_unit, by_nll, other, by_s, by_t, by_nu, by_kappa, by_residual, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), *residual.stride(), _unit_stride(force_unit),
-        by_nll.stride(0), other.stride(0),
-        **_dampers(constants), PULL_CEILING=constants.pull_ceiling, COUPLED=raw_kappa is None,
-        REGULARISER=by_regulariser is not None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
-    return [by_s, by_t, by_nu, None if raw_kappa is None else by_kappa, by_residual]
-
-
-def distribution(
-    s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, ...]:
-    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `forward`."""
-    n = s.shape[0]
-    outputs = (s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n), s.new_empty(n))
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    _launch(
-        _distribution_kernel, n, s.device,
-        s, t, raw_nu, kappa, force_unit, *outputs, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), _unit_stride(force_unit),
-        **_dampers(constants), COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
-    return outputs
-
-
-@functools.cache
-def _operators():
-    """The kernels as operators that torch.compile and torch.export look into, on the CPU their plain form.
-
-    Made when first traced: older torch has no `triton_op`, and eager calls do without them.
-    """
-    wrap = torch.library.wrap_triton
-
-    @torch.library.triton_op("e2ip::nll_terms", mutates_args={})
-    def nll_op(
-        s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], residual: Tensor, force_unit: Tensor,
-        s_knee: float, s_ceiling: float, t_knee: float, t_ceiling: float, pull_ceiling: Optional[float],
-    ) -> Tuple[Tensor, Tensor]:  # fmt: skip
-        n = s.shape[0]
-        nll, regulariser = s.new_empty(n), s.new_empty(n)
-        kappa = raw_nu if raw_kappa is None else raw_kappa
-        wrap(_forward_kernel)[_grid(n)](
-            s, t, raw_nu, kappa, residual, force_unit, nll, regulariser, n,
-            s.stride(0), t.stride(0), t.stride(1), raw_nu.stride(0), kappa.stride(0),
-            residual.stride(0), residual.stride(1), force_unit.stride(0),
-            S_KNEE=s_knee, S_CEILING=s_ceiling, T_KNEE=t_knee, T_CEILING=t_ceiling,
-            COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-        )  # fmt: skip
-        return nll, regulariser
-
-    @torch.library.triton_op("e2ip::nll_terms_backward", mutates_args={})
-    def backward_op(
-        s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], residual: Tensor, force_unit: Tensor,
-        by_nll: Tensor, by_regulariser: Tensor,
-        s_knee: float, s_ceiling: float, t_knee: float, t_ceiling: float, pull_ceiling: Optional[float],
-    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        n = s.shape[0]
-        by_s, by_t, by_nu, by_residual = s.new_empty(n), s.new_empty(n, 5), s.new_empty(n), s.new_empty(n, 3)
-        # Without a raw κ nothing is written there.
-        by_kappa = s.new_empty(0 if raw_kappa is None else n)
-        kappa = raw_nu if raw_kappa is None else raw_kappa
-        wrap(_backward_kernel)[_grid(n)](
-            s, t, raw_nu, kappa, residual, force_unit, by_nll, by_regulariser,
-            by_s, by_t, by_nu, by_kappa, by_residual, n,
-            s.stride(0), t.stride(0), t.stride(1), raw_nu.stride(0), kappa.stride(0),
-            residual.stride(0), residual.stride(1), force_unit.stride(0), by_nll.stride(0), by_regulariser.stride(0),
-            S_KNEE=s_knee, S_CEILING=s_ceiling, T_KNEE=t_knee, T_CEILING=t_ceiling, PULL_CEILING=pull_ceiling,
-            COUPLED=raw_kappa is None, REGULARISER=True, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-        )  # fmt: skip
-        return by_s, by_t, by_nu, by_kappa, by_residual
-
-    @torch.library.triton_op("e2ip::distribution", mutates_args={})
-    def distribution_op(
-        s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor,
-        s_knee: float, s_ceiling: float, t_knee: float, t_ceiling: float,
-    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        n = s.shape[0]
-        log_sigma0, sigma0, nu, out_kappa = s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n)
-        plateau = s.new_empty(n)
-        kappa = raw_nu if raw_kappa is None else raw_kappa
-        wrap(_distribution_kernel)[_grid(n)](
-            s, t, raw_nu, kappa, force_unit, log_sigma0, sigma0, nu, out_kappa, plateau, n,
-            s.stride(0), t.stride(0), t.stride(1), raw_nu.stride(0), kappa.stride(0), force_unit.stride(0),
-            S_KNEE=s_knee, S_CEILING=s_ceiling, T_KNEE=t_knee, T_CEILING=t_ceiling,
-            COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-        )  # fmt: skip
-        return log_sigma0, sigma0, nu, out_kappa, plateau
-
-    @nll_op.register_kernel("cpu")
-    def _(s, t, raw_nu, raw_kappa, residual, force_unit, *constants):
-        c = Constants(*constants)
-        return plain.nll_terms(s, t, raw_nu, raw_kappa, residual, force_unit, c[:2], c[2:4])
-
-    @distribution_op.register_kernel("cpu")
-    def _(s, t, raw_nu, raw_kappa, force_unit, *constants):
-        return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, constants[:2], constants[2:4])
-
-    @backward_op.register_kernel("cpu")
-    def _(s, t, raw_nu, raw_kappa, residual, force_unit, by_nll, by_regulariser, *constants):
-        # Autograd is off in here, so the eager kernel's own gradients.
-        inputs, c = (s, t, raw_nu, raw_kappa, residual), Constants(*constants)
-        rows = eager.loss_and_gradients(*inputs, force_unit, c, True)[2]
-        grads = one_pass_gradients(inputs, rows, force_unit, by_nll, by_regulariser)
-        grads[3] = s.new_empty(0) if grads[3] is None else grads[3]
-        return tuple(x.clone(memory_format=torch.contiguous_format) for x in grads)
-
-    def keep(constants: int):
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(*inputs[:-constants])
-            ctx.constants = inputs[-constants:]
-
-        return setup_context
-
-    def nll_backward(ctx, by_nll, by_regulariser):
-        saved = ctx.saved_tensors
-        by_s, by_t, by_nu, by_kappa, by_residual = backward_op(*saved, by_nll, by_regulariser, *ctx.constants)
-        by_kappa = None if saved[3] is None else by_kappa
-        return (by_s, by_t, by_nu, by_kappa, by_residual, None, *[None] * len(ctx.constants))
-
-    def second_backward(ctx, *weights):
-        *inputs, force_unit, by_nll, by_regulariser = ctx.saved_tensors
-        with torch.enable_grad():
-            # Views, so that gradients stop here (see `plain_gradients`).
-            views = [None if x is None else x.view_as(x) for x in (*inputs, by_nll, by_regulariser)]
-            views = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in views]
-            present = [x is not None for x in views[:5]]
-            grads = plain_gradients(views[:5], force_unit, Constants(*ctx.constants), views[5:], present)
-            pairs = [(x, w) for x, w in zip(grads, weights, strict=True) if x is not None]
-            wanted = [x for x in views if x is not None]
-            second = iter(
-                torch.autograd.grad(
-                    [p[0] for p in pairs], wanted, [p[1] for p in pairs], create_graph=True, allow_unused=True
-                )
-            )
-        result = [None if x is None else next(second) for x in views]
-        return (*result[:5], None, *result[5:], *[None] * len(ctx.constants))
-
-    def distribution_backward(ctx, *outputs):
-        *inputs, force_unit = ctx.saved_tensors
-        constants, needed = Constants(*ctx.constants), ctx.needs_input_grad[:4]
-        grads = plain_distribution_gradients(inputs, force_unit, constants, outputs, needed)
-        return (*grads, None, *[None] * len(ctx.constants))
-
-    nll_op.register_autograd(nll_backward, setup_context=keep(5))
-    backward_op.register_autograd(second_backward, setup_context=keep(5))
-    distribution_op.register_autograd(distribution_backward, setup_context=keep(4))
-    return nll_op, distribution_op
-
-
-def traced_nll_terms(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    constants: Constants,
-) -> Tuple[Tensor, Tensor]:
-    """`forward` as an operator with first derivatives."""
-    return _operators()[0](s, t, raw_nu, raw_kappa, residual, force_unit.expand(s.shape[0]), *constants)
-
-
-def traced_distribution(
-    s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, ...]:
-    """`distribution` as an operator; derivatives are those of the plain composition."""
-    return _operators()[1](s, t, raw_nu, raw_kappa, force_unit.expand(s.shape[0]), *constants[:4])

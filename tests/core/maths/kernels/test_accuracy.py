@@ -1,7 +1,7 @@
 """Accuracy of the fused loss and distribution against 60-digit arithmetic, on the worst cases.
 
 Runs for Triton too: on a GPU where there is one, and in Triton's interpreter when TRITON_INTERPRET=1 (see
-test_fused_triton.py).
+test_triton.py).
 """
 
 import functools
@@ -11,12 +11,12 @@ import mpmath
 import pytest
 import torch
 
-from e2ip_plugins.maths.kernels import compiled, distribution, nll_terms, paths, plain
+from e2ip_plugins.maths.kernels import distribution, nll_terms, paths, plain
 
 F64 = torch.float64
 UNIT = 0.0433641
 SCALAR, TENSOR = (14.0, 15.0), (4.0, 5.0)
-PATHS = ["triton"] if paths.interpreted() else ["eager", "soa", "plain"]
+PATHS = ["triton"] if paths.interpreted() else ["eager", "plain"]
 if torch.cuda.is_available() and paths.has_triton() and not paths.interpreted():
     PATHS.append("triton")
 
@@ -161,15 +161,14 @@ def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     if path == "plain":
         nll, regulariser = plain.nll_terms(*leaves, torch.tensor(UNIT, dtype=dtype), SCALAR, TENSOR)
     else:
-        nll, regulariser = nll_terms(*leaves, UNIT, SCALAR, TENSOR, path="compiled" if path == "soa" else path)
+        nll, regulariser = nll_terms(*leaves, UNIT, SCALAR, TENSOR, path=path)
     names = ("by_s", "by_t", "by_nu", "by_kappa", "by_residual")
     out = dict(zip(names, torch.autograd.grad(nll.sum(), leaves), strict=True))
     with torch.no_grad():
         if path == "plain":
             sigma0 = plain.distribution(*leaves[:4], torch.tensor(UNIT, dtype=dtype), SCALAR, TENSOR)[1]
         else:
-            chosen = "compiled" if path == "soa" else path
-            sigma0 = distribution(*leaves[:4], UNIT, SCALAR, TENSOR, path=chosen)[1]
+            sigma0 = distribution(*leaves[:4], UNIT, SCALAR, TENSOR, path=path)[1]
     out |= {"nll": nll, "regulariser": regulariser, "sigma0": sigma0}
     return {name: x.detach().cpu().to(F64) for name, x in out.items()}
 
@@ -201,11 +200,9 @@ def relative_errors(ours: dict[str, torch.Tensor], by_t_noise: float = 0.0) -> d
 #: Largest relative error allowed; the eager path works in float64 and rounds once.
 BOUNDS = {
     ("eager", torch.float32): 1e-7,
-    ("soa", torch.float32): 2e-6,
     ("triton", torch.float32): 2e-6,
     ("plain", torch.float32): 2e-6,
     ("eager", F64): 1e-14,
-    ("soa", F64): 1e-14,
     ("triton", F64): 1e-14,
     ("plain", F64): 1e-14,
 }
@@ -213,9 +210,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("path", PATHS)
-def test_accuracy_on_worst_cases(path, dtype, monkeypatch):
-    # The compiled path uncompiled: the same code, without the minute.
-    monkeypatch.setattr(compiled, "kernel", compiled.graph)
+def test_accuracy_on_worst_cases(path, dtype):
     errors = relative_errors(run(path, dtype), by_t_noise=1.0 if path == "plain" else 0.0)
     if path == "plain":
         # Autograd of log1p(x) loses the digits of log1p(x) - x/(1+x) at large ν, and squares ν out of float32's range.

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2ip_plugins.maths.kernels.settings import Constants
+from e2ip_plugins.maths.kernels.constants import Constants
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -20,15 +21,15 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 def test_in_the_interpreter():
     # In a process of its own: Triton reads the variable when it is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore::RuntimeWarning"}
-    files = [str(HERE / name) for name in ("test_fused.py", "test_fused_accuracy.py")]
+    files = [str(HERE / name) for name in ("test_values.py", "test_accuracy.py", "test_check.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
-    done = subprocess.run(command, env=environment, cwd=HERE.parent.parent, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
 
 
 def test_operators_on_the_cpu():
-    from e2ip_plugins.maths.kernels import plain, triton_kernels
+    from e2ip_plugins.maths.kernels import plain, triton_operators
 
     constants = Constants(14.0, 15.0, 4.0, 5.0)
     gen = torch.Generator().manual_seed(0)
@@ -37,7 +38,7 @@ def test_operators_on_the_cpu():
     unit = torch.tensor(0.5, dtype=torch.float64)
 
     def operator(*x):
-        return triton_kernels.traced_nll_terms(*x, unit, constants)
+        return triton_operators.nll_terms(*x, unit, constants)
 
     expected = plain.nll_terms(*inputs, unit, constants[:2], constants[2:4])
     for a, b in zip(operator(*inputs), expected, strict=True):
@@ -46,12 +47,12 @@ def test_operators_on_the_cpu():
     one = [x[:1].detach().requires_grad_() for x in inputs]
     assert torch.autograd.gradgradcheck(operator, one)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    of_loss, of_distribution = triton_kernels._operators()
+    of_loss, of_distribution = triton_operators._operators()
     torch.library.opcheck(of_loss, (*inputs, unit.expand(4), *constants), test_utils=checks)
     torch.library.opcheck(of_distribution, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks)
 
     def spread(*x):
-        return triton_kernels.traced_distribution(*x, unit, constants)[:4]
+        return triton_operators.distribution(*x, unit, constants)[:4]
 
     assert torch.autograd.gradcheck(spread, inputs[:4])
     assert torch.autograd.gradgradcheck(spread, one[:4])
@@ -99,7 +100,7 @@ def test_launches_on_a_gpu():
         nll, _ = nll_terms(*inputs, unit, (14.0, 15.0), (4.0, 5.0), path="triton")
         torch.autograd.grad(nll, inputs, torch.ones_like(nll))
 
-    for function, kernels in ((map_alone, {"_distribution_kernel"}), (loss, {"_forward_kernel", "_backward_kernel"})):
+    for function, kernels in ((map_alone, {"distribution_kernel"}), (loss, {"forward_kernel", "backward_kernel"})):
         function()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -116,14 +117,14 @@ def test_launches_on_a_gpu():
 @pytest.fixture(scope="module")
 def triton_build():
     """benchmarks/triton_build.py as a module."""
-    spec = importlib.util.spec_from_file_location("triton_build", HERE.parent.parent / "benchmarks/triton_build.py")
+    spec = importlib.util.spec_from_file_location("triton_build", ROOT / "benchmarks/triton_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", ["_forward_kernel", "_backward_kernel", "_distribution_kernel"])
+@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel", "distribution_kernel"])
 def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
     """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
     built = triton_build.build(name, double, Constants(14.0, 15.0, 4.0, 5.0, 4.0))
@@ -143,7 +144,7 @@ def test_issue_bound(triton_build):
 
 
 def test_benchmark_in_the_interpreter(tmp_path):
-    script = HERE.parent.parent / "benchmarks" / "kernel.py"
+    script = ROOT / "benchmarks/kernel.py"
     command = [
         sys.executable,
         str(script),

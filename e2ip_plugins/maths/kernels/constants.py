@@ -1,41 +1,33 @@
-r"""Coefficients of the series that the fast paths share, as plain numbers.
+r"""What the kernels treat as constants: dampers and pull ceiling of a call, numbers of terms, coefficients.
 
 For a traceless symmetric B with p = tr(B²)/2 and q = det B, B³ = pB + qI, hence
 exp(B) = a0 I + a1 B + a2 B² with a_k entire in p and q.
 """
 
 import math
+from typing import NamedTuple, Optional
+
+from e2ip_plugins.maths.student import log_gamma_rest_coefficients
+
+
+class Constants(NamedTuple):
+    """Knee τ and ceiling c of both dampers; above ``pull_ceiling`` σ_ref no σ weakens the pull on a force."""
+
+    scalar_knee: float
+    scalar_ceiling: float
+    tensor_knee: float
+    tensor_ceiling: float
+    pull_ceiling: Optional[float] = None
+
+
+ROOT3 = math.sqrt(3.0)
+LOG_2PI = math.log(2.0 * math.pi)
 
 #: Highest power of B: rounding level for ‖B‖_F ≤ 2.5, half the damper's ceiling.
 SINGLE_TERMS, DOUBLE_TERMS = 14, 24
 
-# R(u) = lnΓ(m/2+3/2) - lnΓ(m/2) - 1.5 ln w with u = 1/w², w = (2m+1)/4, m ≥ 3, from u¹ on: the same
-# polynomials as in `e2ip_plugins.maths.student`, where TorchScript needs them inside the function.
-SINGLE_GAMMA_REST = (
-    -0.07812499889,
-    4.88034184e-4,
-    -1.312958192e-3,
-    1.173398046e-3,
-    -1.265340346e-3,
-    8.032483939e-4,
-)
-DOUBLE_GAMMA_REST = (
-    -0.0781249999999978241,
-    0.000488281246982994041,
-    -0.00132242767431675366,
-    0.00131695634069072885,
-    -0.00240571746140381532,
-    0.00659897835717241076,
-    -0.0239821600648960473,
-    0.0983837623358096548,
-    -0.389347451175356542,
-    1.32193446370477011,
-    -3.55257736455648384,
-    7.07860841477950589,
-    -9.70835827501525845,
-    8.12697743647297244,
-    -3.11781379139744176,
-)
+SINGLE_GAMMA_REST = tuple(log_gamma_rest_coefficients(False))
+DOUBLE_GAMMA_REST = tuple(log_gamma_rest_coefficients(True))
 
 #: log1p(x) - z = Σ_{k≥2} z^k/k with z = x/(1+x); used below `SMALL_Z`, where the difference loses digits.
 SMALL_Z = 0.1
