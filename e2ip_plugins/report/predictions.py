@@ -85,7 +85,7 @@ def read_predictions(
     first = frames[0]
     reference = _reference_name(path, first, ref_forces)
     prefix = _prediction_prefix(path, first, reference)
-    family = _family(path, first, prefix)
+    family = _family(path, frames, prefix)
 
     energy_name = ref_energy or reference[: -len("forces")] + "energy"
     if ref_energy is not None and ref_energy not in first["info"]:
@@ -182,9 +182,16 @@ def _of_columns(frame: dict, prefix: str) -> Optional[Type[Family]]:
     return families.of_outputs(n[len(prefix) :] for n in frame["arrays"] if n.startswith(prefix))
 
 
-def _family(path: Path, frame: dict, prefix: str) -> Optional[Type[Family]]:
+def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family]]:
     """Predictive family of a file: the one that it names, else the one whose parameters it holds."""
-    named = frame["info"].get(prefix + FAMILY_KEY, frame["info"].get(FAMILY_KEY))
+    names = [f["info"].get(prefix + FAMILY_KEY, f["info"].get(FAMILY_KEY)) for f in frames]
+    for i, name in enumerate(names):
+        if name != names[0]:
+            raise InputError(
+                f"{path}: uq_family is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the "
+                "predictions of one model (NequIP's xyz writer appends to a file that is already there)"
+            )
+    frame, named = frames[0], names[0]
     family = families.of_file(str(named), str(path)) if named is not None else _of_columns(frame, prefix)
     if family is None and not _uncertain(frame, prefix):
         return None

@@ -49,11 +49,12 @@ def columns(family: Type[Family]) -> Dict[str, slice]:
 def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
     """Rows (N, columns) of N atoms; what has no finite reference (N, 3) will not count."""
     with torch.no_grad():
-        parts = [torch.isfinite(reference).all(-1), reference - forces]
-        parts += [outputs[key.name] for key in family.parameter_keys]
-        parts.append(outputs[PLATEAU_KEY])
+        parts = {"counts": torch.isfinite(reference).all(-1), "error": reference - forces}
+        parts.update({key.name: outputs[key.name] for key in family.parameter_keys})
+        parts["plateau"] = outputs[PLATEAU_KEY]
         # Atoms that do not count are told apart later: indexing by a mask here would make a GPU wait.
-        return torch.cat([part.to(forces.dtype).reshape(len(forces), -1) for part in parts], dim=-1)
+        widths = {name: where.stop - where.start for name, where in columns(family).items()}
+        return torch.cat([parts[name].to(forces.dtype).reshape(-1, width) for name, width in widths.items()], dim=-1)
 
 
 def figures(family: Type[Family], table: np.ndarray) -> Dict[str, float]:

@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 
+from e2ip_plugins.families.e2ip import E2IP
+
 
 @pytest.fixture(scope="session")
 def draw():
     """Function that gives error, log Σ0, ν and κ of n atoms; references come from the predictive itself."""
     return _draw
+
+
+@pytest.fixture(scope="session")
+def law():
+    """Function that gives the predicted distributions from log Σ0, ν and κ."""
+    return lambda log_sigma0, nu, kappa: E2IP.law({"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa})
 
 
 def _draw(n, seed=0, inflate=1.0, nu=None, spread=0.8):

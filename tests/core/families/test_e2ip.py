@@ -1,53 +1,148 @@
-"""Parameters to output keys: units, committees, TorchScript."""
+"""The e2ip family: options, distribution and loss against the formulas of `maths`, written out."""
+
+import math
 
 import pytest
 import torch
 
-from e2ip_plugins.families.e2ip import convert_niw, derive_niw, derive_niw_committee
-from e2ip_plugins.keys import DERIVED_KEYS
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip import E2IP, PRESETS, PULL_CEILING, TENSOR_DAMPER
+from e2ip_plugins.keys import KCAL_PER_MOL
+from e2ip_plugins.maths import spd, student
+
+F64 = torch.float64
 
 
-@pytest.fixture
-def parameters():
+def family(**options):
+    return E2IP(E2IP.resolve(options))
+
+
+def example(module, count=8, unit=KCAL_PER_MOL, spread=1.0):
+    """Outputs of a family for random coefficients, and residuals of about their size."""
     generator = torch.Generator().manual_seed(0)
-    draw = {
-        "e2ip_log_sigma0": torch.randn(3, 7, 6, generator=generator, dtype=torch.float64) - 5.0,
-        "e2ip_nu": 5.0 + torch.rand(3, 7, generator=generator, dtype=torch.float64),
-        "e2ip_kappa": 0.1 + torch.rand(3, 7, generator=generator, dtype=torch.float64),
-    }
-    return draw, torch.randn(3, 7, 3, generator=generator, dtype=torch.float64)
+    coefficients = spread * torch.randn(count, 8, dtype=F64, generator=generator)
+    coefficients.requires_grad_()
+    outputs = module(coefficients, torch.tensor(unit, dtype=F64))
+    outputs["e2ip_coefficients"], outputs["e2ip_force_unit"] = coefficients, torch.full((count,), unit, dtype=F64)
+    residual = unit * torch.randn(count, 3, dtype=F64, generator=generator)
+    return residual.requires_grad_(), outputs
 
 
-def test_unit_factor_is_squared_on_covariances_and_plain_on_stds(parameters):
-    factor = 27.2113 / 0.529177
-    before, after = derive_niw(parameters[0]), derive_niw(convert_niw(parameters[0], factor))
-    assert set(before) == {key.name for key in DERIVED_KEYS}
-    for key in DERIVED_KEYS:
-        torch.testing.assert_close(after[key.name], before[key.name] * factor**key.force_power, rtol=1e-12, atol=0)
+def parameters(outputs):
+    return [outputs[key.name] for key in E2IP.parameter_keys]
 
 
-def test_committee_covariance_is_that_of_samples_from_the_mixture(parameters):
-    niw, forces = parameters
-    got = derive_niw_committee(niw, forces)
-    members = derive_niw(niw)
-    # E[xxᵀ] - E[x]E[x]ᵀ of the mixture, which must not depend on how it is split.
-    second_moment = (members["forces_cov"] + forces.unsqueeze(-1) * forces.unsqueeze(-2)).mean(0)
-    mean = forces.mean(0)
-    expected = second_moment - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    torch.testing.assert_close(got["forces_cov"], expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(got["forces_aleatoric_cov"], members["forces_aleatoric_cov"].mean(0))
-    torch.testing.assert_close(got["forces_cov"], got["forces_aleatoric_cov"] + got["forces_epistemic_cov"])
-    assert not any(key.startswith("e2ip_") for key in got)
+def test_paper_preset_is_the_paper():
+    paper = PRESETS["paper"]
+    assert (paper.evidence, paper.evidence_weight) == ("independent", 0.1)
+    assert paper.scalar_damper == (4.0, 5.0) == TENSOR_DAMPER and not paper.mse_like
+    module = family(preset="paper")
+    residual, outputs = example(module)
+    log_sigma0, nu, kappa = parameters(outputs)
+    nll = student.negative_log_likelihood(log_sigma0, nu, kappa, residual)
+    regulariser = (nu + kappa) * residual.norm(dim=-1) / KCAL_PER_MOL
+    torch.testing.assert_close(module.force_loss(residual, outputs), nll + 0.1 * regulariser)
 
 
-def test_committee_of_one_model_is_that_model(parameters):
-    niw, forces = ({key: value[:1] for key, value in parameters[0].items()}, parameters[1][:1])
-    single = derive_niw({key: value[0] for key, value in niw.items()})
-    for key, value in derive_niw_committee(niw, forces).items():
-        assert torch.equal(value, single[key])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("evidence", ["coupled", "independent"])
+def test_parameters_are_those_of_the_coefficients(preset, evidence):
+    _, outputs = example(family(preset=preset, evidence=evidence), spread=4.0)
+    c = outputs["e2ip_coefficients"]
+    s = spd.damp(c[:, 0], *PRESETS[preset].scalar_damper)
+    log_sigma0 = spd.tangent_to_sym6(s, spd.damp_vector(c[:, 3:], *TENSOR_DAMPER))
+    log_sigma0[:, :3] += 2 * math.log(KCAL_PER_MOL)
+    nu, kappa = student.evidence(c[:, 1], None if evidence == "coupled" else c[:, 2])
+    for ours, theirs in zip(parameters(outputs), (log_sigma0, nu, kappa), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(
+        spd.sym6_to_matrix(log_sigma0).matrix_exp(), outputs["e2ip_sigma0"], rtol=1e-9, atol=1e-12
+    )
+    past = (c[:, 0].abs() > PRESETS[preset].scalar_damper[0]) | (c[:, 3:].norm(dim=1) > TENSOR_DAMPER[0])
+    assert torch.equal(outputs["e2ip_plateau"] == 1, past) and past.any()
 
 
-def test_derive_niw_scripts(parameters):
-    scripted = torch.jit.script(derive_niw)(parameters[0])
-    for key, value in derive_niw(parameters[0]).items():
-        assert torch.equal(scripted[key], value)
+def test_covariance_is_that_of_the_student_t():
+    _, outputs = example(family(evidence="independent"))
+    _, nu, kappa = parameters(outputs)
+    scale = student.predictive_scale_factor(nu, kappa)[:, None, None] * outputs["e2ip_sigma0"]
+    m = (nu - 2)[:, None, None]
+    torch.testing.assert_close(outputs["forces_cov"], scale * m / (m - 2))
+
+
+def test_default_loss_is_the_likelihood_in_value_and_in_the_coefficients():
+    module = family()
+    residual, outputs = example(module)
+    loss = module.force_loss(residual, outputs)
+    nll = student.negative_log_likelihood(*parameters(outputs), residual)
+    factor = 2 * KCAL_PER_MOL**2 / 3
+    torch.testing.assert_close(loss - loss[0], factor * (nll - nll[0]))
+    (ours,) = torch.autograd.grad(loss.sum(), outputs["e2ip_coefficients"], retain_graph=True)
+    (theirs,) = torch.autograd.grad(factor * nll.sum(), outputs["e2ip_coefficients"])
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_default_loss_is_never_negative():
+    module = family()
+    _, outputs = example(module)
+    best = torch.zeros(8, 8, dtype=F64)
+    best[:, 0], best[:, 1] = -1e3, 1e8
+    loss = module.force_loss(torch.zeros(8, 3, dtype=F64), {**outputs, "e2ip_coefficients": best})
+    assert (loss >= 0).all() and (loss < 1e-6).all()
+
+
+def relative_pull(sigmas: list[float]) -> torch.Tensor:
+    """Force gradient of the default loss over that of the mean square error, for σ in force units."""
+    module, count = family(), len(sigmas)
+    residual, outputs = example(module, count)
+    coefficients = torch.zeros(count, 8, dtype=F64)
+    coefficients[:, 0], coefficients[:, 1] = 2 * math.sqrt(3) * torch.tensor(sigmas, dtype=F64).log(), 1e9
+    loss = module.force_loss(residual, {**outputs, "e2ip_coefficients": coefficients})
+    (pull,) = torch.autograd.grad(loss.sum(), residual)
+    ratio = pull / (2 / 3 * residual.detach())
+    torch.testing.assert_close(ratio, ratio[:, :1].expand(count, 3), rtol=1e-5, atol=0)
+    return ratio[:, 0]
+
+
+def test_default_loss_weights_good_atoms_by_precision():
+    torch.testing.assert_close(relative_pull([0.5, 2.0]), torch.tensor([4.0, 0.25], dtype=F64), rtol=1e-5, atol=0)
+
+
+def test_default_loss_weights_bad_atoms_alike():
+    expected = torch.full((2,), 1 / PULL_CEILING**2, dtype=F64)
+    torch.testing.assert_close(relative_pull([5.0, 50.0]), expected, rtol=1e-5, atol=0)
+    good, bad, worse = relative_pull([1.0, PULL_CEILING, 40.0])
+    torch.testing.assert_close(bad, worse, rtol=1e-5, atol=0)
+    torch.testing.assert_close(good / bad, torch.tensor(PULL_CEILING**2, dtype=F64), rtol=1e-5, atol=0)
+
+
+def test_loss_does_not_depend_on_the_units_of_the_host():
+    """Everything scaled by f: NLL + λ reg shifts by exactly 3 ln f, whatever λ."""
+    module, f = family(preset="paper"), 23.06
+    residual, outputs = example(module)
+    loss = module.force_loss(residual, outputs)
+    scaled = module.force_loss(f * residual, {**outputs, "e2ip_force_unit": f * outputs["e2ip_force_unit"]})
+    torch.testing.assert_close(scaled, loss + 3 * math.log(f))
+
+
+def test_default_options():
+    assert E2IP.resolve({}) == {"preset": "default", "evidence": "coupled", "evidence_weight": 0.0}
+    assert E2IP.resolve({"preset": "paper"})["evidence_weight"] == 0.1
+    assert E2IP.resolve({"evidence": "independent", "evidence_weight": 0})["evidence_weight"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evidence": "coupled", "evidence_weight": 0.1}, "coupled"),
+        ({"evidence_weight": 0.1}, "coupled"),
+        ({"evidence": "independent", "evidence_weight": -0.1}, "evidence_weight must be"),
+        ({"evidence": "independent", "evidence_weight": float("nan")}, "evidence_weight must be"),
+        ({"evidence": "independent", "evidence_weight": "much"}, "evidence_weight must be"),
+        ({"evidence": "both"}, "unknown evidence mode 'both'; choose from: independent, coupled"),
+        ({"preset": "papper"}, "unknown preset 'papper'; choose from: paper, default"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(InputError, match=message):
+        E2IP.resolve(options)

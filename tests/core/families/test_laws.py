@@ -8,8 +8,9 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.special import erf
 
-from e2ip_plugins.families import laws as predictive
-from e2ip_plugins.maths import student as niw
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import Elliptical, Law, Mixture
+from e2ip_plugins.maths import student
 
 
 def scale_matrix(p):
@@ -17,52 +18,146 @@ def scale_matrix(p):
 
 
 def gaussian(p):
-    return predictive.Predictive(p.error, p.log_scale, p.axes, np.full(len(p.dof), np.inf), p.epistemic_std)
+    return Elliptical(p.log_scale, p.axes)
 
 
-def test_nll_is_that_of_scipy_and_of_the_loss(draw):
-    arguments = draw(50)
-    p = predictive.from_niw(*arguments)
-    nll = predictive.negative_log_likelihood(p)
+def test_nll_is_that_of_scipy_and_of_the_loss(draw, law):
+    error, *parameters = draw(50)
+    p = law(*parameters)
+    nll = p.negative_log_likelihood(error)
     scales = scale_matrix(p)
     expected = [
-        -stats.multivariate_t(np.zeros(3), s, df=m).logpdf(e) for s, m, e in zip(scales, p.dof, p.error, strict=True)
+        -stats.multivariate_t(np.zeros(3), s, df=m).logpdf(e) for s, m, e in zip(scales, p.dof, error, strict=True)
     ]
     np.testing.assert_allclose(nll, expected, rtol=1e-10)
-    error, log_sigma0, nu, kappa = (torch.as_tensor(a) for a in arguments)
-    np.testing.assert_allclose(nll, niw.negative_log_likelihood(log_sigma0, nu, kappa, error).numpy(), atol=1e-10)
+    log_sigma0, nu, kappa = map(torch.as_tensor, parameters)
+    same = student.negative_log_likelihood(log_sigma0, nu, kappa, torch.as_tensor(error))
+    np.testing.assert_allclose(nll, same.numpy(), atol=1e-10)
 
-    normal = [-stats.multivariate_normal(np.zeros(3), s).logpdf(e) for s, e in zip(scales, p.error, strict=True)]
-    np.testing.assert_allclose(predictive.negative_log_likelihood(gaussian(p)), normal, rtol=1e-10)
+    normal = [-stats.multivariate_normal(np.zeros(3), s).logpdf(e) for s, e in zip(scales, error, strict=True)]
+    np.testing.assert_allclose(gaussian(p).negative_log_likelihood(error), normal, rtol=1e-10)
 
 
-def test_nll_keeps_its_digits_at_large_evidence(draw):
+def test_nll_keeps_its_digits_at_large_evidence(draw, law):
     error, log_sigma0, _, kappa = draw(20)
     for nu in (1e4, 1e6, 1e8):
-        p = predictive.from_niw(error, log_sigma0, np.full(20, nu), kappa)
-        q = niw.negative_log_likelihood(*map(torch.as_tensor, (log_sigma0, p.dof + 2.0, kappa, error)))
-        np.testing.assert_allclose(predictive.negative_log_likelihood(p), q.numpy(), atol=1e-10)
+        p = law(log_sigma0, np.full(20, nu), kappa)
+        q = student.negative_log_likelihood(*map(torch.as_tensor, (log_sigma0, p.dof + 2.0, kappa, error)))
+        np.testing.assert_allclose(p.negative_log_likelihood(error), q.numpy(), atol=1e-10)
 
 
-def test_radial_pit_is_that_of_scipy(draw):
-    p = predictive.from_niw(*draw(50))
-    M = np.einsum("ni,nij,nj->n", p.error, np.linalg.inv(scale_matrix(p)), p.error)
-    np.testing.assert_allclose(p.mahalanobis, M, rtol=1e-9)
-    np.testing.assert_allclose(predictive.radial_pit(M, p.dof), stats.f.cdf(M / 3, 3, p.dof), rtol=1e-12)
-    infinite = np.full(50, np.inf)
-    np.testing.assert_allclose(predictive.radial_pit(M, infinite), stats.chi2.cdf(M, 3), rtol=1e-12)
+def test_radial_pit_is_that_of_scipy(draw, law):
+    error, *parameters = draw(50)
+    p = law(*parameters)
+    M = np.einsum("ni,nij,nj->n", error, np.linalg.inv(scale_matrix(p)), error)
+    np.testing.assert_allclose(p.pit(error), stats.f.cdf(M / 3, 3, p.dof), rtol=1e-9)
+    np.testing.assert_allclose(gaussian(p).pit(error), stats.chi2.cdf(M, 3), rtol=1e-9)
 
 
-def test_total_std_and_epistemic_std_are_those_of_the_model_keys(draw):
-    from e2ip_plugins.families.e2ip import derive_niw
-
-    error, log_sigma0, nu, kappa = draw(30)
-    p = predictive.from_niw(error, log_sigma0, nu, kappa)
+def test_covariance_and_stds_are_those_of_the_model_keys(draw, law):
+    _, log_sigma0, nu, kappa = draw(30)
+    p = law(log_sigma0, nu, kappa)
     names = {"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa}
-    keys = derive_niw({k: torch.as_tensor(v) for k, v in names.items()})
-    np.testing.assert_allclose(p.epistemic_std, keys["forces_epistemic_std"].numpy(), rtol=1e-12)
+    keys = E2IP.derive({k: torch.as_tensor(v) for k, v in names.items()})
+    np.testing.assert_allclose(p.epistemic_std(), keys["forces_epistemic_std"].numpy(), rtol=1e-12)
+    np.testing.assert_allclose(p.covariance(), keys["forces_cov"].numpy(), rtol=1e-10, atol=1e-14)
     total = np.sqrt(np.trace(keys["forces_cov"].numpy(), axis1=1, axis2=2) / 3)
-    np.testing.assert_allclose(p.total_std, total, rtol=1e-12)
+    np.testing.assert_allclose(p.total_std(), total, rtol=1e-12)
+
+
+class TurnedDeviates:
+    """A random generator whose normal vectors are those of another one, rotated."""
+
+    def __init__(self, seed, rotation):
+        self.rng, self.rotation = np.random.default_rng(seed), rotation
+
+    def standard_normal(self, shape):
+        return self.rng.standard_normal(shape) @ self.rotation.T
+
+    def chisquare(self, dof, shape):
+        return self.rng.chisquare(dof, shape)
+
+
+def test_sampling_is_equivariant(draw, law):
+    """Rotated parameters and rotated deviates give rotated draws, which a Cholesky factor would not."""
+    p = law(*draw(6)[1:])
+    rotation = -np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
+    turned = Elliptical(p.log_scale, rotation @ p.axes, p.dof)
+    plain = p.sample(TurnedDeviates(4, np.eye(3)), 5)
+    np.testing.assert_allclose(
+        turned.sample(TurnedDeviates(4, rotation), 5), plain @ rotation.T, rtol=1e-12, atol=1e-14
+    )
+    assert np.abs(plain).min() > 0
+
+
+def test_samples_follow_the_law(law):
+    """Covariance, mean NLL (SciPy's entropy), uniform PIT: of draws from the law itself."""
+    matrix = np.array([[-4.0, -6.0, -5.0, 0.6, -0.3, 0.2]])
+    p = law(matrix, np.array([12.0]), np.array([0.7]))
+    draws = p.sample(np.random.default_rng(2), 200_000)[:, 0]
+    many = Elliptical(*(np.repeat(x, len(draws), axis=0) for x in (p.log_scale, p.axes, p.dof)))
+    covariance = draws.T @ draws / len(draws)
+    assert np.linalg.norm(covariance - p.covariance()[0]) < 0.02 * np.linalg.norm(covariance)
+    entropy = stats.multivariate_t.entropy(None, scale_matrix(p)[0], df=10.0)
+    assert abs(many.negative_log_likelihood(draws).mean() - entropy) < 0.02
+    assert stats.kstest(many.pit(draws), "uniform").pvalue > 1e-3
+    normal = gaussian(p).sample(np.random.default_rng(2), 200_000)[:, 0]
+    assert np.linalg.norm(normal.T @ normal / len(normal) - gaussian(p).covariance()[0]) < 0.02 * np.linalg.norm(
+        covariance
+    )
+
+
+class Sampled(Law):
+    """The law of another, of which it lets no closed form through."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def negative_log_likelihood(self, error):
+        return self.inner.negative_log_likelihood(error)
+
+    def covariance(self):
+        return self.inner.covariance()
+
+    def epistemic_std(self):
+        return self.inner.epistemic_std()
+
+    def sample(self, rng, count):
+        return self.inner.sample(rng, count)
+
+
+def test_what_is_sampled_agrees_with_what_is_closed(draw, law):
+    error, log_sigma0, nu, kappa = draw(60)
+    p = law(log_sigma0, nu, kappa)
+    q = Sampled(p)
+    np.testing.assert_allclose(q.total_std(), p.total_std(), rtol=1e-10)
+    np.testing.assert_allclose(np.abs(q.z_scores(error)), np.abs(p.z_scores(error)), rtol=1e-6)
+    # 500 draws: a probability has an error of at most 0.022.
+    assert np.abs(q.pit(error) - p.pit(error)).max() < 0.1
+    assert np.abs(q.axis_pit(error) - p.axis_pit(error)).max() < 0.1
+    np.testing.assert_allclose(q.energy_score(error), p.energy_score(error), rtol=0.25)
+    assert abs(np.mean(q.energy_score(error) / p.energy_score(error)) - 1) < 0.02
+
+
+def test_mixture_of_members(draw, law):
+    """Density and moments by hand; members that are all alike are that member."""
+    error, *parameters = draw(20)
+    p = law(*parameters)
+    other = gaussian(law(parameters[0] + 0.7 * np.array([1, 1, 1, 0, 0, 0]), *parameters[1:]))
+    shifts = 0.05 * np.random.default_rng(0).normal(size=(2, 20, 3))
+    mixture = Mixture([p, other], shifts)
+    density = [np.exp(-m.negative_log_likelihood(error - s)) for m, s in zip((p, other), shifts, strict=True)]
+    np.testing.assert_allclose(mixture.negative_log_likelihood(error), -np.log(np.mean(density, axis=0)), rtol=1e-10)
+    second = [m.covariance() + np.einsum("ni,nj->nij", s, s) for m, s in zip((p, other), shifts, strict=True)]
+    mean = shifts.mean(0)
+    expected = np.mean(second, axis=0) - np.einsum("ni,nj->nij", mean, mean)
+    np.testing.assert_allclose(mixture.covariance(), expected, rtol=1e-10, atol=1e-14)
+    draws = mixture.sample(np.random.default_rng(1), 20_000)
+    assert np.abs(draws.mean(0) - mean).max() < 0.03
+    alike = Mixture([p, p, p], np.zeros((3, 20, 3)))
+    np.testing.assert_allclose(alike.negative_log_likelihood(error), p.negative_log_likelihood(error), rtol=1e-12)
+    np.testing.assert_allclose(alike.epistemic_std(), p.epistemic_std(), rtol=1e-12)
+    assert np.abs(alike.pit(error) - p.pit(error)).max() < 0.1
 
 
 def test_energy_score_of_isotropic_distributions():
@@ -76,12 +171,10 @@ def test_energy_score_of_isotropic_distributions():
     distances = np.array([1e-3, 0.5, 40.0])
     error = np.outer(distances, [0.6, 0.0, -0.8])
     n = len(error)
-    p = predictive.Predictive(
-        error, np.full((n, 3), 2 * np.log(sigma)), np.tile(np.eye(3), (n, 1, 1)), np.full(n, m), np.ones(n)
-    )
+    p = Elliptical(np.full((n, 3), 2 * np.log(sigma)), np.tile(np.eye(3), (n, 1, 1)), np.full(n, m))
     between_gauss = 4 * sigma / np.sqrt(np.pi)
     expected = [to_reference(a, sigma) - 0.5 * between_gauss for a in distances]
-    np.testing.assert_allclose(predictive.energy_score(gaussian(p)), expected, rtol=1e-9)
+    np.testing.assert_allclose(gaussian(p).energy_score(error), expected, rtol=1e-9)
 
     chi2 = stats.chi2(m)
 
@@ -93,16 +186,17 @@ def test_energy_score_of_isotropic_distributions():
     share = quad(lambda u: stats.beta.pdf(u, m / 2, m / 2) / np.sqrt(u * (1 - u)), 0, 1, epsrel=1e-10)[0]
     between = sigma * np.sqrt(8 / np.pi) * np.sqrt(m) * inverse_sum * share
     expected = [mixed(a)[0] - 0.5 * between for a in distances]
-    np.testing.assert_allclose(predictive.energy_score(p), expected, rtol=1e-7)
+    np.testing.assert_allclose(p.energy_score(error), expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("family", ["student", "gauss"])
-def test_energy_score_of_anisotropic_distributions(draw, family):
+def test_energy_score_of_anisotropic_distributions(draw, law, family):
     """48 nodes against adaptive 30-digit quadrature, and against sampling, which shares no formula."""
-    p = predictive.from_niw(*draw(4, seed=3, inflate=2.0))
+    error, *parameters = draw(4, seed=3, inflate=2.0)
+    p = law(*parameters)
     if family == "gauss":
         p = gaussian(p)
-    scores = predictive.energy_score(p)
+    scores = p.energy_score(error)
     rng = np.random.default_rng(1)
     n = 200_000
     for i, score in enumerate(scores):
@@ -111,11 +205,11 @@ def test_energy_score_of_anisotropic_distributions(draw, family):
         x, y = rng.normal(size=(2, n, 3)) @ root.T
         if family == "student":
             x, y = (v / np.sqrt(rng.chisquare(m, size=n) / m)[:, None] for v in (x, y))
-        sample = np.linalg.norm(x - p.error[i], axis=1) - 0.5 * np.linalg.norm(x - y, axis=1)
+        sample = np.linalg.norm(x - error[i], axis=1) - 0.5 * np.linalg.norm(x - y, axis=1)
         assert abs(score - sample.mean()) < 4.5 * sample.std() / np.sqrt(n)
 
     lam = [mpmath.mpf(v) for v in np.exp(p.log_scale[0])]
-    e2 = [mpmath.mpf(v) for v in np.square(p.error[0] @ p.axes[0])]
+    e2 = [mpmath.mpf(v) for v in np.square(error[0] @ p.axes[0])]
     m = mpmath.mpf(p.dof[0])
 
     def integrand(log_w):
@@ -136,20 +230,21 @@ def test_energy_score_of_anisotropic_distributions(draw, family):
     assert scores[0] == pytest.approx(float(expected), rel=1e-8)
 
 
-def test_energy_score_is_finite_and_smooth_at_its_limits(draw):
+def test_energy_score_is_finite_and_smooth_at_its_limits(draw, law):
     """Zero error, huge error, extreme anisotropy, and the Gaussian as the limit m → ∞."""
     error, log_sigma0, nu, kappa = draw(5)
     log_sigma0[0, :3] += [-20.0, 0.0, 15.0]
     error[1] = 0.0
     error[2] = [1e4, 0.0, 0.0]
-    p = predictive.from_niw(error, log_sigma0, nu, kappa)
-    scores = predictive.energy_score(p)
+    p = law(log_sigma0, nu, kappa)
+    scores = p.energy_score(error)
     assert np.isfinite(scores).all() and (scores > 0).all()
     assert scores[2] == pytest.approx(1e4, rel=1e-3)
-    p = predictive.from_niw(error, log_sigma0, np.full(5, 1e9), kappa)
-    np.testing.assert_allclose(predictive.energy_score(p), predictive.energy_score(gaussian(p)), rtol=1e-7)
+    p = law(log_sigma0, np.full(5, 1e9), kappa)
+    np.testing.assert_allclose(p.energy_score(error), gaussian(p).energy_score(error), rtol=1e-7)
 
 
-def test_energy_score_does_not_depend_on_slices(draw):
-    p = predictive.from_niw(*draw(25))
-    np.testing.assert_allclose(predictive.energy_score(p), predictive.energy_score(p, chunk=7), rtol=1e-13)
+def test_energy_score_does_not_depend_on_slices(draw, law):
+    error, *parameters = draw(25)
+    p = law(*parameters)
+    np.testing.assert_allclose(p.energy_score(error), p.energy_score(error, chunk=7), rtol=1e-13)

@@ -1,4 +1,4 @@
-"""The NIW predictive against SciPy's and mpmath's densities, its moments and its gradients."""
+"""The predictive Student-t against SciPy's and mpmath's densities, its moments and its gradients."""
 
 import math
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 from scipy.stats import multivariate_t
 
-from e2ip_plugins.families.e2ip import derive_niw
-from e2ip_plugins.keys import DERIVED_KEYS
 from e2ip_plugins.maths import spd
 from e2ip_plugins.maths import student as niw
 
@@ -74,57 +72,6 @@ def test_nll_matches_mpmath(nu, kappa):
             log_det = 3 * mpmath.log(factor) + mpmath.sqrt(3) * s
             expected = reference_nll(n - 2, log_det, m_lambda)
         assert abs(ours - expected) <= 1e-10 * max(1.0, abs(expected))
-
-
-def test_density_integrates_to_one_by_sampling_moments():
-    log, _ = draw(1, seed=5)
-    nu, kappa = torch.tensor([12.0], dtype=F64), torch.tensor([0.7], dtype=F64)
-    count = 200_000
-    samples = niw.sample(
-        log.expand(count, 6),
-        nu.expand(count),
-        kappa.expand(count),
-        torch.zeros(count, 3, dtype=F64),
-        torch.Generator().manual_seed(2),
-    )
-    keys = derive_niw({"e2ip_log_sigma0": log, "e2ip_nu": nu, "e2ip_kappa": kappa})
-    covariance = samples.T @ samples / count
-    relative = (covariance - keys["forces_cov"][0]).norm() / keys["forces_cov"][0].norm()
-    assert relative < 0.02
-    # The entropy of the samples under the density is the density's own entropy, so their mean NLL
-    # has to agree with SciPy's entropy.
-    scale = niw.predictive_scale_factor(nu, kappa)[0] * keys["e2ip_sigma0"][0]
-    nll = niw.negative_log_likelihood(log.expand(count, 6), nu.expand(count), kappa.expand(count), samples).mean()
-    assert abs(nll.item() - multivariate_t.entropy(None, scale.numpy(), df=10.0)) < 0.02
-
-
-def test_sampling_is_equivariant():
-    log, _ = draw(1, seed=6)
-    rotation, _ = torch.linalg.qr(torch.randn(3, 3, dtype=F64, generator=torch.Generator().manual_seed(3)))
-    matrix = spd.sym6_to_matrix(log)[0]
-    turned = rotation @ matrix @ rotation.T
-    turned6 = torch.stack([turned[0, 0], turned[1, 1], turned[2, 2], turned[1, 2], turned[0, 2], turned[0, 1]])[None]
-    z = torch.randn(1, 3, dtype=F64, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(
-        spd.half_exp_matvec(turned6, z @ rotation.T, 1.0), spd.half_exp_matvec(log, z, 1.0) @ rotation.T
-    )
-
-
-def test_derived_keys_are_consistent():
-    log, _ = draw(20)
-    nu, kappa = torch.linspace(5.1, 50, 20, dtype=F64), torch.logspace(-2, 2, 20, dtype=F64)
-    out = derive_niw({"e2ip_log_sigma0": log, "e2ip_nu": nu, "e2ip_kappa": kappa})
-    assert {key.name for key in DERIVED_KEYS} == set(out)
-    for key in DERIVED_KEYS:
-        assert out[key.name].shape == (20, *key.shape)
-    torch.testing.assert_close(out["forces_cov"], out["forces_aleatoric_cov"] + out["forces_epistemic_cov"])
-    scale = niw.predictive_scale_factor(nu, kappa)[:, None, None] * out["e2ip_sigma0"]
-    m = (nu - 2)[:, None, None]
-    torch.testing.assert_close(out["forces_cov"], scale * m / (m - 2))
-    torch.testing.assert_close(out["forces_uncertainty"] ** 2, out["forces_cov"].diagonal(dim1=1, dim2=2))
-    torch.testing.assert_close(
-        out["forces_epistemic_std"] ** 2 * 3, out["forces_epistemic_cov"].diagonal(dim1=1, dim2=2).sum(-1)
-    )
 
 
 def test_evidence_bounds_and_coupling():

@@ -1,10 +1,10 @@
-"""The readout: equivariance including reflections, modes, seeds, scripting."""
+"""Sources of anisotropy, one at a time; the trunk in its readout is tested in test_readout.py."""
 
 import pytest
 import torch
 
 from e2ip_plugins.maths import spd
-from e2ip_plugins.readout.trunk import EdgePool, EvidentialHead
+from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
 F64 = torch.float64
 
@@ -23,29 +23,6 @@ def wigner2(rotation: torch.Tensor) -> torch.Tensor:
     return torch.einsum("aij,ik,bkl,jl->ab", basis, rotation, basis, rotation)
 
 
-@pytest.mark.parametrize(("vectors", "tensors"), [(4, 0), (0, 3), (4, 3)])
-@pytest.mark.parametrize("mode", ["coupled", "independent"])
-def test_equivariant_with_reflections(vectors, tensors, mode):
-    torch.manual_seed(0)
-    head = EvidentialHead(6, vectors, tensors, mode, seed=1)
-    with torch.no_grad():
-        head.out.weight.normal_()
-    h, v, t = torch.randn(10, 6), torch.randn(10, vectors, 3), torch.randn(10, tensors, 5)
-    out = head(h, v, t)
-    matrix = spd.sym6_to_matrix(out["e2ip_log_sigma0"])
-    off = matrix - torch.diag_embed(matrix.diagonal(dim1=1, dim2=2))
-    assert off.abs().max() > 0.1, "an isotropic head would make this test vacuous"
-    for seed in range(100):
-        q, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)))
-        if seed % 2:
-            q = -q
-        turned = head(h, v @ q.T, t @ wigner2(q).T)
-        expected = q @ matrix @ q.T
-        actual = spd.sym6_to_matrix(turned["e2ip_log_sigma0"])
-        assert (actual - expected).norm() / expected.norm() < 1e-13
-        torch.testing.assert_close(turned["e2ip_nu"], out["e2ip_nu"], rtol=0, atol=0)
-
-
 def test_edge_pool_is_equivariant_and_sums_neighbours():
     torch.manual_seed(0)
     pool = EdgePool(5, 4, channels=3)
@@ -59,50 +36,29 @@ def test_edge_pool_is_equivariant_and_sums_neighbours():
     torch.testing.assert_close(pool(-edges, radial, h, sender, receiver), out)
 
 
-def test_initial_weights_leave_the_global_stream_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    first, second = EvidentialHead(4, 2, seed=7), EvidentialHead(4, 2, seed=7)
-    EdgePool(4, 2, seed=7)
-    assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+@pytest.mark.parametrize(("vectors", "tensors"), [(4, 0), (0, 3), (4, 3)])
+def test_trunk_is_equivariant_and_scripts(vectors, tensors):
+    torch.manual_seed(0)
+    trunk = Trunk(6, vectors, tensors, 2, 1, (0.5, -0.5))
+    h, v, t = torch.randn(10, 6), torch.randn(10, vectors, 3), torch.randn(10, tensors, 5)
+    out = trunk(h, v, t)
+    assert out.shape == (10, 7) and out[:, 2:].abs().max() > 1e-3
+    q, _ = torch.linalg.qr(torch.randn(3, 3))
+    turned = trunk(h, -v @ q.T, t @ wigner2(q).T)
+    torch.testing.assert_close(turned, torch.cat([out[:, :2], out[:, 2:] @ wigner2(q).T], dim=1))
+    torch.testing.assert_close(torch.jit.script(trunk)(h, v, t), out)
 
 
-def test_every_parameter_gets_a_gradient_from_the_start():
-    head = EvidentialHead(4, 2, 2, "independent")
-    out = head(torch.randn(5, 4), torch.randn(5, 2, 3), torch.randn(5, 2, 5))
-    weights = torch.arange(1.0, 7.0)
-    ((out["e2ip_log_sigma0"] * weights).sum() + out["e2ip_nu"].sum() + out["e2ip_kappa"].sum()).backward()
-    for name, parameter in head.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-def test_plateau_flag_and_force_unit():
-    head = EvidentialHead(2, 1, preset="default", force_unit=0.05)
+def test_trunk_for_scalars_alone_reads_nothing_else():
+    trunk = Trunk(6, 4, 3, 2, 0, (0.5, -0.5))
+    h = torch.randn(10, 6)
+    assert trunk(h, h, h).shape == (10, 2) and trunk.out.out_features == 2
     with torch.no_grad():
-        head.out.weight.zero_()
-        head.out.bias[0] = 14.5
-    out = head(torch.zeros(3, 2), torch.zeros(3, 1, 3), torch.zeros(3, 0, 5))
-    assert torch.equal(out["e2ip_plateau"], torch.ones(3)) and torch.equal(
-        out["e2ip_force_unit"], torch.full((3,), 0.05)
-    )
-    paper = EvidentialHead(2, 1, preset="paper", force_unit=0.05)
-    assert paper.scalar_damper == (4.0, 5.0)
-
-
-def test_scripted_equals_eager_and_no_atoms():
-    for vectors, tensors in ((4, 0), (0, 3), (4, 3)):
-        head = EvidentialHead(6, vectors, tensors)
-        scripted = torch.jit.script(head)
-        for count in (0, 5):
-            args = torch.randn(count, 6), torch.randn(count, vectors, 3), torch.randn(count, tensors, 5)
-            for key, value in head(*args).items():
-                torch.testing.assert_close(scripted(*args)[key], value)
-                assert value.shape[0] == count
-    torch.jit.script(EdgePool(6, 3))
+        trunk.out.weight.zero_()
+    assert torch.equal(trunk(h, h, h)[0], torch.tensor([0.5, -0.5]))
 
 
 def test_needs_something_anisotropic():
     with pytest.raises(ValueError, match="1o or 2e"):
-        EvidentialHead(4)
+        Trunk(4, 0, 0, 1, 1, (0.0,))
+    Trunk(4, 0, 0, 1, 0, (0.0,))

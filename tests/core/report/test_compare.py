@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import KCAL_PER_MOL
+from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import compare, load_models
 
 FRAMES, ATOMS = 20, 9

@@ -54,7 +54,7 @@ def test_either_host_reads_the_same(tmp_path, style, prefix):
     frames = make_frames(style, prefix=prefix)
     p = read_predictions(write(tmp_path / "p.xyz", frames))
     plain = make_frames("mace")
-    assert p.family == "niw"
+    assert p.family.uq_family == "niw"
     assert p.sizes.tolist() == list(SIZES)
     assert p.species.tolist() == [s for a in plain for s in a.get_chemical_symbols()]
     for name, value in {"reference_forces": "REF_forces", "forces": "MACE_forces"}.items():
@@ -71,11 +71,11 @@ def test_deterministic_predictions_have_no_family(tmp_path, style):
 
 
 def test_family_may_be_left_out(tmp_path):
-    """NequIP's writer cannot write it: the parameter columns tell."""
+    """Files of before may lack it: the parameter columns tell."""
     frames = make_frames()
     for atoms in frames:
         del atoms.info["MACE_uq_family"]
-    assert read_predictions(write(tmp_path / "p.xyz", frames)).family == "niw"
+    assert read_predictions(write(tmp_path / "p.xyz", frames)).family.uq_family == "niw"
 
 
 def test_references_by_option(tmp_path):
@@ -130,6 +130,11 @@ def only_covariances(frames):
         atoms.arrays["MACE_forces_cov"] = np.ones((len(atoms), 9))
 
 
+def two_families(frames):
+    frames[1].info["MACE_uq_family"] = "quantile"
+    return frames
+
+
 def other_family(frames):
     for atoms in frames:
         atoms.info["MACE_uq_family"] = "quantile"
@@ -160,6 +165,7 @@ def two_references(frames):
         (without("MACE_e2ip_nu"), "not the columns MACE_e2ip_nu"),
         (only_covariances, "not the columns MACE_e2ip_log_sigma0"),
         (other_family, "uq_family 'quantile' is not known"),
+        (two_families, "uq_family is 'niw' in frame 0 and 'quantile' in frame 1"),
         (drop_in_one_frame, "frame 1 has no column 'MACE_forces'"),
         (two_predictions, "several columns may be the prediction"),
         (two_references, "several columns may be the reference"),

@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from e2ip_plugins.families import laws as predictive
+from e2ip_plugins.families.laws import Elliptical
 from e2ip_plugins.scores import metrics
 
 
-def test_rotations_change_nothing(draw):
+def test_rotations_change_nothing(draw, law):
     error, log_sigma0, nu, kappa = draw(40)
     rotation = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))[0]
     xx, yy, zz, yz, xz, xy = log_sigma0.T
     L = np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]).transpose(2, 0, 1)
     L = rotation @ L @ rotation.T
     turned = np.stack([L[:, 0, 0], L[:, 1, 1], L[:, 2, 2], L[:, 1, 2], L[:, 0, 2], L[:, 0, 1]], axis=-1)
-    a = metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa))
-    b = metrics.score_atoms(error @ rotation.T, predictive.from_niw(error @ rotation.T, turned, nu, kappa))
+    a = metrics.score_atoms(error, law(log_sigma0, nu, kappa))
+    b = metrics.score_atoms(error @ rotation.T, law(turned, nu, kappa))
     for name in ("nll", "pit", "energy_score", "epistemic_std", "total_std", "axis_pit"):
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-7, atol=1e-12)
 
 
-def test_a_calibrated_model_is_seen_as_calibrated(draw):
+def test_a_calibrated_model_is_seen_as_calibrated(draw, law):
     n = 40_000
     error, log_sigma0, nu, kappa = draw(n)
-    summary = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa)))
+    summary = metrics.summarise(metrics.score_atoms(error, law(log_sigma0, nu, kappa)))
     assert summary["calibration_error"] < 0.006
     for p in metrics.COVERAGE_LEVELS:
         assert summary[f"coverage{round(100 * p)}"] == pytest.approx(p, abs=4.5 * np.sqrt(p * (1 - p) / n))
@@ -34,22 +34,22 @@ def test_a_calibrated_model_is_seen_as_calibrated(draw):
 
 
 @pytest.mark.parametrize("inflate, confident", [(1.6, True), (0.6, False)])
-def test_a_wrong_size_shows(draw, inflate, confident):
+def test_a_wrong_size_shows(draw, law, inflate, confident):
     error, log_sigma0, nu, kappa = draw(20_000, inflate=inflate)
-    summary = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, log_sigma0, nu, kappa)))
+    summary = metrics.summarise(metrics.score_atoms(error, law(log_sigma0, nu, kappa)))
     assert summary["calibration_error"] > 0.1
     assert (summary["coverage95"] < 0.9) == confident
     # Both scores are proper: the right size beats the wrong one.
     right = log_sigma0 + 2 * np.log(inflate) * np.array([1, 1, 1, 0, 0, 0])
-    best = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, right, nu, kappa)))
+    best = metrics.summarise(metrics.score_atoms(error, law(right, nu, kappa)))
     assert summary["nll"] > best["nll"] and summary["energy_score"] > best["energy_score"]
 
 
-def test_a_wrong_direction_shows_along_the_axes(draw):
+def test_a_wrong_direction_shows_along_the_axes(draw, law):
     """Major and minor axis exchanged: size and determinant are right, the direction is not."""
     error, log_sigma0, nu, kappa = draw(20_000, nu=40.0)
-    p = predictive.from_niw(error, log_sigma0, nu, kappa)
-    wrong = predictive.Predictive(p.error, p.log_scale, p.axes[:, :, ::-1], p.dof, p.epistemic_std)
+    p = law(log_sigma0, nu, kappa)
+    wrong = Elliptical(p.log_scale, p.axes[:, :, ::-1], p.dof, p.epistemic_share)
     right_summary = metrics.summarise(metrics.score_atoms(error, p))
     summary = metrics.summarise(metrics.score_atoms(error, wrong))
     for axis in ("minor", "middle", "major"):
@@ -90,10 +90,10 @@ def test_ause_by_hand():
     np.testing.assert_allclose(metrics.sparsification(error, error) * 2.5, [2.5, 2.0, 1.5, 1.0])
 
 
-def test_without_distribution_nothing_is_invented(draw):
+def test_without_distribution_nothing_is_invented(draw, law):
     error = np.array([[3.0, 0.0, 0.0], [0.0, -1.0, 2.0]])
     summary = metrics.summarise(metrics.score_atoms(error))
     assert summary["force_mae"] == pytest.approx(1.0) and summary["force_rmse"] == pytest.approx(np.sqrt(14 / 6))
     assert {k for k, v in summary.items() if v is not None} == {"atoms", "force_mae", "force_rmse"}
-    full = metrics.summarise(metrics.score_atoms(error, predictive.from_niw(error, *[a[:2] for a in draw(2)[1:]])))
+    full = metrics.summarise(metrics.score_atoms(error, law(*draw(2)[1:])))
     assert set(full) == set(summary)

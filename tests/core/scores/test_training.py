@@ -12,10 +12,21 @@ from scipy.linalg import expm
 from scipy.stats import f as f_distribution
 from scipy.stats import multivariate_t, spearmanr
 
+from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.maths.spd import sym6_to_matrix
-from e2ip_plugins.scores.training import ForceUncertainty
+from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
 
 KEYS = {"nll", "coverage95", "spearman", "plateau", "masked"}
+
+
+def metric_of(family=E2IP):
+    return ForceUncertainty(family)
+
+
+def add(metric, b):
+    """Hand a batch to a metric; returns what ``forward`` does."""
+    outputs = {name: value for name, value in b.items() if name not in ("reference", "forces")}
+    return metric(b["reference"], b["forces"], outputs)
 
 
 def batch(n, seed=0):
@@ -25,16 +36,16 @@ def batch(n, seed=0):
     return {
         "reference": forces + 0.3 * torch.randn(n, 3, generator=generator, dtype=torch.float64),
         "forces": forces,
-        "log_sigma0": log_sigma0,
-        "nu": 5.0 + 10.0 * torch.rand(n, generator=generator, dtype=torch.float64),
-        "kappa": 0.1 + 5.0 * torch.rand(n, generator=generator, dtype=torch.float64),
-        "plateau": (torch.rand(n, generator=generator, dtype=torch.float64) < 0.25).double(),
+        "e2ip_log_sigma0": log_sigma0,
+        "e2ip_nu": 5.0 + 10.0 * torch.rand(n, generator=generator, dtype=torch.float64),
+        "e2ip_kappa": 0.1 + 5.0 * torch.rand(n, generator=generator, dtype=torch.float64),
+        "e2ip_plateau": (torch.rand(n, generator=generator, dtype=torch.float64) < 0.25).double(),
     }
 
 
 def expected(b):
-    sigma0 = np.stack([expm(L) for L in sym6_to_matrix(b["log_sigma0"]).numpy()])
-    nu, kappa = b["nu"].numpy(), b["kappa"].numpy()
+    sigma0 = np.stack([expm(L) for L in sym6_to_matrix(b["e2ip_log_sigma0"]).numpy()])
+    nu, kappa = b["e2ip_nu"].numpy(), b["e2ip_kappa"].numpy()
     error = (b["reference"] - b["forces"]).numpy()
     nll, inside = [], []
     for i in range(len(nu)):
@@ -47,50 +58,58 @@ def expected(b):
         "nll": np.mean(nll),
         "coverage95": np.mean(inside),
         "spearman": spearmanr(epistemic, np.linalg.norm(error, axis=1)).statistic,
-        "plateau": b["plateau"].mean().item(),
+        "plateau": b["e2ip_plateau"].mean().item(),
         "masked": 0.0,
     }
 
 
 def test_agrees_with_scipy():
     b = batch(60)
-    metric = ForceUncertainty()
-    metric.update(**b)
+    metric = metric_of()
+    add(metric, b)
     assert metric.compute() == pytest.approx(expected(b), rel=1e-6)
 
 
 def test_batches_and_single_columns_add_up():
     """NequIP's (N, 1) columns, two updates and forward() all see the same atoms."""
     b = batch(50)
-    once, twice, forwarded = ForceUncertainty(), ForceUncertainty(), ForceUncertainty()
-    once.update(**b)
+    once, twice, forwarded = metric_of(), metric_of(), metric_of()
+    add(once, b)
     for part in (slice(0, 20), slice(20, 50)):
         piece = {k: v[part] for k, v in b.items()}
-        for key in ("nu", "kappa", "plateau"):
+        for key in ("e2ip_nu", "e2ip_kappa", "e2ip_plateau"):
             piece[key] = piece[key].unsqueeze(-1)
-        twice.update(**piece)
-        step = forwarded(**piece)
+        add(twice, piece)
+        step = add(forwarded, piece)
         assert step == pytest.approx(expected({k: v[part] for k, v in b.items()}), rel=1e-6)
     assert twice.compute() == pytest.approx(once.compute(), rel=1e-12)
     assert forwarded.compute() == pytest.approx(once.compute(), rel=1e-12)
 
 
+def test_named_columns():
+    where = columns(E2IP)
+    assert list(where) == ["counts", "error", "e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa", "plateau"]
+    widths = {name: part.stop - part.start for name, part in where.items()}
+    assert sum(widths.values()) == where["plateau"].stop and widths["e2ip_log_sigma0"] == 6
+    assert {figure.name for figure in FIGURES} == KEYS - {"masked"}
+
+
 def test_reset_forgets():
-    metric = ForceUncertainty()
-    metric.update(**batch(10))
+    metric = metric_of()
+    add(metric, batch(10))
     metric.reset()
-    metric.update(**batch(10, seed=1))
+    add(metric, batch(10, seed=1))
     assert metric.compute() == pytest.approx(expected(batch(10, seed=1)), rel=1e-6)
 
 
 def test_atoms_without_reference_are_left_out_and_counted():
     b = batch(30)
-    whole = ForceUncertainty()
-    whole.update(**{k: v[2:] for k, v in b.items()})
+    whole = metric_of()
+    add(whole, {k: v[2:] for k, v in b.items()})
     b["reference"][0, 1] = float("nan")
     b["reference"][1, 2] = float("inf")
-    masked = ForceUncertainty()
-    masked.update(**b)
+    masked = metric_of()
+    add(masked, b)
     result = masked.compute()
     assert result.pop("masked") == 2.0
     reference = whole.compute()
@@ -101,20 +120,20 @@ def test_atoms_without_reference_are_left_out_and_counted():
 def test_non_finite_prediction_shows():
     b = batch(30)
     b["forces"][3, 0] = float("nan")
-    metric = ForceUncertainty()
-    metric.update(**b)
+    metric = metric_of()
+    add(metric, b)
     result = metric.compute()
     assert math.isnan(result["nll"]) and math.isnan(result["coverage95"])
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 def test_empty_is_nan():
-    metric = ForceUncertainty()
+    metric = metric_of()
     result = metric.compute()
     assert set(result) == KEYS and result.pop("masked") == 0.0
     assert all(math.isnan(v) for v in result.values())
     metric.reset()
-    metric.update(**batch(0))
+    add(metric, batch(0))
     assert math.isnan(metric.compute()["nll"])
 
 
@@ -122,8 +141,8 @@ def test_leaves_no_graph():
     b = batch(5)
     for value in b.values():
         value.requires_grad_()
-    metric = ForceUncertainty()
-    metric(**b)
+    metric = metric_of()
+    add(metric, b)
     assert not any(t.requires_grad for t in metric.atoms)
 
 
@@ -131,10 +150,10 @@ def two_ranks(rank, store):
     """One of two processes: what it computes from its share of the atoms."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    shared, lonely = ForceUncertainty(), ForceUncertainty()
-    shared.update(**{k: v[30 * rank : 30 + 10 * rank] for k, v in batch(40).items()})
+    shared, lonely = metric_of(), metric_of()
+    add(shared, {k: v[30 * rank : 30 + 10 * rank] for k, v in batch(40).items()})
     if rank == 0:
-        lonely.update(**batch(40))
+        add(lonely, batch(40))
     results = [shared.compute(), lonely.compute()]
     torch.distributed.destroy_process_group()
     return results
@@ -145,8 +164,8 @@ def test_two_processes_see_all_atoms(tmp_path):
     # Not torch.multiprocessing: its children cannot import a test module of pytest's importlib mode.
     command = [sys.executable, __file__, str(tmp_path / "store")]
     ranks = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True) for r in (0, 1)]
-    single = ForceUncertainty()
-    single.update(**batch(40))
+    single = metric_of()
+    add(single, batch(40))
     for process in ranks:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0

@@ -1,0 +1,107 @@
+"""What all families share: committees, units, options."""
+
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import committee_views
+
+#: Power of the force unit that a key's unit holds.
+POWER = {"eV²/Å²": 2, "eV/Å": 1}
+
+
+def parameters_of(family, *shape):
+    generator = torch.Generator().manual_seed(0)
+    drawn = {}
+    for key in family.parameter_keys:
+        values = torch.rand(*shape, *key.shape, generator=generator, dtype=torch.float64)
+        drawn[key.name] = values + key.above + 1.0 if key.above > -float("inf") else 2.0 * values - 5.0
+    return drawn, torch.randn(*shape, 3, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture(params=sorted(families.table()))
+def family(request):
+    return families.get(request.param)
+
+
+def test_unit_factor_is_squared_on_covariances_and_plain_on_stds(family):
+    factor = 27.2113 / 0.529177
+    parameters, _ = parameters_of(family, 3, 7)
+    before, after = family.derive(parameters), family.derive(family.convert(parameters, factor))
+    views = family.output_keys()[len(family.parameter_keys) :]
+    assert set(before) == {key.name for key in views}
+    for key in views:
+        assert before[key.name].shape == (3, 7, *key.shape)
+        expected = before[key.name] * factor ** POWER.get(key.unit, 0)
+        torch.testing.assert_close(after[key.name], expected, rtol=1e-12, atol=0)
+
+
+def test_views_are_consistent(family):
+    out = family.derive(parameters_of(family, 20)[0])
+    torch.testing.assert_close(out["forces_cov"], out["forces_aleatoric_cov"] + out["forces_epistemic_cov"])
+    torch.testing.assert_close(out["forces_uncertainty"] ** 2, out["forces_cov"].diagonal(dim1=1, dim2=2))
+    trace = out["forces_epistemic_cov"].diagonal(dim1=1, dim2=2).sum(-1)
+    torch.testing.assert_close(out["forces_epistemic_std"] ** 2 * 3, trace)
+    assert (torch.linalg.eigvalsh(out["forces_cov"]) > 0).all()
+
+
+def test_law_has_the_covariance_of_the_views(family):
+    parameters, _ = parameters_of(family, 20)
+    law = family.law({name: value.numpy() for name, value in parameters.items()})
+    views = family.derive(parameters)
+    torch.testing.assert_close(torch.from_numpy(law.covariance()), views["forces_cov"])
+    torch.testing.assert_close(torch.from_numpy(law.epistemic_std()), views["forces_epistemic_std"])
+
+
+def test_committee_covariance_is_that_of_samples_from_the_mixture(family):
+    parameters, forces = parameters_of(family, 3, 7)
+    members = family.derive(parameters)
+    got = committee_views(members, forces)
+    # E[xxᵀ] - E[x]E[x]ᵀ of the mixture, which must not depend on how it is split.
+    second_moment = (members["forces_cov"] + forces.unsqueeze(-1) * forces.unsqueeze(-2)).mean(0)
+    mean = forces.mean(0)
+    expected = second_moment - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    torch.testing.assert_close(got["forces_cov"], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got["forces_aleatoric_cov"], members["forces_aleatoric_cov"].mean(0))
+    assert all(key.startswith("forces_") for key in got)
+
+
+def test_committee_of_one_model_is_that_model(family):
+    parameters, forces = parameters_of(family, 1, 7)
+    single = family.derive({key: value[0] for key, value in parameters.items()})
+    for key, value in committee_views(family.derive(parameters), forces).items():
+        assert torch.equal(value, single[key])
+
+
+def test_an_option_of_another_family_is_an_error(family):
+    with pytest.raises(InputError, match=f"wings is no option of readout '{family.name}'"):
+        family.resolve({"wings": 2})
+
+
+def test_families_script_and_put_out_what_they_name(family):
+    module = family(family.resolve({}))
+    coefficients = torch.randn(5, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64)
+    unit = torch.tensor(0.05, dtype=torch.float64)
+    outputs = module(coefficients, unit)
+    assert set(outputs) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
+    for key in family.output_keys():
+        assert outputs[key.name].shape == (5, *key.shape)
+    for name, value in torch.jit.script(module)(coefficients, unit).items():
+        torch.testing.assert_close(value, outputs[name])
+    # Parameters are the interchange: the views follow from them.
+    for name, value in family.derive({key.name: outputs[key.name] for key in family.parameter_keys}).items():
+        torch.testing.assert_close(value, outputs[name])
+
+
+def test_loss_is_the_gradient_of_something_finite(family):
+    """The loss follows errors and coefficients: finite gradients, and a larger error costs more."""
+    module = family(family.resolve({}))
+    coefficients = torch.randn(5, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64).requires_grad_()
+    unit = torch.tensor(0.05, dtype=torch.float64)
+    outputs = {**module(coefficients, unit), "e2ip_coefficients": coefficients, "e2ip_force_unit": unit.expand(5)}
+    residual = (0.1 * torch.randn(5, 3, dtype=torch.float64)).requires_grad_()
+    loss = module.force_loss(residual, outputs)
+    assert loss.shape == (5,) and (module.force_loss(3 * residual, outputs) > loss).all()
+    for gradient in torch.autograd.grad(loss.sum(), (coefficients, residual)):
+        assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0

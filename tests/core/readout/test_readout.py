@@ -1,0 +1,159 @@
+"""Layout, trunk and family together: equivariance, pools, several data sets, scripting, old weights."""
+
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.maths import spd
+from e2ip_plugins.readout.layout import Edges, Layout
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings
+
+F64 = torch.float64
+
+#: 6 scalars, 4 vectors, 3 tensors
+FULL = Layout([(0, 6)], [(6, 4)], [(18, 3)])
+#: the same without tensors: edges are pooled
+POOLED = Layout([(0, 6)], [(6, 4)], [], num_radial=5)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(F64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def readout(layout=FULL, family=families.DEFAULT, num_heads=1, **options):
+    built = Readout(Settings.of(family, options, 0.05), layout, num_heads, seed=1)
+    with torch.no_grad():  # far from the nearly isotropic start
+        for trunk in built.trunks:
+            trunk.out.weight.normal_(generator=torch.Generator().manual_seed(2))
+    return built
+
+
+def features(count=10, edges=30):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 33, generator=generator)
+    vectors, radial = torch.randn(edges, 3, generator=generator), torch.randn(edges, 5, generator=generator)
+    return x, Edges(vectors, radial, *torch.randint(0, count, (2, edges), generator=generator))
+
+
+def wigner2(rotation):
+    """Representation (5, 5) of an orthogonal matrix on 2e, from the pinned basis itself."""
+    basis = spd.sym6_to_matrix(spd.tangent_to_sym6(torch.zeros(5), torch.eye(5)))
+    return torch.einsum("aij,ik,bkl,jl->ab", basis, rotation, basis, rotation)
+
+
+def rotate(x, edges, q):
+    vectors = (x[:, 6:18].view(-1, 4, 3) @ q.T).flatten(1)
+    tensors = (x[:, 18:].view(-1, 3, 5) @ wigner2(q).T).flatten(1)
+    return torch.cat([x[:, :6], vectors, tensors], dim=1), edges._replace(vectors=edges.vectors @ q.T)
+
+
+@pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
+@pytest.mark.parametrize("family", sorted(families.table()))
+def test_equivariant_with_reflections(family, layout):
+    built = readout(layout, family)
+    x, edges = features()
+    out = built(x, x, edges)
+    for seed in range(20):
+        q, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)))
+        q = -q if seed % 2 else q
+        turned_x, turned_edges = rotate(x, edges, q)
+        turned = built(turned_x, turned_x, turned_edges)
+        for key in ("forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov"):
+            expected = q @ out[key] @ q.T
+            assert (turned[key] - expected).norm() <= 1e-12 * expected.norm()
+        torch.testing.assert_close(turned["forces_epistemic_std"], out["forces_epistemic_std"], rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
+def test_default_family_is_anisotropic(layout):
+    x, edges = features()
+    eigenvalues = torch.linalg.eigvalsh(readout(layout)(x, x, edges)["forces_cov"])
+    assert (eigenvalues[:, 2] > 1.5 * eigenvalues[:, 0]).all(), "isotropy would make the equivariance tests vacuous"
+
+
+def test_a_family_without_tensors_has_no_pool(toy_family):
+    built = readout(POOLED, toy_family.name)
+    x, _ = features()
+    out = built(x, x)
+    assert not built.has_pool and out["e2ip_coefficients"].shape == (10, 1)
+    torch.testing.assert_close(out["forces_cov"], torch.exp(2 * out["isotropic_log_std"])[:, None, None] * torch.eye(3))
+
+
+def test_every_atom_is_read_by_the_trunk_of_its_data_set():
+    built = readout(num_heads=3)
+    x, edges = features(9)
+    with torch.no_grad():
+        for i, trunk in enumerate(built.trunks):
+            trunk.out.bias[0] = float(i)
+    heads = torch.arange(9) % 3
+    out = built(x, x, edges, heads)
+    for i, trunk in enumerate(built.trunks):
+        alone = readout()
+        alone.trunks[0].load_state_dict(trunk.state_dict())
+        for key, value in alone(x, x, edges).items():
+            assert torch.equal(out[key][heads == i], value[heads == i]), key
+
+
+@pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_scripted_equals_eager_also_without_atoms(layout, num_heads):
+    built = readout(layout, num_heads=num_heads)
+    scripted = torch.jit.script(built)
+    for count in (0, 5):
+        x, edges = features(max(count, 1))
+        x, edges = (x, edges) if count else (x[:0], Edges(*(part[:0] for part in edges[:4])))
+        heads = torch.zeros(count, dtype=torch.long)
+        for key, value in built(x, x, edges, heads).items():
+            torch.testing.assert_close(scripted(x, x, edges, heads)[key], value)
+            assert value.shape[0] == count
+
+
+def test_ghost_atoms_are_left_out():
+    """Features of ghosts follow those of the local atoms; edges come from them."""
+    built = readout(POOLED)
+    x, edges = features()
+    local = edges._replace(receiver=edges.receiver % 6, senders=torch.nn.functional.pad(x[:, :6], (0, 0, 0, 0)))
+    out = built(x[:6], x, local)
+    assert out["forces_cov"].shape == (6, 3, 3)
+    whole = built(x, x, edges._replace(receiver=edges.receiver % 6))
+    torch.testing.assert_close(out["forces_cov"], whole["forces_cov"][:6])
+
+
+def test_double_outputs_of_a_single_precision_readout():
+    settings = Settings.of(families.DEFAULT, {}, 0.05)
+    built = Readout(settings, FULL, seed=1, double_outputs=True).float()
+    x, _ = features()
+    for key, value in built(x.float(), x.float()).items():
+        assert value.dtype == F64, key
+
+
+def test_every_parameter_gets_a_gradient_from_the_start():
+    built = Readout(Settings.of(families.DEFAULT, {"evidence": "independent"}, 0.05), POOLED)
+    x, edges = features()
+    outputs = built(x, x, edges)
+    built.family.force_loss(torch.randn(10, 3), outputs).sum().backward()
+    for name, parameter in built.named_parameters():
+        if parameter.numel():
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_initial_weights_leave_the_global_stream_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    first, second = (Readout(Settings.of(families.DEFAULT, {}, 0.05), POOLED, seed=7) for _ in range(2))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_weights_of_the_version_before_are_refused_with_the_way_out():
+    built = readout()
+    old = {key.replace("trunks.", "heads."): value for key, value in built.state_dict().items()}
+    with pytest.raises(InputError, match="commit e824b4f"):
+        built.load_state_dict(old)
