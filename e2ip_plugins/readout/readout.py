@@ -20,7 +20,7 @@ class Readout(nn.Module):
     Parameters
     ----------
     settings : Settings
-        Kept as ``settings``.
+        Kept as ``settings``; its family's name also as ``family_name``, which scripted readouts keep.
     layout : Layout
     num_heads : int
         Data sets of the host (MACE calls them heads): one trunk each, in ``trunks``.
@@ -41,6 +41,7 @@ class Readout(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.family_name = settings.family
         self.family = settings.build()
         self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
         self.components_first = layout.components_first
@@ -55,7 +56,7 @@ class Readout(nn.Module):
             [Trunk(num_scalars, num_vectors, num_tensors, *wanted, seed=seed + i) for i in range(num_heads)]
         )
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
-        self._register_load_state_dict_pre_hook(_refuse_version_1)
+        self._register_load_state_dict_pre_hook(refuse_version_1)
 
     def forward(
         self,
@@ -104,7 +105,7 @@ class Readout(nn.Module):
         return outputs
 
 
-def _refuse_version_1(state_dict, prefix, *_) -> None:
+def refuse_version_1(state_dict, prefix, *_) -> None:
     """`InputError` for weights of the readouts before this one, which had no trunks."""
     if any(key.startswith((f"{prefix}head.", f"{prefix}heads.")) for key in state_dict):
         raise InputError(outdated("this checkpoint"))
