@@ -161,7 +161,7 @@ def _nll_terms(
     if observer != paths.NOBODY:
         force_unit = force_unit_tensor(force_unit, like)
         if _as_operator(observer, like, path):
-            return paths.triton_operators().nll_terms(*inputs, force_unit, constants)
+            return torch.ops.e2ip.nll_terms(*inputs, force_unit.expand(like.shape[0]), *constants)
         return plain.nll_terms(*inputs, force_unit, constants[:2], constants[2:4], constants.pull_ceiling)
     recorded = _recorded(inputs)
     kernels = ("forward", "backward") if recorded else ("forward",)
@@ -183,7 +183,7 @@ def _distribution(
     if observer != paths.NOBODY:
         force_unit = force_unit_tensor(force_unit, like)
         if _as_operator(observer, like, path):
-            return paths.triton_operators().distribution(*inputs, force_unit, constants)
+            return torch.ops.e2ip.distribution(*inputs, force_unit.expand(like.shape[0]), *constants[:4])
         return plain.distribution(*inputs, force_unit, constants[:2], constants[2:4])
     kernel = eager.distribution
     if paths.choose(like.device, like.dtype, ("distribution",), path) == "triton":
@@ -199,8 +199,8 @@ def _recorded(inputs: List[Optional[Tensor]]) -> bool:
 
 def _as_operator(observer: str, like: Tensor, path: Optional[str]) -> bool:
     # Elsewhere the compiler fuses the plain form by itself.
-    wanted = observer == paths.GRAPH and like.device.type == "cuda" and paths.requested(path) == "triton"
-    return wanted and paths.has_triton()
+    wanted = observer == paths.GRAPH and like.device.type in paths.TRITON_DEVICES and paths.requested(path) == "triton"
+    return wanted and paths.has_operators()
 
 
 def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[str, List[Optional[Tensor]], Tensor]:

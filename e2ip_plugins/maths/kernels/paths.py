@@ -31,8 +31,8 @@ from e2ip_plugins.maths.kernels import check
 VARIABLE = "E2IP_KERNEL"
 PATHS = ("auto", "eager", "triton")
 
-#: Kinds of device on which ``auto`` takes Triton.
-AUTO_TRITON = ("cuda",)
+#: Kinds of device that the Triton kernels are for.
+TRITON_DEVICES = ("cuda",)
 
 #: Those of `triton_launch` that this folder calls.
 _SIGNATURES = 3
@@ -61,11 +61,6 @@ def triton_launch():
     return importlib.import_module("e2ip_plugins.maths.kernels.triton_launch")
 
 
-def triton_operators():
-    """The module `triton_operators`, in the same way."""
-    return importlib.import_module("e2ip_plugins.maths.kernels.triton_operators")
-
-
 @functools.cache
 def has_triton() -> bool:
     """Whether Triton and fitting kernels of ours are there: a packaged model may run without or with others."""
@@ -73,6 +68,14 @@ def has_triton() -> bool:
         return getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
     except ImportError:
         return False
+
+
+@torch.compiler.assume_constant_result
+def has_operators() -> bool:
+    """Whether torch.ops.e2ip is there for what traces a call. torch.compile takes the answer without looking inside."""
+    if has_triton():
+        importlib.import_module("e2ip_plugins.maths.kernels.triton_operators").register()
+    return has_triton()
 
 
 def interpreted() -> bool:
@@ -86,11 +89,11 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], pat
     if wish == "triton":
         if not has_triton():
             raise InputError(f"{VARIABLE} is 'triton', but Triton is not installed; install it or choose 'auto'")
-        if device.type != "cuda" and not interpreted():
+        if device.type not in TRITON_DEVICES and not interpreted():
             raise InputError(
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
             )
-    if wish == "triton" or (wish == "auto" and device.type in AUTO_TRITON and has_triton()):
+    if wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES and has_triton()):
         chosen = "triton" if _usable(kernels, device, dtype, wish) else "eager"
     _log_once(logging.INFO, f"e2ip kernel on {device}: {chosen} ({VARIABLE}={wish})")
     return chosen

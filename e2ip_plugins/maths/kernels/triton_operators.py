@@ -1,4 +1,7 @@
-"""`triton_kernels` as operators that torch.compile, torch.export and make_fx take into their graphs."""
+"""`triton_kernels` as operators that torch.compile, torch.export and make_fx take into their graphs.
+
+They are ``torch.ops.e2ip.nll_terms`` and ``torch.ops.e2ip.distribution``; on the CPU, the plain form.
+"""
 
 import functools
 from typing import Optional, Tuple
@@ -14,8 +17,8 @@ from e2ip_plugins.maths.kernels.triton_launch import BLOCK, grid
 
 
 @functools.cache
-def _operators():
-    """Loss and distribution; on the CPU their plain form. Made when first traced: older torch has no `triton_op`."""
+def register() -> None:
+    """Make the operators, when something first traces for a GPU: older torch has no `triton_op`."""
     wrap = torch.library.wrap_triton
 
     @torch.library.triton_op("e2ip::nll_terms", mutates_args={})
@@ -131,24 +134,3 @@ def _operators():
     nll_op.register_autograd(nll_backward, setup_context=keep(5))
     backward_op.register_autograd(second_backward, setup_context=keep(5))
     distribution_op.register_autograd(distribution_backward, setup_context=keep(4))
-    return nll_op, distribution_op
-
-
-def nll_terms(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    constants: Constants,
-) -> Tuple[Tensor, Tensor]:
-    """`triton_launch.forward` as an operator that can be differentiated twice."""
-    return _operators()[0](s, t, raw_nu, raw_kappa, residual, force_unit.expand(s.shape[0]), *constants)
-
-
-def distribution(
-    s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
-) -> Tuple[Tensor, ...]:
-    """`triton_launch.distribution` as an operator; derivatives are those of the plain composition."""
-    return _operators()[1](s, t, raw_nu, raw_kappa, force_unit.expand(s.shape[0]), *constants[:4])

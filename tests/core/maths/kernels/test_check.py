@@ -39,8 +39,7 @@ def launchers(monkeypatch, nothing_known):
     module = paths.triton_launch() if paths.interpreted() else eager_launchers()
     monkeypatch.setattr(paths, "triton_launch", lambda: module)
     monkeypatch.setattr(paths, "has_triton", lambda: True)
-    monkeypatch.setattr(paths, "interpreted", lambda: True)
-    monkeypatch.setattr(paths, "AUTO_TRITON", ("cpu",))
+    monkeypatch.setattr(paths, "TRITON_DEVICES", ("cpu",))
     return module
 
 
@@ -215,6 +214,8 @@ def test_no_check_while_a_graph_is_captured(calls, launchers, monkeypatch):
 def test_no_check_while_something_traces(calls, draw, monkeypatch):
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # Not even operators, so that this runs without Triton.
+    monkeypatch.setattr(paths, "has_operators", lambda: False)
     monkeypatch.setenv("E2IP_KERNEL", "triton")
     inputs = draw(4)
 

@@ -29,7 +29,9 @@ def test_in_the_interpreter():
 
 
 def test_operators_on_the_cpu():
-    from e2ip_plugins.maths.kernels import plain, triton_operators
+    from e2ip_plugins.maths.kernels import paths, plain
+
+    assert paths.has_operators()
 
     constants = Constants(14.0, 15.0, 4.0, 5.0)
     gen = torch.Generator().manual_seed(0)
@@ -38,7 +40,7 @@ def test_operators_on_the_cpu():
     unit = torch.tensor(0.5, dtype=torch.float64)
 
     def operator(*x):
-        return triton_operators.nll_terms(*x, unit, constants)
+        return torch.ops.e2ip.nll_terms(*x, unit.expand(len(x[0])), *constants)
 
     expected = plain.nll_terms(*inputs, unit, constants[:2], constants[2:4])
     for a, b in zip(operator(*inputs), expected, strict=True):
@@ -47,12 +49,13 @@ def test_operators_on_the_cpu():
     one = [x[:1].detach().requires_grad_() for x in inputs]
     assert torch.autograd.gradgradcheck(operator, one)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    of_loss, of_distribution = triton_operators._operators()
-    torch.library.opcheck(of_loss, (*inputs, unit.expand(4), *constants), test_utils=checks)
-    torch.library.opcheck(of_distribution, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks)
+    torch.library.opcheck(torch.ops.e2ip.nll_terms.default, (*inputs, unit.expand(4), *constants), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.e2ip.distribution.default, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks
+    )
 
     def spread(*x):
-        return triton_operators.distribution(*x, unit, constants)[:4]
+        return torch.ops.e2ip.distribution(*x, unit.expand(len(x[0])), *constants[:4])[:4]
 
     assert torch.autograd.gradcheck(spread, inputs[:4])
     assert torch.autograd.gradgradcheck(spread, one[:4])
@@ -79,6 +82,37 @@ def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypa
     monkeypatch.setenv("E2IP_KERNEL", "triton")
     assert operators("cuda") == ["e2ip.nll_terms.default", "e2ip.distribution.default"]
     assert operators("cpu") == []
+
+
+def test_torch_compile_takes_the_operators_in(monkeypatch):
+    """In one graph, with gradients; here as for a GPU, but with the plain form inside the operators."""
+    from e2ip_plugins.maths.kernels import nll_terms, paths
+
+    def loss(*inputs):
+        return nll_terms(*inputs, 0.5, (14.0, 15.0), (4.0, 5.0))[0].sum()
+
+    def backend(module, _):
+        found.extend(str(node.target) for node in module.graph.nodes if "e2ip" in str(node.target))
+        return module
+
+    found, gen = [], torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=gen).requires_grad_() for shape in ((4,), (4, 5), (4,), (4,), (4, 3))]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    monkeypatch.setattr(paths, "TRITON_DEVICES", ("cpu",))
+    monkeypatch.setenv("E2IP_KERNEL", "triton")
+    grads = torch.autograd.grad(torch.compile(loss, backend=backend, fullgraph=True)(*inputs), inputs)
+    assert found == ["e2ip.nll_terms"]
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", ["forward", "backward", "distribution"])
+def test_passes_its_check_on_a_gpu(kernel, dtype):
+    from e2ip_plugins.maths.kernels import check, paths
+
+    assert check.failure(paths.triton_launch(), kernel, torch.device("cuda", 0), dtype) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
