@@ -6,6 +6,8 @@ command time and would be part of every packaged model that reaches this module.
 """
 
 import importlib
+import sys
+from typing import Any
 
 from nequip_ext.compat import check_nequip, nequip_is_supported
 
@@ -22,14 +24,21 @@ _EXPORTS = {
 __all__ = list(_EXPORTS)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
     check_nequip()
+    _register()
     return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
 
 
-if nequip_is_supported():  # plain NequIP must go on working with any version
+def _register() -> None:
     from nequip_ext.registration import register
 
     register()
+
+
+# Lightning imports this package, too (`nequip_ext.setup`), and shall not get NequIP from that. Plain NequIP must go on
+# working with any version.
+if "nequip" in sys.modules and nequip_is_supported():
+    _register()

@@ -1,27 +1,55 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
-from typing import Any, ClassVar, Dict, Tuple
+from typing import Any, ClassVar, Dict, List, Tuple
 
 import numpy as np
 from ase import Atoms
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.e2ip import convert_niw, derive_niw
-from e2ip_plugins.keys import NIW, OUTPUT_KEYS, PARAMETER_KEYS
+from e2ip_plugins.keys import FAMILY_KEY
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from nequip_ext.gradient import uncertainty_gradient
+from nequip_ext.readout import find_readout
+
+
+def _properties() -> List[str]:
+    names = [key.name for family in families.table().values() for key in family.output_keys()]
+    return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
 
 
 class E2IPCalculator(NequIPCalculator):
-    """``NequIPCalculator`` whose ``results`` also hold every key of `e2ip_plugins.keys`.
+    """``NequIPCalculator`` whose ``results`` also hold every output of the model's readout, and ``uq_family``.
 
     ``atoms.calc.results["forces_cov"]`` is the (N, 3, 3) covariance in eV²/Å², and so on. Load compiled
     models made with ``nequip-compile --target e2ip_ase`` through ``from_compiled_model``.
     """
 
-    implemented_properties: ClassVar = [*NequIPCalculator.implemented_properties, *(key.name for key in OUTPUT_KEYS)]
+    implemented_properties: ClassVar = _properties()
+
+    #: Readout whose compile target is loaded; see `from_compiled_model`.
+    readout: ClassVar[str] = families.DEFAULT
+
+    @classmethod
+    def from_compiled_model(
+        cls, compile_path: str, *args: Any, readout: str = families.DEFAULT, **settings: Any
+    ) -> "E2IPCalculator":
+        """Calculator with a model that was compiled with ``--target <readout>_ase``.
+
+        Parameters
+        ----------
+        compile_path : str
+            ``….nequip.pt2``.
+        readout : str
+            Predictive family of the model.
+        *args, **settings
+            As for ``NequIPCalculator.from_compiled_model``.
+        """
+        # NequIP asks the class for the target.
+        made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
+        return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)
 
     @classmethod
     def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":
@@ -41,7 +69,7 @@ class E2IPCalculator(NequIPCalculator):
     def _get_aoti_compile_target(cls) -> Dict[str, Any]:
         from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
 
-        return COMPILE_TARGET_DICT["e2ip_ase"]
+        return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
 
     def uncertainty_gradient(
         self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"
@@ -53,22 +81,22 @@ class E2IPCalculator(NequIPCalculator):
         """
         factor = self.energy_units_to_eV / self.length_units_to_A
         data = self.atoms_to_data(atoms)
-        value, gradient = uncertainty_gradient(self.model, data, in_units(uncertainty, factor))
+        readout = find_readout(self.model)
+        if readout is not None:
+            uncertainty = in_units(uncertainty, type(readout.family), factor)
+        value, gradient = uncertainty_gradient(self.model, data, uncertainty)
         return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
 
     def save_extra_outputs(self, out: AtomicDataDict.Type) -> None:
-        """Put the evidential outputs into ``results``, in eV and Å like everything else there."""
-        missing = [key.name for key in PARAMETER_KEYS if key.name not in out]
-        if missing:
+        """Put the outputs of the readout into ``results``, in eV and Å like everything else there."""
+        family = families.of_outputs(out)
+        if family is None:
             raise InputError(
-                f"the model has no e2ip outputs ({', '.join(missing)}): train it with nequip_ext.E2IPModel, "
-                "or use NequIPCalculator"
+                "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, or use NequIPCalculator"
             )
-        parameters = {
-            key.name: out[key.name].detach().cpu() if key.shape else out[key.name].detach().cpu().squeeze(-1)
-            for key in PARAMETER_KEYS
-        }
-        parameters = convert_niw(parameters, self.energy_units_to_eV / self.length_units_to_A)
-        for name, value in {**parameters, **derive_niw(parameters)}.items():
+        parameters = {key.name: out[key.name].detach().cpu() for key in family.parameter_keys}
+        parameters = {key.name: parameters[key.name].reshape(-1, *key.shape) for key in family.parameter_keys}
+        parameters = family.convert(parameters, self.energy_units_to_eV / self.length_units_to_A)
+        for name, value in {**parameters, **family.derive(parameters)}.items():
             self.results[name] = value.numpy()
-        self.results["uq_family"] = NIW
+        self.results[FAMILY_KEY] = family.uq_family

@@ -1,7 +1,7 @@
-"""Checks of a whole ``nequip-train`` command: its data files, and the checkpoint it restarts from.
+"""Set-up of a training, before its first batch: loss and metrics get the model's settings, input is looked at.
 
-NequIP rebuilds model and loss from the checkpoint and ignores what the config says about them; it opens
-test files after training. Both cost a user the training, so both are looked at before it.
+NequIP builds model, loss and metrics apart, rebuilds them from the checkpoint at a restart, whatever the config says
+about them, and opens test files after training. What does not fit would cost a user the training.
 """
 
 from typing import Any, Dict, Iterator, List, Optional
@@ -13,28 +13,25 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
+from nequip.train import NequIPLightningModule
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
-from e2ip_plugins.readout.loss import force_loss_settings
+from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
+from nequip_ext.evaluate import name_family_in_files
+from nequip_ext.loss import WRAP, ForceLoss
+from nequip_ext.metrics import ForceFigure
+from nequip_ext.readout import find_readout, settings_of
 from nequip_ext.reference import check_reference
-
-_OPTIONS = ("preset", "evidence", "evidence_weight", "force_unit")
 
 
 class E2IPInputCheck(lightning.Callback):
-    """Ends a run before training if a data file lacks forces or energies, or if the checkpoint it
-    restarts from has another readout than the config.
+    """Gives loss and metrics the settings of the model, and ends a run before training if they do not go together, if
+    a data file lacks forces or energies, or if the checkpoint it restarts from has another readout than the config.
 
-    Example usage in config:
-
-    .. code-block:: yaml
-
-        trainer:
-          callbacks:
-            - _target_: nequip_ext.E2IPInputCheck
+    Every Trainer has one (`nequip_ext.setup`); more in a config change nothing.
 
     Raises
     ------
@@ -43,14 +40,48 @@ class E2IPInputCheck(lightning.Callback):
     """
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Look at the checkpoint, and through validation and test data; the statistics have seen those of training."""
-        check_restart()
-        data = trainer.datamodule
-        if stage != "fit" or data is None:
+        """See the class; training modules without anything of e2ip are left alone."""
+        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
+        if self is not first or not isinstance(pl_module, NequIPLightningModule):
             return
+        uses_readout = bind(pl_module)
+        if uses_readout or trainer.ckpt_path is not None:
+            check_restart(pl_module)
+        if uses_readout:
+            name_family_in_files()
+        data = trainer.datamodule
+        if (
+            stage != "fit"
+            or data is None
+            or not any(isinstance(m, (ForceLoss, ForceFigure)) for m in pl_module.modules())
+        ):
+            return
+        check_datasets("training", data.train_dataset_config, data.train_dataset)
         check_datasets("validation", data.val_dataset_config, data.val_dataset)
         if "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
+
+
+def bind(pl_module: torch.nn.Module) -> bool:
+    """Give losses and metrics the settings of the model's readout; returns whether there is a readout.
+
+    Raises
+    ------
+    InputError
+        Where their options are not the model's, or the model has no readout.
+    """
+    readout = find_readout(pl_module)
+    users = [module for module in pl_module.modules() if isinstance(module, (ForceLoss, ForceFigure))]
+    if readout is None:
+        for user in users:
+            raise InputError(f"{user.owner} needs a model with a readout, which this model does not have: {WRAP}")
+        return False
+    settings = settings_of(readout)
+    for user in users:
+        settings = user.bind(settings)
+    # Packaged models carry a class of their own.
+    readout.settings = type(readout.settings)(*settings)
+    return True
 
 
 def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[torch.utils.data.Dataset]) -> None:
@@ -73,58 +104,63 @@ def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[tor
                 check_reference(frames[0], field, where)
 
 
-def check_restart() -> None:
+def check_restart(pl_module: NequIPLightningModule) -> None:
     """Raise `InputError` if this is a ``nequip-train`` restart whose config asks for another readout or loss."""
     config = _running_config()
     path = None if config is None else config.get("ckpt_path")
-    if path is None:
+    if config is None or path is None:
         return
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-    except FileNotFoundError:
-        return  # NequIP says so
-    saved = OmegaConf.create(checkpoint["hyper_parameters"]["info_dict"]["training_module"])
-    requested, found = _readout(config.training_module), _readout(saved)
-    if requested == found:
-        return
-    differing = sorted(key for key in {**requested, **found} if requested.get(key) != found.get(key))
-    describe = [", ".join(f"{key} {side.get(key, 'none')}" for key in differing) for side in (requested, found)]
-    raise InputError(
-        f"the config asks for {describe[0]}, but the checkpoint {path} was trained with {describe[1]}. "
-        "NequIP restarts with the model and loss of the checkpoint: restart with the options it was trained with, "
-        "or start a new run from it (without ckpt_path) with 'nequip.model.ModelFromCheckpoint' as the inner model."
-    )
+    saved = OmegaConf.create(pl_module.hparams["info_dict"]["training_module"])
+    # Statistics are not computed anew: `auto` means what it meant in the run that is continued.
+    model = _section(saved.get("model"), "E2IPModel")
+    forces_rms = None if model is None else model.get("forces_rms")
+    requested, found = (_settings(section, forces_rms) for section in (config.training_module, saved))
+    if requested is None or found is None:
+        differing = ["readout"] if requested is not found else []
+    else:
+        differing = requested.differences(found)
+    if differing:
+        described = [
+            ", ".join(f"{name} {'stock' if side is None else side.describe(name)}" for name in differing)
+            for side in (requested, found)
+        ]
+        raise InputError(
+            f"the config asks for {described[0]}, but the checkpoint {path} was trained with {described[1]}. "
+            "NequIP restarts with the model and loss of the checkpoint: restart with the options it was trained with, "
+            "or start a new run from it (without ckpt_path) with 'nequip.model.ModelFromCheckpoint' as the inner model."
+        )
 
 
 def _running_config() -> Optional[DictConfig]:
-    """The config of the running Hydra command as its user gave it; ``None`` outside of one."""
+    """The config of the running Hydra command as its user gave it; ``None`` outside of ``nequip-train``."""
     if not (HydraConfig.initialized() and GlobalHydra.instance().is_initialized()):
         return None
     hydra = HydraConfig.get()
     if hydra.job.config_name is None:
         return None
-    return compose(hydra.job.config_name, overrides=list(hydra.overrides.task))
+    config = compose(hydra.job.config_name, overrides=list(hydra.overrides.task))
+    return config if "training_module" in config else None
 
 
-def _readout(training_module: DictConfig) -> Dict[str, Any]:
-    """What matters of readout and loss: ``readout`` 'e2ip' or 'stock', and the options with defaults filled in."""
-    found: Dict[str, Any] = {}
-    for key, target in (("readout", "nequip_ext.E2IPModel"), ("loss", "nequip_ext.E2IPLoss")):
-        section = training_module.get("model" if key == "readout" else "loss")
-        options = next((_options(node) for node in _nodes(section) if node.get("_target_") == target), None)
-        found[key] = "stock" if options is None else "e2ip"
-        if options is None:
-            continue
-        preset = options["preset"] or "default"
-        if key == "readout":
-            found["preset"] = preset
-            found["evidence"] = resolve_evidence(get_preset(preset), options["evidence"])
-            auto = str(options["force_unit"]).strip().lower() == "auto"
-            found["force_unit"] = "auto" if auto else resolve_force_unit(options["force_unit"])
-        else:
-            settings = force_loss_settings(preset, options["evidence"], options["evidence_weight"])
-            found["evidence_weight"] = settings.evidence_weight
-    return found
+def _settings(training_module: DictConfig, forces_rms: Optional[float]) -> Optional[Settings]:
+    """What a config asks for, of model and loss; None without `E2IPModel`."""
+    model = _section(training_module.get("model"), "E2IPModel")
+    if model is None:
+        return None
+    family = model.get("readout") or families.DEFAULT
+    names = [option.name for option in families.get(family).options]
+    unit = model.get("force_unit")
+    unit = resolve_force_unit(unit, forces_rms if wants_auto_unit(unit) else None)
+    settings = Settings.of(family, {name: model.get(name) for name in names}, unit)
+    loss = _section(training_module.get("loss"), "E2IPLoss")
+    if loss is not None:
+        settings = settings.with_aliases(loss.get("readout"), {name: loss.get(name) for name in names}, "E2IPLoss")
+    return settings
+
+
+def _section(node: Any, target: str) -> Optional[DictConfig]:
+    """The outermost mapping of a config section whose ``_target_`` is this name of ours."""
+    return next((found for found in _nodes(node) if found.get("_target_") == f"nequip_ext.{target}"), None)
 
 
 def _nodes(node: Any) -> Iterator[DictConfig]:
@@ -138,7 +174,3 @@ def _nodes(node: Any) -> Iterator[DictConfig]:
         except OmegaConfBaseException:  # ${training_data_stats:…}: unknown before the data has been read
             continue
         yield from _nodes(child)
-
-
-def _options(node: DictConfig) -> Dict[str, Any]:
-    return {name: node.get(name) for name in _OPTIONS}

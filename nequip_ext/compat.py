@@ -1,6 +1,7 @@
 """The NequIP versions this adapter works with."""
 
 import importlib.metadata
+from typing import Optional
 
 from e2ip_plugins.errors import InputError
 
@@ -8,12 +9,15 @@ from e2ip_plugins.errors import InputError
 SUPPORTED_NEQUIP = ("0.19.1",)
 
 
-def _installed() -> str:
-    return importlib.metadata.version("nequip")
+def _installed() -> Optional[str]:
+    try:
+        return importlib.metadata.version("nequip")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def nequip_is_supported() -> bool:
-    """Whether the installed NequIP is one of `SUPPORTED_NEQUIP`."""
+    """Whether the installed NequIP is one of `SUPPORTED_NEQUIP`; False without NequIP."""
     return _installed() in SUPPORTED_NEQUIP
 
 
@@ -21,7 +25,7 @@ def check_nequip() -> None:
     """Raise `InputError` unless the installed NequIP is supported."""
     if not nequip_is_supported():
         raise InputError(
-            f"nequip_ext supports NequIP {', '.join(SUPPORTED_NEQUIP)}, but {_installed()} is installed; "
+            f"nequip_ext supports NequIP {', '.join(SUPPORTED_NEQUIP)}, but {_installed() or 'none'} is installed; "
             f"install a supported version (pip install nequip=={SUPPORTED_NEQUIP[-1]}). "
             "NequIP without e2ip is not affected."
         )

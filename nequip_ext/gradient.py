@@ -7,9 +7,8 @@ from nequip.data import AtomicDataDict
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import OUTPUT_KEYS
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
-from nequip_ext.readout import KEEP_GRAPH_KEY
+from nequip_ext.readout import KEEP_GRAPH_KEY, find_readout
 
 
 def uncertainty_gradient(
@@ -52,7 +51,8 @@ def uncertainty_gradient(
             f"uncertainty_gradient needs an eager model built by nequip_ext.E2IPModel, not a {type(model).__name__}: "
             "load a checkpoint or package (E2IPCalculator.from_saved_model), not a compiled file"
         )
-    if not hasattr(sequence, "e2ip_readout"):
+    readout = find_readout(model)
+    if readout is None:
         raise InputError("uncertainty_gradient needs a model with an e2ip readout (nequip_ext.E2IPModel)")
     inputs = {key: data[key] for key in model.model_input_fields if key in data}
     positions = inputs[AtomicDataDict.POSITIONS_KEY]
@@ -64,5 +64,6 @@ def uncertainty_gradient(
             inputs[AtomicDataDict.CELL_KEY] = inputs[AtomicDataDict.CELL_KEY].view(-1, 3, 3)
         inputs[KEEP_GRAPH_KEY] = positions
         computed = sequence(inputs)
-        outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in OUTPUT_KEYS}
+        keys = readout.family.output_keys()
+        outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in keys}
         return differentiate(outputs, positions, uncertainty, create_graph)

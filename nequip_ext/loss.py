@@ -1,43 +1,48 @@
-"""``E2IPLoss``: NequIP's energy (and stress) terms with the evidential force term."""
+"""``E2IPLoss``: NequIP's energy (and stress) terms with the loss of a predictive family in place of the forces'."""
 
 import warnings
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from nequip.data import AtomicDataDict, PerAtomModifier
 from nequip.train import MeanSquaredError, MetricsManager
 from torchmetrics import Metric
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import TENSOR_DAMPER
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PARAMETER_KEYS
-from e2ip_plugins.maths.kernels import distribution
-from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU
-from e2ip_plugins.readout.loss import (
-    ForceLossSettings,
-    force_loss_of_outputs,
-    force_loss_settings,
-    split_coefficients,
-)
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY
+from e2ip_plugins.readout.loss import force_loss
+from e2ip_plugins.readout.settings import Settings
 from nequip_ext.reference import reference_forces
 
 _LOSS_KEYS = (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.FORCE_KEY, AtomicDataDict.STRESS_KEY)
+
+
+#: What to say where the model has no readout.
+WRAP = "wrap the model in the config as 'model: {_target_: nequip_ext.E2IPModel, model: {...}}'"
 
 
 def E2IPLoss(
     coeffs: Dict[str, float] = {"total_energy": 1.0, "forces": 1.0},  # noqa: B006 (NequIP's way; never changed)
     evidence_weight: Optional[float] = None,
     evidence: Optional[str] = None,
-    preset: str = "default",
+    preset: Optional[str] = None,
+    readout: Optional[str] = None,
     per_atom_energy: bool = True,
     type_names: Optional[List[str]] = None,
     ignore_nan: Optional[Dict[str, bool]] = None,
     extra_metrics: Optional[List[Dict[str, Any]]] = None,
+    **options: Any,
 ) -> MetricsManager:
-    """Loss with the evidential force term, in the manner of ``EnergyForceLoss`` and ``EnergyForceStressLoss``.
+    """Loss with a readout's force term, in the manner of ``EnergyForceLoss`` and ``EnergyForceStressLoss``.
 
-    Components are ``per_atom_energy_mse`` or ``total_energy_mse``, ``forces_e2ip`` and, if ``coeffs`` has a
-    stress, ``stress_mse``. Atoms with NaN or infinite reference forces are masked, with a warning.
+    Components are ``per_atom_energy_mse`` or ``total_energy_mse``, ``forces_e2ip`` (``forces_`` and the name of the
+    readout) and, if ``coeffs`` has a stress, ``stress_mse``. Atoms with NaN or infinite reference forces are masked,
+    with a warning.
+
+    Under ``nequip-train`` the settings are the model's (`E2IPModel`): options need not be given again, and must be the
+    same where they are. Without a Trainer, options that are not given have their defaults.
 
     Example usage in config:
 
@@ -55,16 +60,20 @@ def E2IPLoss(
     coeffs : dict
         Weights of ``total_energy``, ``forces`` and, optionally, ``stress``; NequIP normalises them to sum 1.
     evidence_weight : float, optional
-        λ ≥ 0 of the regulariser; default: the preset's. Not with ``evidence: coupled``.
+        λ ≥ 0 of the regulariser; default: the preset's. Not with ``evidence: coupled``. May be given here alone.
     evidence, preset : str, optional
-        As given to `E2IPModel`; the first batch of a model of the other mode raises `InputError`.
+        As given to `E2IPModel`.
+    readout : str, optional
+        Predictive family of the model; default ``e2ip``.
     per_atom_energy, type_names, ignore_nan, extra_metrics
         As in NequIP's own losses.
+    **options
+        Further options of the readout.
 
     Raises
     ------
     InputError
-        For unknown or contradictory options.
+        For unknown or contradictory options; before training where they are not the model's.
     """
     unknown = set(coeffs) - set(_LOSS_KEYS)
     if unknown or AtomicDataDict.FORCE_KEY not in coeffs or AtomicDataDict.TOTAL_ENERGY_KEY not in coeffs:
@@ -77,6 +86,8 @@ def E2IPLoss(
             f"the forces coefficient of E2IPLoss is {coeffs[AtomicDataDict.FORCE_KEY]}, but must be > 0, because the "
             "uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without E2IPModel"
         )
+    options.update(evidence_weight=evidence_weight, evidence=evidence, preset=preset)
+    force_metric = ForceLoss(readout or families.DEFAULT, options)
     ignore_nan = ignore_nan or {}
     metrics: List[Dict[str, Any]] = [
         {
@@ -87,9 +98,9 @@ def E2IPLoss(
             "ignore_nan": ignore_nan.get("total_energy", False),
         },
         {
-            "name": "forces_e2ip",
+            "name": f"forces_{force_metric.readout}",
             "coeff": coeffs["forces"],
-            "metric": EvidentialForceLoss(force_loss_settings(preset, evidence, evidence_weight)),
+            "metric": force_metric,
         },
     ]
     if "stress" in coeffs:
@@ -105,28 +116,50 @@ def E2IPLoss(
     return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
 
 
-def evidential_outputs(preds: AtomicDataDict.Type, user: str) -> List[torch.Tensor]:
-    """log Σ0 (N, 6), ν and κ (N,) of a model's output; `InputError` where the model has no such outputs."""
-    missing = [key.name for key in PARAMETER_KEYS if key.name not in preds]
+def check_outputs(preds: AtomicDataDict.Type, names: Iterable[str], user: str) -> None:
+    """`InputError` where a model's output lacks some of ``names``."""
+    missing = [name for name in names if name not in preds]
     if missing:
-        raise InputError(
-            f"{user} needs the outputs {', '.join(missing)}, which this model does not have: "
-            "wrap the model in the config as 'model: {_target_: nequip_ext.E2IPModel, model: {...}}'"
-        )
-    return [preds[key.name] if key.shape else preds[key.name].squeeze(-1) for key in PARAMETER_KEYS]
+        raise InputError(f"{user} needs the outputs {', '.join(missing)}, which this model does not have: {WRAP}")
 
 
-class EvidentialForceLoss(Metric):
-    """Mean of `e2ip_plugins.readout.loss.force_loss` over atoms with finite reference forces."""
+class ForceLoss(Metric):
+    """Mean of a family's force loss over atoms with finite reference forces.
 
-    def __init__(self, settings: ForceLossSettings, **kwargs) -> None:
+    Parameters
+    ----------
+    readout : str
+        Name of the family.
+    options : dict
+        Its options; None: not given.
+    """
+
+    #: What users call it, for messages.
+    owner = "E2IPLoss"
+
+    sum: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, readout: str, options: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.settings = settings
+        self.readout = readout
+        self.options = {name: value for name, value in options.items() if value is not None}
+        family = families.get(readout)
+        family.check_names(self.options)
+        # What is wrong for every model; weights may fit one whose other options are not known yet.
+        loss_only = [option.name for option in family.options if option.loss_only]
+        family.resolve({name: value for name, value in self.options.items() if name not in loss_only})
+        self.family: Optional[Family] = None
         self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-        self._checked = False
         self._warned = False
         self._current: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
+
+    def bind(self, settings: Settings) -> Settings:
+        """Take over a model's settings; gives them with what was set here alone, `InputError` where the two differ."""
+        settings = settings.with_aliases(self.readout, self.options, self.owner)
+        self.family = settings.build()
+        return settings
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
         """Value for one batch, which is added to the accumulated one; torchmetrics calls ``update`` twice for it."""
@@ -147,15 +180,14 @@ class EvidentialForceLoss(Metric):
         return self.sum / self.count.clamp(min=1)
 
     def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Loss and mask (N,); the first batch is checked for the evidence mode, all on the CPU for masked atoms."""
-        first = not self._checked
-        if first:
-            self._check_options(preds)
-        loss, mask = force_loss_of_outputs(
-            reference_forces(target), preds[AtomicDataDict.FORCE_KEY], preds, self.settings
-        )
-        # A look at the mask makes a GPU wait: there only once, and the data statistics have counted already.
-        if (first or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
+        """Loss and mask (N,)."""
+        if self.family is None:
+            self.family = families.get(self.readout)(families.get(self.readout).resolve(self.options))
+        self._check(self.family, preds)
+        outputs = {COEFFICIENTS_KEY: preds[COEFFICIENTS_KEY], FORCE_UNIT_KEY: preds[FORCE_UNIT_KEY].squeeze(-1)}
+        loss, mask = force_loss(self.family, reference_forces(target), preds[AtomicDataDict.FORCE_KEY], outputs)
+        # A look at the mask makes a GPU wait: there only once an epoch, and the data statistics have counted already.
+        if (self._update_count == 0 or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
             self._warned = True
             warnings.warn(
                 f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
@@ -164,27 +196,16 @@ class EvidentialForceLoss(Metric):
             )
         return loss, mask
 
-    @torch.no_grad()
-    def _check_options(self, preds: AtomicDataDict.Type) -> None:
-        """`InputError` unless the model's distribution is what this loss makes of the same coefficients."""
-        log_sigma0, nu, kappa = evidential_outputs(preds, "E2IPLoss")
-        # In coupled mode κ - 1e-6 and ν - 5 are the same number by construction; tolerance for float32.
-        same = (kappa - MIN_KAPPA - (nu - MIN_NU)).abs() <= 1e-6 * (nu + kappa)
-        # Atoms without finite evidence say nothing about it.
-        finite = torch.isfinite(nu + kappa)
-        mode = "coupled" if bool((same | ~finite).all()) else "independent"
-        if mode != self.settings.evidence and bool(finite.any()):
+    def _check(self, family: Family, preds: AtomicDataDict.Type) -> None:
+        """`InputError` for outputs of a model without readout, or with one of another family."""
+        check_outputs(preds, [COEFFICIENTS_KEY, FORCE_UNIT_KEY], self.owner)
+        expected, width = family.num_scalars + 5 * family.num_tensors, preds[COEFFICIENTS_KEY].shape[-1]
+        same = all(key.name in preds for key in family.parameter_keys)
+        if width != expected or not same:
             raise InputError(
-                f"the model's evidence mode is '{mode}', that of E2IPLoss '{self.settings.evidence}': "
-                "give E2IPModel and E2IPLoss the same preset and evidence"
+                f"the outputs are not those of a readout '{self.readout}' ({width} coefficients, {expected} expected): "
+                "give E2IPModel and E2IPLoss the same readout"
             )
-        if COEFFICIENTS_KEY in preds:
-            coefficients = split_coefficients(preds[COEFFICIENTS_KEY], mode)
-            force_unit = preds[FORCE_UNIT_KEY].squeeze(-1)
-            expected = distribution(*coefficients, force_unit, self.settings.scalar_damper, TENSOR_DAMPER)[0]
-            if not torch.allclose(log_sigma0, expected, rtol=1e-4, atol=1e-4, equal_nan=True):
-                raise InputError("E2IPModel and E2IPLoss have different presets: give them the same")
-        self._checked = True
 
     def __str__(self) -> str:
-        return "e2ip"
+        return self.readout

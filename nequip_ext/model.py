@@ -1,28 +1,31 @@
-"""``E2IPModel``: any NequIP energy model with an evidential force readout."""
+"""``E2IPModel``: any NequIP energy model with a readout of the forces' uncertainty."""
 
 import math
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Union
 
 import torch
 from hydra.utils import get_method
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
-from nequip_ext.checks import check_restart
-from nequip_ext.readout import EvidentialReadout, FeatureTap
+from e2ip_plugins.readout.settings import Settings, resolve_force_unit
+from nequip_ext.readout import FeatureTap, GraphReadout, find_readout
 
 
 def E2IPModel(
     model: Dict[str, Any],
     seed: int,
+    readout: str = families.DEFAULT,
     evidence: Optional[str] = None,
-    force_unit: Any = None,
-    preset: str = "default",
+    force_unit: Union[float, str, None] = None,
+    preset: Optional[str] = None,
+    evidence_weight: Optional[float] = None,
     forces_rms: Optional[float] = None,
     model_dtype: Optional[str] = None,
     compile_mode: Optional[str] = None,
+    **options: Any,
 ) -> torch.nn.Module:
-    """Build a model as NequIP would and add the evidential readout to it.
+    """Build a model as NequIP would and add a readout to it.
 
     Energies, forces and stresses are those of the inner model to the last bit.
 
@@ -46,16 +49,22 @@ def E2IPModel(
         ModelFromCheckpoint, modify, … It must compute forces.
     seed : int
         Of the readout's weights, which have a random stream of their own.
+    readout : str
+        Predictive family. The options of ``e2ip``, the default, are the next three but ``force_unit``.
     evidence : str, optional
         ``independent`` or ``coupled``; default: the preset's.
     force_unit : float or str, optional
         σ_ref in eV/Å or ``auto`` (needs ``forces_rms``); default 0.0433641. Saved in the model.
-    preset : str
-        ``default`` or ``paper``.
+    preset : str, optional
+        ``default`` (the default) or ``paper``.
+    evidence_weight : float, optional
+        λ ≥ 0 of the regulariser in the loss; default: the preset's. Not with ``evidence: coupled``.
     forces_rms : float, optional
         Component RMS of the training forces in eV/Å: ``${training_data_stats:forces_rms}``.
     model_dtype, compile_mode : str, optional
         Passed on to the inner model, for callers that set them on the outermost model.
+    **options
+        Options of other readouts.
 
     Returns
     -------
@@ -67,13 +76,8 @@ def E2IPModel(
     InputError
         For options that do not go together and inner models that cannot carry the readout.
     """
-    check_restart()
-    readout_options = {
-        "evidence": resolve_evidence(get_preset(preset), evidence),
-        "preset": preset,
-        "force_unit": resolve_force_unit(force_unit, forces_rms),
-        "seed": seed,
-    }
+    options.update(evidence=evidence, preset=preset, evidence_weight=evidence_weight)
+    settings = Settings.of(readout, options, resolve_force_unit(force_unit, forces_rms))
     if not isinstance(model, dict) or "_target_" not in model:
         raise InputError("E2IPModel needs 'model': the config of the inner model with its _target_")
     inner = dict(model)
@@ -82,7 +86,7 @@ def E2IPModel(
     built = get_method(inner.pop("_target_"))(**inner)
 
     for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
-        _add_readout(graph_model, readout_options)
+        _add_readout(graph_model, settings, seed)
     return built
 
 
@@ -99,12 +103,7 @@ def _check_statistics(inner: Dict[str, Any]) -> None:
             )
 
 
-def _children_named(module: torch.nn.Module, class_name: str) -> Dict[str, torch.nn.Module]:
-    # By name: packaged models carry classes of their own.
-    return {name: child for name, child in module.named_children() if type(child).__name__ == class_name}
-
-
-def _add_readout(graph_model: torch.nn.Module, options: Dict[str, Any]) -> None:
+def _add_readout(graph_model: torch.nn.Module, settings: Settings, seed: int) -> None:
     if not getattr(graph_model, "is_graph_model", False):
         raise InputError(f"E2IPModel cannot use a {type(graph_model).__name__}: the inner _target_ is no NequIP model")
     force_module = graph_model.model
@@ -114,14 +113,15 @@ def _add_readout(graph_model: torch.nn.Module, options: Dict[str, Any]) -> None:
             "without derivatives (do_derivatives: true)"
         )
     sequence = force_module.func
-    if _children_named(sequence, "EvidentialReadout"):
+    if find_readout(graph_model) is not None:
         raise InputError("the inner model already has an e2ip readout: use it without E2IPModel around it")
 
-    layers = list(_children_named(sequence, "ConvNetLayer").items())
+    # By name: packaged models carry classes of their own.
+    layers = [(name, child) for name, child in sequence.named_children() if type(child).__name__ == "ConvNetLayer"]
     if len(layers) > 1:  # before the only layer there are type embeddings, nothing directional
         name, layer = layers[-1]
         sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in)), before=name)
-    readout = EvidentialReadout(dict(sequence.irreps_out), graph_model.model_dtype, **options)
+    readout = GraphReadout(dict(sequence.irreps_out), graph_model.model_dtype, settings, seed)
     parameter = next(graph_model.parameters(), None)
     if parameter is not None:
         readout.to(parameter.device)

@@ -1,48 +1,28 @@
-"""The graph modules that E2IPModel inserts: a tap on equivariant features and the evidential readout.
+"""The graph modules that E2IPModel inserts: a tap on equivariant features and the readout.
 
 These modules travel inside packaged models. ``torch.package`` follows imports: keep to submodules that
 NequIP itself packages (``nequip.data`` the package would drag in ASE).
 """
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Optional
 
 import torch
 from e3nn.o3._irreps import Irreps
 from nequip.data import AtomicDataDict
 from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
-from torch import Tensor
 
-from e2ip_plugins.families.e2ip import derive_niw
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY, SIGMA0_KEY
-from e2ip_plugins.readout.trunk import EdgePool, EvidentialHead
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
+from e2ip_plugins.readout.readout import Readout, refuse_version_1
+from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
 #: Between tap and readout only; never an output.
 TAP_KEY = "e2ip_tapped_features"
 
 #: Put into the inputs outside training, it keeps the graph of the readout's outputs (`nequip_ext.gradient`).
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
-
-Slices = List[Tuple[int, int, int]]
-
-
-def _channels_of(irreps: Optional[Irreps], l: int, parity: int) -> Slices:
-    """(start, stop, multiplicity) of every block of one irrep; other parities are never used."""
-    if irreps is None:
-        return []
-    blocks = zip(irreps, irreps.slices(), strict=True)
-    return [(s.start, s.stop, mul) for (mul, ir), s in blocks if ir.l == l and ir.p == parity]
-
-
-def _count(slices: Slices) -> int:
-    return sum(mul for _, _, mul in slices)
-
-
-def _gather(features: Tensor, slices: Slices, dim: int) -> Tensor:
-    """Channels (N, C, dim) of one irrep out of e3nn's mul_ir layout (N, irreps)."""
-    # explicit sizes: -1 is ambiguous when there are no atoms
-    parts = [features[:, start:stop].reshape(features.shape[0], mul, dim) for start, stop, mul in slices]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 class FeatureTap(GraphModuleMixin, torch.nn.Module):
@@ -60,8 +40,8 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
         return data
 
 
-class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
-    """NIW parameters and every derived output of each atom, from what the energy model leaves in ``data``.
+class GraphReadout(GraphModuleMixin, torch.nn.Module):
+    """The core's readout, fed with what the energy model leaves in ``data``.
 
     Energies and forces do not depend on it. Sources of 0e: the final node features, or, in models
     with edge features only (Allegro), their sum over an atom's edges. Sources of anisotropy: 2e and
@@ -76,53 +56,40 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
         Of the energy model's outputs, with `TAP_KEY` if there is a tap.
     model_dtype : torch.dtype
         Of the network; outputs are float64 like NequIP's forces.
-    evidence, preset, force_unit, seed
-        See `e2ip_plugins.readout.trunk.EvidentialHead`.
+    settings, seed
+        See `e2ip_plugins.readout.readout.Readout`.
     """
 
-    def __init__(
-        self,
-        irreps_in: Dict[str, Irreps],
-        model_dtype: torch.dtype,
-        evidence: Optional[str],
-        preset: str,
-        force_unit: float,
-        seed: int,
-    ) -> None:
+    def __init__(self, irreps_in: Dict[str, Irreps], model_dtype: torch.dtype, settings: Settings, seed: int) -> None:
         super().__init__()
-        node_irreps = irreps_in.get(AtomicDataDict.NODE_FEATURES_KEY)
         tapped = irreps_in.get(TAP_KEY)
-        self.scalars_from_edges = node_irreps is None
-        scalar_key = AtomicDataDict.EDGE_FEATURES_KEY if self.scalars_from_edges else AtomicDataDict.NODE_FEATURES_KEY
-        self.scalar_slices = _channels_of(irreps_in[scalar_key], 0, 1)
-        self.vector_slices = _channels_of(tapped, 1, -1)
-        self.tensor_slices = _channels_of(tapped, 2, 1)
-        num_tensors = _count(self.tensor_slices)
-
-        self.pool: Optional[EdgePool] = None
-        if num_tensors == 0:
-            # Both vanish at the cutoff, which keeps the uncertainty smooth.
-            self.radial_key = scalar_key if self.scalars_from_edges else AtomicDataDict.EDGE_EMBEDDING_KEY
-            self.radial_slices = _channels_of(irreps_in[self.radial_key], 0, 1)
-            self.sender_slices = _channels_of(irreps_in.get(AtomicDataDict.NODE_ATTRS_KEY), 0, 1)
-            self.pool = EdgePool(max(1, _count(self.sender_slices)), _count(self.radial_slices), seed=seed)
-            num_tensors = self.pool.channels
-        self.head = EvidentialHead(
-            _count(self.scalar_slices),
-            _count(self.vector_slices),
-            num_tensors,
-            evidence_mode=evidence,
-            preset=preset,
-            force_unit=force_unit,
-            seed=seed,
-            double_outputs=True,
+        self.scalars_from_edges = AtomicDataDict.NODE_FEATURES_KEY not in irreps_in
+        self.scalar_key = AtomicDataDict.NODE_FEATURES_KEY
+        self.radial_key = AtomicDataDict.EDGE_EMBEDDING_KEY
+        if self.scalars_from_edges:
+            # Like the radial embedding, they vanish at the cutoff, which keeps the uncertainty smooth.
+            self.scalar_key = self.radial_key = AtomicDataDict.EDGE_FEATURES_KEY
+        self.radial_blocks = _blocks(irreps_in.get(self.radial_key), 0, 1)
+        self.sender_blocks = _blocks(irreps_in.get(AtomicDataDict.NODE_ATTRS_KEY), 0, 1)
+        layout = Layout(
+            scalars=_blocks(irreps_in[self.scalar_key], 0, 1),
+            vectors=_blocks(tapped, 1, -1),
+            tensors=_blocks(tapped, 2, 1),
+            num_radial=count(self.radial_blocks),
+            num_senders=max(1, count(self.sender_blocks)),
         )
+        self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
         self.to(model_dtype)
+        # Readouts of version 1 had no such part and kept their weights here.
+        self._register_load_state_dict_pre_hook(refuse_version_1)
 
-        # sym6 and standard deviations along axes are neither invariant nor e3nn irreps: not declared.
-        irreps = {(): "0e", (3, 3): "1o"}  # "1o": NequIP's way with Cartesian tensors
-        irreps_out = {key.name: irreps[key.shape] for key in OUTPUT_KEYS if key.shape in irreps}
-        irreps_out.update({FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e", COEFFICIENTS_KEY: "1x0e+1x2e+2x0e"})
+        # "1o": NequIP's way with Cartesian tensors. What is neither invariant nor one, for example six components of a
+        # symmetric matrix or standard deviations along axes, is not declared.
+        irreps = {(): "0e", (3, 3): "1o"}
+        family = self.readout.family
+        irreps_out = {key.name: irreps[key.shape] for key in family.output_keys() if key.shape in irreps}
+        irreps_out.update({FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
+        irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x0e+{family.num_tensors}x2e"
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         self.irreps_out.pop(TAP_KEY, None)
 
@@ -136,41 +103,52 @@ class EvidentialReadout(GraphModuleMixin, torch.nn.Module):
             return self._read_out(data)
 
     def _read_out(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        invariant = data[self.scalar_key]
         if self.scalars_from_edges:
-            edge_scalars = _gather(data[AtomicDataDict.EDGE_FEATURES_KEY], self.scalar_slices, 1).squeeze(-1)
-            num_nodes = AtomicDataDict.num_nodes(data)
-            scalars = edge_scalars.new_zeros((num_nodes, edge_scalars.shape[1]))
-            scalars = scalars.index_add(0, data[AtomicDataDict.EDGE_INDEX_KEY][0], edge_scalars)
-        else:
-            scalars = _gather(data[AtomicDataDict.NODE_FEATURES_KEY], self.scalar_slices, 1).squeeze(-1)
-        # Where the host truncates to local atoms, so does everything below.
-        num_local = scalars.shape[0]
-
-        vectors = tensors = scalars
-        if TAP_KEY in data:
-            tapped = data.pop(TAP_KEY)[:num_local]
-            if len(self.vector_slices) > 0:
-                vectors = _gather(tapped, self.vector_slices, 3)
-            if len(self.tensor_slices) > 0:
-                tensors = _gather(tapped, self.tensor_slices, 5)
-        if self.pool is not None:
-            tensors = self._pooled(data, scalars.dtype)[:num_local]
-
-        output = self.head(scalars, vectors, tensors)
-        output.update(derive_niw(output))
-        del output[SIGMA0_KEY]
-        for name, value in output.items():
+            centre = data[AtomicDataDict.EDGE_INDEX_KEY][0]
+            invariant = sum_over_edges(invariant, centre, AtomicDataDict.num_nodes(data))
+        equivariant = data.pop(TAP_KEY, invariant)
+        edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
+        for name, value in self.readout(invariant, equivariant, edges).items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data
 
-    def _pooled(self, data: AtomicDataDict.Type, dtype: torch.dtype) -> Tensor:
+    def _edges(self, data: AtomicDataDict.Type, dtype: torch.dtype) -> Edges:
         data = with_edge_vectors_(data, with_lengths=False)
-        edge_index = data[AtomicDataDict.EDGE_INDEX_KEY]
-        radial = _gather(data[self.radial_key], self.radial_slices, 1).squeeze(-1)
-        if len(self.sender_slices) > 0:
-            senders = _gather(data[AtomicDataDict.NODE_ATTRS_KEY], self.sender_slices, 1).squeeze(-1)
+        radial = gather_scalars(data[self.radial_key], self.radial_blocks)
+        if len(self.sender_blocks) > 0:
+            senders = gather_scalars(data[AtomicDataDict.NODE_ATTRS_KEY], self.sender_blocks)
         else:
             senders = radial.new_ones((AtomicDataDict.num_nodes(data), 1))
         # NequIP's edges point from centre [0] to neighbour [1].
-        vectors = data[AtomicDataDict.EDGE_VECTORS_KEY].to(dtype)
-        return self.pool(vectors, radial, senders, edge_index[1], edge_index[0])
+        centre, neighbour = data[AtomicDataDict.EDGE_INDEX_KEY]
+        return Edges(data[AtomicDataDict.EDGE_VECTORS_KEY].to(dtype), radial, neighbour, centre, senders)
+
+
+def _blocks(irreps: Optional[Irreps], l: int, parity: int) -> Blocks:
+    return blocks([] if irreps is None else [irreps], l, parity)
+
+
+def find_readout(model: torch.nn.Module) -> Optional[Readout]:
+    """The readout inside a model, a dictionary of models or a training module; None where there is none.
+
+    Raises
+    ------
+    InputError
+        For readouts that another version of e2ip-plugins packaged.
+    """
+    for module in model.modules():
+        # By name: packaged models carry classes of their own.
+        if type(module).__name__ == "EvidentialReadout":
+            raise InputError(outdated("this model"))
+        if type(module).__name__ == GraphReadout.__name__:
+            return module.readout
+    return None
+
+
+def settings_of(readout: Readout) -> Settings:
+    """Settings of a readout, as an object of this installation; `InputError` for those of another version."""
+    settings = Settings(*readout.settings)
+    if settings.version != VERSION:
+        raise InputError(outdated("this model", settings.version))
+    return settings

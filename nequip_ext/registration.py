@@ -3,22 +3,23 @@
 from nequip.data._key_registry import register_fields
 from nequip.scripts._compile_utils import COMPILE_TARGET_DICT, register_compile_targets
 
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY
+from e2ip_plugins import families
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
 
-#: NequIP's own targets, each with every output of ours added, under the name e2ip_<target>.
+#: NequIP's own targets; every readout has them with its outputs added, under the name <readout>_<target>.
 COMPILE_TARGETS = ("ase", "pair_nequip", "batch")
 
 
 def register() -> None:
-    """Register fields and compile targets; safe to call more than once."""
-    names = [key.name for key in OUTPUT_KEYS]
-    register_fields(
-        node_fields=[*names, FORCE_UNIT_KEY, PLATEAU_KEY, COEFFICIENTS_KEY],
-        cartesian_tensor_fields={key.name: "ij=ji" for key in OUTPUT_KEYS if key.shape == (3, 3)},
-    )
-    register_compile_targets(
-        {
-            f"e2ip_{name}": {**COMPILE_TARGET_DICT[name], "output": [*COMPILE_TARGET_DICT[name]["output"], *names]}
-            for name in COMPILE_TARGETS
-        }
-    )
+    """Register fields and compile targets of every family; safe to call more than once."""
+    for family in families.table().values():
+        keys = family.output_keys()
+        names = [key.name for key in keys]
+        register_fields(
+            node_fields=[*names, FORCE_UNIT_KEY, PLATEAU_KEY, COEFFICIENTS_KEY],
+            cartesian_tensor_fields={key.name: "ij=ji" for key in keys if key.shape == (3, 3)},
+        )
+        for target in COMPILE_TARGETS:
+            stock = COMPILE_TARGET_DICT[target]
+            ours = {**stock, "output": [*stock["output"], *names]}
+            register_compile_targets({f"{family.name}_{target}": ours})

@@ -1,0 +1,16 @@
+"""Lightning's entry point ``lightning.pytorch.callbacks_factory``: every Trainer gets our set-up, and only NequIP's
+training modules notice (`nequip_ext.checks`)."""
+
+import sys
+from typing import Any, List
+
+from nequip_ext.compat import nequip_is_supported
+
+
+def callbacks() -> List[Any]:
+    """Callbacks for a new Trainer; none where NequIP is not in use or not supported."""
+    if "nequip" not in sys.modules or not nequip_is_supported():
+        return []
+    from nequip_ext.checks import E2IPInputCheck
+
+    return [E2IPInputCheck()]
