@@ -1,4 +1,4 @@
-"""Import hook that lets the stock MACE commands know `--readout e2ip`.
+"""Import hook that lets the stock MACE commands know `--readout`.
 
 A ``.pth`` file (a ``.start`` file from Python 3.15 on) calls `install` at interpreter start. That adds one
 finder, which ignores everything but the MACE modules of the seam table; those are loaded by their own

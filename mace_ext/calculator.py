@@ -7,20 +7,19 @@ ASE results after it has returned.
 
 import logging
 from functools import wraps
+from typing import Any, Dict, List, Optional, Tuple, Type
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.e2ip import convert_niw, derive_niw, derive_niw_committee
-from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
-from e2ip_plugins.readout.gradient import evaluate, in_units
+from e2ip_plugins.families.interface import Family, committee_views
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from mace_ext.gradient import uncertainty_gradient as gradient_of
-
-#: A committee's mixture is not a Normal-Inverse-Wishart: it has covariances, but no parameters.
-COMMITTEE_KEYS = tuple(key.name for key in DERIVED_KEYS if key.name.startswith("forces_"))
-
-_PARAMETERS = tuple(key.name for key in PARAMETER_KEYS)
-_PER_ATOM = tuple(key.name for key in OUTPUT_KEYS)
+from mace_ext.readout import find_family
 
 
 def wrap_init(stock):
@@ -29,17 +28,19 @@ def wrap_init(stock):
     @wraps(stock)
     def __init__(self, *args, **kwargs):
         stock(self, *args, **kwargs)
-        self._e2ip_tensors = None
-        with_readout = [hasattr(model, "e2ip_head") for model in self.models]
-        self._e2ip = all(with_readout)
-        if self._e2ip:
-            names = _PER_ATOM if self.num_models == 1 else COMMITTEE_KEYS
+        found = [find_family(model) for model in self.models]
+        #: Family of each model; empty unless all of them have a readout.
+        self._uq_families = found if None not in found else []
+        #: Parameters (M, N, …) of each model's distributions, while it calculates.
+        self._uq_parameters = None
+        if self._uq_families:
+            keys = found[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
             # A new list: the stock one extends the list that all ASE calculators share.
-            self.implemented_properties = [*self.implemented_properties, *names]
-        elif any(with_readout):
+            self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+        elif any(found):
             logging.warning(
-                "Only %d of %d models have an e2ip readout: the committee returns no e2ip uncertainties",
-                sum(with_readout),
+                "Only %d of %d models have an e2ip readout: the committee returns no uncertainties",
+                sum(family is not None for family in found),
                 self.num_models,
             )
 
@@ -52,9 +53,9 @@ def wrap_slice_real_outputs(stock):
     @wraps(stock)
     def _slice_real_outputs(out, num_real_atoms):
         sliced = stock(out, num_real_atoms)
-        for key in _PER_ATOM:
-            if key in sliced:
-                sliced[key] = sliced[key][:num_real_atoms]
+        family = families.of_outputs(sliced)
+        for key in () if family is None else family.output_keys():
+            sliced[key.name] = sliced[key.name][:num_real_atoms]
         return sliced
 
     return staticmethod(_slice_real_outputs)
@@ -66,12 +67,15 @@ def wrap_create_result_tensors(stock):
     @wraps(stock)
     def _create_result_tensors(self, num_models, num_atoms, batch, out):
         tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
-        if self._e2ip:
-            self._e2ip_tensors = {
-                key: torch.zeros(num_models, *out[key].shape, device=self.device, dtype=out[key].dtype)
-                for key in _PARAMETERS
+        if self._uq_families:
+            forces = out["forces"]
+            # Members of another family leave them NaN.
+            self._uq_parameters = {
+                key.name: forces.new_full((num_models, len(forces), *key.shape), float("nan"))
+                for family in self._uq_families
+                for key in family.parameter_keys
             }
-            tensors.update(self._e2ip_tensors)
+            tensors.update(self._uq_parameters)
         return tensors, node_e0
 
     return _create_result_tensors
@@ -82,19 +86,21 @@ def wrap_calculate(stock):
 
     @wraps(stock)
     def calculate(self, *args, **kwargs):
-        self._e2ip_tensors = None
+        self._uq_parameters = None
         stock(self, *args, **kwargs)
-        if self._e2ip_tensors is not None:
+        if self._uq_parameters is not None:
             # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
             forces = self.results.get("forces_comm")
             factor = self.energy_units_to_eV / self.length_units_to_A
-            self.results.update(uncertainty_results(self._e2ip_tensors, factor, forces))
-            self._e2ip_tensors = None
+            self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
+            self._uq_parameters = None
 
     return calculate
 
 
-def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
+def uncertainty_gradient(
+    self: Any, atoms: Any, uncertainty: Uncertainty = "forces_epistemic_std"
+) -> Tuple[np.ndarray, np.ndarray]:
     """``MACECalculator.uncertainty_gradient``: `mace_ext.uncertainty_gradient` of an ASE frame, in eV and Å.
 
     Positions are read as they are, like MACE's own forces: with ``length_units_to_A`` other than 1 they are to be in
@@ -118,38 +124,48 @@ def uncertainty_gradient(self, atoms, uncertainty="forces_epistemic_std"):
             f"uncertainty_gradient needs a MACECalculator with one model and without compile_mode; this one {found}"
         )
     model = self.models[0]
+    family = find_family(model)
     dtype = next(model.parameters()).dtype
     data = {
         key: value.to(dtype) if torch.is_tensor(value) and torch.is_floating_point(value) else value
         for key, value in self._atoms_to_batch(atoms).to_dict().items()
     }
-    wanted = in_units(uncertainty, self.energy_units_to_eV / self.length_units_to_A)
+    if family is not None:
+        uncertainty = in_units(uncertainty, family, self.energy_units_to_eV / self.length_units_to_A)
 
     def of_real_atoms(outputs):
         # Padding atoms, if there are any, come last.
-        return evaluate(wanted, {key: value[: len(atoms)] for key, value in outputs.items()})
+        return evaluate(uncertainty, {key: value[: len(atoms)] for key, value in outputs.items()})
 
     value, gradient = gradient_of(model, data, of_real_atoms)
     return value.cpu().numpy(), gradient[: len(atoms)].cpu().numpy() / self.length_units_to_A
 
 
-def uncertainty_results(parameters, force_factor, committee_forces=None):
-    """NumPy arrays for ``calc.results``, in eV and Å.
+def uncertainty_results(
+    members: List[Type[Family]],
+    parameters: Dict[str, Tensor],
+    force_factor: float,
+    committee_forces: Optional[np.ndarray] = None,
+) -> Dict[str, Any]:
+    """NumPy arrays for ``calc.results``, in eV and Å, and of a single model the name of its family.
 
     Parameters
     ----------
+    members : list of M Family
     parameters : dict
-        Distribution parameters of M models in the models' own units, (M, N, ...).
+        Distribution parameters of the M models in the models' own units, (M, N, ...).
     force_factor : float
         Model force unit in eV/Å. Covariances carry it squared, standard deviations once.
     committee_forces : (M, N, 3) array, optional
-        Forces of the members in eV/Å, where M > 1.
+        Forces of the members in eV/Å, where M > 1. Such a mixture is of no family: it has the common views alone.
     """
-    parameters = convert_niw(parameters, force_factor)
-    if committee_forces is None:
-        results = {key: value[0] for key, value in parameters.items()}
-        results.update(derive_niw(results))
-    else:
-        forces = torch.as_tensor(committee_forces, device=parameters["e2ip_nu"].device)
-        results = derive_niw_committee(parameters, forces)
-    return {key: value.cpu().numpy() for key, value in results.items()}
+    outputs = []
+    for i, family in enumerate(members):
+        own = family.convert({key.name: parameters[key.name][i] for key in family.parameter_keys}, force_factor)
+        outputs.append({**own, **family.derive(own)})
+    results = outputs[0]
+    if committee_forces is not None:
+        views = {key.name: torch.stack([output[key.name] for output in outputs]) for key in FORCE_VIEWS}
+        results = committee_views(views, torch.as_tensor(committee_forces, device=views["forces_cov"].device))
+    arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
+    return arrays if committee_forces is not None else {**arrays, FAMILY_KEY: members[0].uq_family}

@@ -1,22 +1,30 @@
 """From parsed arguments and the training set to an e²IP model."""
 
-import copy
 import logging
 import sys
+from argparse import Namespace
+from typing import Any, Callable, Iterable, Optional, Tuple
 
 import numpy as np
 import torch
-from mace.modules import models
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import get_preset, resolve_evidence, resolve_force_unit
-from mace_ext.foundation import inherited_force_unit, load_foundation_readout
-from mace_ext.model import add_readout, readout_config
-from mace_ext.options import wants_auto_unit
+from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from mace_ext.foundation import inherited_force_unit, load_foundation_readout, without_readout
+from mace_ext.model import ScaleShiftMACE, add_readout
+from mace_ext.options import settings_of
 
 
-def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
-    """``configure_model`` of `mace.tools.model_script_utils` for ``--readout e2ip``.
+def configure_e2ip_model(
+    stock: Callable,
+    args: Namespace,
+    train_loader: Any,
+    atomic_energies: Any,
+    model_foundation: Any = None,
+    *rest: Any,
+    **kwargs: Any,
+) -> Tuple[ScaleShiftMACE, Any]:
+    """``configure_model`` of `mace.tools.model_script_utils` for a run with ``--readout``.
 
     Parameters
     ----------
@@ -33,40 +41,29 @@ def configure_e2ip_model(stock, args, train_loader, atomic_energies, model_found
         args, _FiniteForces(train_loader), atomic_energies, without_readout(model_foundation), *rest, **kwargs
     )
     try:
-        config = _config(args, train_loader.dataset, inherited_force_unit(model_foundation))
-        add_readout(model, config, seed=args.seed)
+        settings = settings_of(args, _force_unit(args, train_loader.dataset, inherited_force_unit(model_foundation)))
+        add_readout(model, settings, seed=args.seed)
     except InputError as error:
         print(f"mace_run_train: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    options = "".join(f"{name} {value}, " for name, value in settings.options.items())
     logging.info(
-        f"e2ip readout: preset {config['preset']}, evidence {config['evidence']}, force unit "
-        f"{config['force_unit']:.6g} eV / A, {sum(p.numel() for p in model.e2ip_head.parameters())} parameters"
+        f"{settings.family} readout: {options}force unit {settings.force_unit:.6g} eV / A, "
+        f"{sum(p.numel() for p in model.e2ip_readout.parameters())} parameters"
     )
     load_foundation_readout(model, model_foundation)
     return model, output_args
 
 
-def _config(args, dataset, inherited):
-    preset = get_preset(args.e2ip_preset or "default")
-    if args.e2ip_force_unit is None and inherited is not None:
-        force_unit = inherited
-    else:
-        force_unit = resolve_force_unit(args.e2ip_force_unit, forces_rms(dataset) if wants_auto_unit(args) else None)
-    return readout_config(preset.name, resolve_evidence(preset, args.e2ip_evidence), force_unit)
+def _force_unit(args: Namespace, dataset: Any, inherited: Optional[float]) -> float:
+    """σ_ref in eV/Å: as given, or that of the foundation model, or the default."""
+    given = args.e2ip_force_unit
+    if given is None and inherited is not None:
+        return inherited
+    return resolve_force_unit(given, forces_rms(dataset) if wants_auto_unit(given) else None)
 
 
-def without_readout(model):
-    """A stock model that shares the weights of an e²IP model; anything else is handed back as it is."""
-    if not hasattr(model, "e2ip_head"):
-        return model
-    plain = copy.copy(model)
-    plain.__class__ = models.ScaleShiftMACE
-    plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_head"}
-    del plain.e2ip_config
-    return plain
-
-
-def forces_rms(dataset) -> float:
+def forces_rms(dataset: Iterable[Any]) -> float:
     """Root mean square of the finite force components of all labelled frames, in eV/Å.
 
     Reads the data set, not a loader: iterating a loader would change the order of the batches.
@@ -82,7 +79,7 @@ def forces_rms(dataset) -> float:
     return (total / count) ** 0.5
 
 
-def warn_of_masked_forces(head_configs) -> None:
+def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
     """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all."""
     for head in head_configs:
         if head.collections is None:

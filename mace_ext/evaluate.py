@@ -8,40 +8,64 @@ the stock command is repeated here. Files of other models are the stock ones to 
 import os
 import pickle
 import sys
+from argparse import Namespace
 from functools import wraps
 from types import SimpleNamespace
+from typing import Any, Dict, List, Optional, Type
 
 import ase.io
+import numpy as np
 import torch
 from ase.data import chemical_symbols
+from torch import Tensor
 
-from e2ip_plugins.keys import NIW, OUTPUT_KEYS
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from mace_ext.readout import find_family
 
 
 class _Columns:
     """Per-frame uncertainty arrays of the ``run`` in progress."""
 
-    def __init__(self):
-        self.frames = []
+    def __init__(self) -> None:
+        self.family: Optional[Type[Family]] = None
+        self.frames: List[Dict[str, np.ndarray]] = []
 
-    def add(self, output, ptr):
-        """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns."""
-        arrays = {}
-        for key in OUTPUT_KEYS:
+    def clear(self) -> None:
+        self.family, self.frames = None, []
+
+    def add(self, model: Any, output: Dict[str, Tensor], ptr: Tensor) -> None:
+        """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns.
+
+        Nothing happens to a model that has neither a readout nor outputs of one.
+        """
+        family = find_family(model) or families.of_outputs(output)
+        wanted = FORCE_VIEWS if family is None else family.output_keys()
+        missing = [key.name for key in wanted if output.get(key.name) is None]
+        if family is None and len(missing) == len(wanted):
+            return
+        if family is None or missing:
+            raise InputError(f"the model gives a part of its uncertainties only; missing: {', '.join(missing)}")
+        self.family, arrays = family, {}
+        for key in wanted:
             array = output[key.name].detach().cpu().numpy()
             arrays[key.name] = array.reshape(len(array), -1) if key.shape else array
         for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
             self.frames.append({name: array[start:end] for name, array in arrays.items()})
 
-    def write_into(self, atoms_list, prefix):
+    def write_into(self, atoms_list: List[Any], prefix: str) -> None:
         """Add the columns and the family to ASE frames."""
+        if self.family is None:
+            return
         for atoms, columns in zip(atoms_list, self.frames, strict=True):
-            atoms.info[prefix + "uq_family"] = NIW
+            atoms.info[prefix + FAMILY_KEY] = self.family.uq_family
             for name, array in columns.items():
                 atoms.arrays[prefix + name] = array
 
 
-def patch_eval_configs(module):
+def patch_eval_configs(module: Any) -> None:
     """Patch ``get_model_output``, ``run`` and ``main`` of `mace.cli.eval_configs`."""
     columns = _Columns()
     stock_output, stock_run, stock_main, stock_ase = module.get_model_output, module.run, module.main, module.ase
@@ -49,8 +73,7 @@ def patch_eval_configs(module):
     @wraps(stock_output)
     def get_model_output(model, batch, *args, **kwargs):
         output = stock_output(model, batch, *args, **kwargs)
-        if all(key.name in output for key in OUTPUT_KEYS):
-            columns.add(output, batch["ptr"])
+        columns.add(model, output, batch["ptr"])
         return output
 
     @wraps(stock_run)
@@ -58,11 +81,10 @@ def patch_eval_configs(module):
         folder = os.path.dirname(args.output)
         if folder and not os.path.isdir(folder):
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
-        columns.frames.clear()
+        columns.clear()
 
         def write(filename, images, **kwargs):
-            if columns.frames:
-                columns.write_into(images, args.info_prefix)
+            columns.write_into(images, args.info_prefix)
             stock_ase.io.write(filename, images=images, **kwargs)
 
         # The stock code looks `ase.io.write` up when it has everything: hand it one that adds the columns.
@@ -71,7 +93,7 @@ def patch_eval_configs(module):
             stock_run(args)
         finally:
             module.ase = stock_ase
-            columns.frames.clear()
+            columns.clear()
 
     @wraps(stock_main)
     def main():
@@ -87,12 +109,14 @@ def patch_eval_configs(module):
     module.get_model_output, module.run, module.main = get_model_output, run, main
 
 
-def _explanation(error, args):
+def _explanation(error: Exception, args: Namespace) -> str:
     """What the user can mend, or an empty string; the stock checks fail without a word or a name."""
     if isinstance(error, FileNotFoundError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError):
         return f"--model {args.model} is not a model file of mace_run_train"
+    if isinstance(error, InputError):
+        return f"--model {args.model}: {error}"
     model = torch.load(args.model, map_location="cpu")
     heads = getattr(model, "heads", [])
     if args.head is not None and args.head not in heads:

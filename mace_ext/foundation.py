@@ -1,28 +1,45 @@
 """Fine-tuning an e²IP model with ``--foundation_model``: its readout is kept where it means the same."""
 
 import logging
+from typing import Any, Optional
+
+from mace.modules import models
+
+from mace_ext.model import ScaleShiftMACE
+from mace_ext.readout import find_readout
 
 
-def inherited_force_unit(foundation):
+def without_readout(model: Any) -> Any:
+    """A stock model that shares the weights of an e²IP model; anything else is handed back as it is."""
+    if find_readout(model) is None:
+        return model
+    plain = models.ScaleShiftMACE.__new__(models.ScaleShiftMACE)
+    plain.__dict__ = dict(model.__dict__)
+    plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_readout"}
+    return plain
+
+
+def inherited_force_unit(foundation: Any) -> Optional[float]:
     """σ_ref in eV/Å of an e²IP foundation model, None for any other."""
-    return foundation.e2ip_config["force_unit"] if hasattr(foundation, "e2ip_config") else None
+    readout = find_readout(foundation)
+    return None if readout is None else readout.settings.force_unit
 
 
-def load_foundation_readout(model, foundation) -> None:
+def load_foundation_readout(model: ScaleShiftMACE, foundation: Any) -> None:
     """Copy the readout of an e²IP foundation model into every MACE head of ``model``.
 
-    MACE has by then reduced the foundation model to one head. A readout of another preset, evidence mode
-    or force unit means something else by the same weights: it is left out, and the log says so.
+    MACE has by then reduced the foundation model to one head. Where the settings give the same weights another
+    meaning, the readout is left out, and the log says so.
     """
-    if not hasattr(foundation, "e2ip_head"):
+    source, target = find_readout(foundation), model.e2ip_readout
+    if source is None:
         return
-    differing = [key for key, value in model.e2ip_config.items() if foundation.e2ip_config.get(key) != value]
+    differing = target.settings.differences(source.settings, weights_only=True)
     if differing:
         logging.warning(f"e2ip readout of the foundation model not used, it differs in: {', '.join(differing)}")
         return
-    source = foundation.e2ip_head
-    for head in model.e2ip_head.heads:
-        head.load_state_dict(source.heads[0].state_dict())
+    for trunk in target.trunks:
+        trunk.load_state_dict(source.trunks[0].state_dict())
     if source.has_pool:
-        model.e2ip_head.pool.load_state_dict(source.pool.state_dict())
+        target.pool.load_state_dict(source.pool.state_dict())
     logging.info("e2ip readout taken over from the foundation model")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
+from mace_ext.readout import find_family
 
 
 def uncertainty_gradient(
@@ -42,14 +43,16 @@ def uncertainty_gradient(
     InputError
         For models without readout and unknown keys.
     """
-    if not hasattr(model, "uncertainty_outputs"):
+    family = find_family(model)
+    if family is None or isinstance(model, torch.jit.ScriptModule):
         raise InputError(
-            f"uncertainty_gradient needs a model with an e2ip readout; this {type(model).__name__} has none: load the "
-            ".model file of a run with --readout e2ip, not its TorchScript file"
+            f"uncertainty_gradient needs a model with an e2ip readout, from the .model file of a run with --readout, "
+            f"not from its TorchScript file; this {type(model).__name__} is none"
         )
     data = dict(data)
     with torch.enable_grad():
         if not data["positions"].requires_grad:
             data["positions"] = data["positions"].detach().requires_grad_(True)
-        outputs = model.uncertainty_outputs(data)
+        computed = model.uncertainty_outputs(data)
+        outputs = {key.name: computed[key.name] for key in family.output_keys()}
         return differentiate(outputs, data["positions"], uncertainty, create_graph)

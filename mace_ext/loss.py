@@ -1,4 +1,4 @@
-"""The training loss: MACE's own loss with its force term replaced by NLL + λ·regulariser."""
+"""The training loss: MACE's own loss with its force term replaced by that of a predictive family."""
 
 import copy
 from typing import Optional
@@ -9,26 +9,27 @@ from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
-from e2ip_plugins.readout.loss import ForceLossSettings, force_loss_of_outputs
+from e2ip_plugins.readout.loss import force_loss
+from e2ip_plugins.readout.settings import Settings
 
 
-class EvidentialLoss(nn.Module):
+class E2IPLoss(nn.Module):
     """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.readout.loss.force_loss`.
 
     Parameters
     ----------
     stock : nn.Module
         A loss of `mace.modules.loss` with a ``forces_weight``, which keeps its meaning.
-    settings : ForceLossSettings
+    settings : Settings
+        The readout's. Its force unit is not read here: the model's outputs carry it.
     """
 
-    #: For `mace_ext.metrics`, which cannot import this module.
-    evidential = True
-
-    def __init__(self, stock: nn.Module, settings: ForceLossSettings) -> None:
+    def __init__(self, stock: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.stock = stock
         self.settings = settings
+        #: Read by `mace_ext.metrics`, too.
+        self.family = settings.build()
 
     def forward(self, ref: Batch, pred: TensorDict, ddp: Optional[bool] = None) -> Tensor:
         """Scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
@@ -38,9 +39,10 @@ class EvidentialLoss(nn.Module):
         without["forces"] = no_forces
         others = self.stock(ref=without, pred={**pred, "forces": no_forces}, ddp=ddp)
 
-        per_atom, _ = force_loss_of_outputs(ref["forces"], pred["forces"], pred, self.settings)
+        per_atom, _ = force_loss(self.family, ref["forces"], pred["forces"], pred)
         weight = (ref.weight * ref.forces_weight)[ref.batch]
         return others + self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
 
     def __repr__(self) -> str:
-        return f"{self.__class__.__name__}({self.stock}, {self.settings})"
+        options = "".join(f", {name}={value}" for name, value in self.settings.options.items())
+        return f"{self.__class__.__name__}({self.stock}, readout={self.settings.family}{options})"

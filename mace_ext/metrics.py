@@ -1,25 +1,29 @@
 """What MACE logs about the uncertainty, beside its own figures and through its own loggers.
 
-Loaded while MACE is: imports of MACE and of SciPy wait until they are used.
+Figures are called ``FAMILY_FIGURE``, in the words of `e2ip_plugins.scores.training.FIGURES`. Loaded while MACE is:
+imports of SciPy wait until they are used.
 """
 
 import logging
 import sys
+from typing import Any, Dict, List, NamedTuple
 
 import torch
 from torchmetrics.utilities import dim_zero_cat
 
-#: Keys of `ForceUncertainty.compute` in logs and tables, with a format and the heading of the error table.
-REPORTED = (
-    ("nll", "8.4f", "e2ip NLL / nats"),
-    ("coverage95", "6.4f", "e2ip coverage @ 95 %"),
-    ("spearman", "6.4f", "e2ip Spearman"),
-    ("plateau", "6.4f", "e2ip plateau"),
-)
+from e2ip_plugins import families
 
 
-def evidential_mace_loss(stock):
-    """`MACELoss` that also measures the force distributions when the loss is evidential.
+class Logged(NamedTuple):
+    """A figure as logged: its key, heading in tables, and formatted value."""
+
+    key: str
+    heading: str
+    text: str
+
+
+def mace_loss_with_figures(stock: type) -> type:
+    """`MACELoss` that also measures the force distributions, when the loss is `mace_ext.loss.E2IPLoss`.
 
     Atoms whose reference force is not finite are left out of the stock force errors, too.
     """
@@ -27,15 +31,19 @@ def evidential_mace_loss(stock):
     class MACELoss(stock):
         def __init__(self, loss_fn):
             super().__init__(loss_fn=loss_fn)
-            self.evidential = getattr(loss_fn, "evidential", False)
-            if self.evidential:
-                # What `ForceUncertainty.update` takes, 15 numbers per atom. Not a metric of its own inside this
-                # one: torchmetrics' forward resets and restores only states, and would count every batch twice.
+            family = getattr(loss_fn, "family", None)
+            self.uq_family = None if family is None else type(family)
+            if self.uq_family is not None:
+                # Rows of the core's table of atoms, flat, so that they fit what torchmetrics puts in for a rank
+                # without atoms. Not a metric of its own inside this one: torchmetrics' forward resets and restores
+                # only states, and would count every batch twice.
                 self.add_state("e2ip_atoms", default=[], dist_reduce_fx="cat")
 
         def update(self, batch, output):
-            if not self.evidential:
+            if self.uq_family is None:
                 return super().update(batch, output)
+            from e2ip_plugins.scores.training import rows
+
             finite = torch.isfinite(batch.forces).all(-1)
             frames = len(self.fs)
             super().update(batch, output)
@@ -46,27 +54,17 @@ def evidential_mace_loss(stock):
             if labelled.any():
                 # The stock update has already flattened the components of the labelled atoms.
                 self.delta_fs[-1] = self.delta_fs[-1][finite[labelled].repeat_interleave(3)]
-                columns = [
-                    batch.forces,
-                    output["forces"],
-                    output["e2ip_log_sigma0"],
-                    output["e2ip_nu"].unsqueeze(-1),
-                    output["e2ip_kappa"].unsqueeze(-1),
-                    output["e2ip_plateau"].unsqueeze(-1),
-                ]
-                self.e2ip_atoms.append(torch.cat(columns, -1)[labelled].detach().reshape(-1))
+                table = rows(self.uq_family, batch.forces, output["forces"], output)
+                self.e2ip_atoms.append(table[labelled].reshape(-1))
 
         def compute(self):
             loss, aux = super().compute()
-            if self.evidential and len(self.e2ip_atoms) > 0:
-                from e2ip_plugins.scores.training import ForceUncertainty
+            if self.uq_family is not None and len(self.e2ip_atoms) > 0:
+                from e2ip_plugins.scores.training import FIGURES, columns, figures
 
-                # The states are synchronised already.
-                metric = ForceUncertainty(sync_on_compute=False)
-                atoms = dim_zero_cat(self.e2ip_atoms).reshape(-1, 15)
-                metric.update(*torch.split(atoms, [3, 3, 6, 1, 1, 1], dim=-1))
-                values = metric.compute()
-                aux.update({f"e2ip_{name}": values[name] for name, _, _ in REPORTED})
+                width = max(where.stop for where in columns(self.uq_family).values())
+                values = figures(self.uq_family, dim_zero_cat(self.e2ip_atoms).cpu().numpy().reshape(-1, width))
+                aux.update({f"{self.uq_family.name}_{figure.name}": values[figure.name] for figure in FIGURES})
             return loss, aux
 
     MACELoss.__qualname__ = stock.__qualname__
@@ -74,29 +72,42 @@ def evidential_mace_loss(stock):
     return MACELoss
 
 
-def log_validation(metrics, epoch, head):
+def find_figures(metrics: Dict[str, Any]) -> List[Logged]:
+    """Our figures among MACE's validation metrics."""
+    from e2ip_plugins.scores.training import FIGURES
+
+    return [
+        Logged(f"{name}_{figure.name}", f"{name} {figure.heading}", f"{metrics[f'{name}_{figure.name}']:{figure.form}}")
+        for name in families.table()
+        for figure in FIGURES
+        if f"{name}_{figure.name}" in metrics
+    ]
+
+
+def log_validation(metrics: Dict[str, Any], epoch: Any, head: str) -> None:
     """The line after the stock validation line, and W&B where a run is open."""
-    if "e2ip_nll" not in metrics:
+    found = find_figures(metrics)
+    if not found:
         return
     phrase = "Initial" if epoch is None else f"Epoch {epoch}"
-    figures = ", ".join(f"e2ip_{name}={metrics[f'e2ip_{name}']:{form}}" for name, form, _ in REPORTED)
-    logging.info(f"{phrase}: head: {head}, {figures}")
+    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in found)}")
     if epoch is not None:
-        log_wandb({f"{head}_valid_e2ip_{name}": metrics[f"e2ip_{name}"] for name, _, _ in REPORTED}, commit=False)
+        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in found}, commit=False)
 
 
-def log_wandb(figures, commit):
+def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
     """Add figures to an open W&B run; with ``commit=False`` they join the stock code's next step."""
-    wandb = sys.modules.get("wandb")
+    wandb: Any = sys.modules.get("wandb")
     if getattr(wandb, "run", None) is not None:
         wandb.log(figures, commit=commit)
 
 
-def add_table_columns(table, metrics):
+def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
     """Our columns at the right of the stock error table; ``metrics`` has one dict per row."""
-    if len(metrics) != len(table.rows) or not all("e2ip_nll" in row for row in metrics):
+    found = [find_figures(row) for row in metrics]
+    if len(metrics) != len(table.rows) or not all(found):
         return
-    for name, form, heading in REPORTED:
-        table.add_column(heading, [f"{row[f'e2ip_{name}']:{form}}" for row in metrics])
-    for row, figures in zip(table.rows, metrics, strict=True):
-        log_wandb({f"{row[0]}_final_e2ip_{name}": figures[f"e2ip_{name}"] for name, _, _ in REPORTED}, commit=True)
+    for cells in zip(*found, strict=True):
+        table.add_column(cells[0].heading, [cell.text for cell in cells])
+    for row, values, cells in zip(table.rows, metrics, found, strict=True):
+        log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)

@@ -1,57 +1,81 @@
-"""What users write: the options of the readout and the checks that come before any work."""
+"""What users write: ``--readout`` and the options of every predictive family, and the settings that these make."""
 
-import re
+import math
+from argparse import ArgumentParser, Namespace
+from typing import Any, Dict, List
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.presets_tmp import resolve_force_unit
-from e2ip_plugins.readout.loss import ForceLossSettings, force_loss_settings
-from mace_ext import seams
-from mace_ext.files import check_files
+from e2ip_plugins.families.interface import Option
+from e2ip_plugins.readout.settings import Settings
 
-OPTIONS = ("e2ip_preset", "e2ip_evidence", "e2ip_evidence_weight", "e2ip_force_unit")
-LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
-MODELS = ("MACE", "ScaleShiftMACE")
+#: Value of ``--readout`` that leaves MACE as it is.
+STOCK = "stock"
+#: Option of all readouts, whatever their family.
+FORCE_UNIT = "force_unit"
 
 
-def check_options(args) -> None:
-    """Raise `InputError` for what cannot be trained; does nothing to a run without our options."""
+def add_options(parser: ArgumentParser) -> None:
+    """``--readout`` and ``--e2ip_*``; by default everything is stock MACE."""
+    group = parser.add_argument_group("e2ip", "force uncertainties (e2ip-plugins)")
+    group.add_argument(
+        "--readout",
+        choices=[STOCK, *families.table()],
+        default=STOCK,
+        help="predictive family of the forces: every force gets a full 3x3 covariance",
+    )
+    help_texts = {name: [f"readout {family}: {help}" for family, help in found] for name, found in _options().items()}
+    help_texts[FORCE_UNIT] = [
+        "force unit in eV/A, or auto: 0.03 of the training forces' component RMS (default: 0.0433641, 1 kcal/mol/A)"
+    ]
+    for name, texts in help_texts.items():
+        # Strings, converted by `settings_of`: families may share a name. "%(default).0s" prints nothing and keeps
+        # MACE's formatter from adding "(default: None)".
+        group.add_argument(f"--e2ip_{name}", help="; ".join(texts).replace("%", "%%") + "%(default).0s")
+
+
+def _options() -> Dict[str, List[Any]]:
+    """(family, help) of every option of any family."""
+    found: Dict[str, List[Any]] = {}
+    for name, family in families.table().items():
+        for option in family.options:
+            found.setdefault(option.name, []).append((name, option.help))
+    return found
+
+
+def has_readout(args: Namespace) -> bool:
+    """Whether a run is to have a readout."""
+    return getattr(args, "readout", STOCK) != STOCK
+
+
+def given_options(args: Namespace) -> Dict[str, Any]:
+    """Options of any family that the user wrote, and ``force_unit``, without their prefix."""
+    values = {name: getattr(args, f"e2ip_{name}", None) for name in (*_options(), FORCE_UNIT)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def settings_of(args: Namespace, force_unit: float = math.nan) -> Settings:
+    """Settings of the readout; what is not this family's option is left to `mace_ext.checks`.
+
+    Parameters
+    ----------
+    args
+        Parsed arguments.
+    force_unit : float
+        σ_ref in eV/Å, known once the model is made. The loss, which MACE makes before, does without.
+
+    Raises
+    ------
+    InputError
+        For values that mean nothing or do not go together.
+    """
+    given, own = given_options(args), families.get(args.readout).options
+    options = {option.name: _converted(option, given[option.name]) for option in own if option.name in given}
+    return Settings.of(args.readout, options, force_unit)
+
+
+def _converted(option: Option, value: Any) -> Any:
     try:
-        _check_options(args)
-    except InputError as error:
-        # The core knows these options by the names that both hosts share.
-        names = r"(?<!--e2ip_)\b(evidence_weight|force_unit)\b"
-        raise InputError(re.sub(names, r"--e2ip_\1", str(error))) from error
-
-
-def _check_options(args) -> None:
-    if args.readout != "e2ip":
-        given = [name for name in OPTIONS if getattr(args, name) is not None]
-        if given:
-            raise InputError(f"--{given[0]} has no effect without --readout e2ip; add it or leave --{given[0]} out")
-        return
-    problem = seams.problem()
-    if problem:
-        raise InputError(f"--readout e2ip does not work with this installation: {problem}")
-    loss_settings(args)
-    if not wants_auto_unit(args):
-        resolve_force_unit(args.e2ip_force_unit)
-    if args.model not in MODELS:
-        raise InputError(f"--readout e2ip needs --model {' or '.join(MODELS)}, not {args.model}")
-    if args.loss not in LOSSES:
-        raise InputError(f"--readout e2ip needs a --loss with energy and forces: {', '.join(LOSSES)}; not {args.loss}")
-    for name in ("forces_weight", "swa_forces_weight"):
-        if not getattr(args, name) > 0:
-            raise InputError(f"--readout e2ip needs --{name} > 0, got {getattr(args, name)}: it learns from forces")
-    if not args.compute_forces:
-        raise InputError("--readout e2ip needs forces; leave --compute_forces out")
-    check_files(args)
-
-
-def loss_settings(args) -> ForceLossSettings:
-    """Settings of the force loss from parsed arguments."""
-    return force_loss_settings(args.e2ip_preset or "default", args.e2ip_evidence, args.e2ip_evidence_weight)
-
-
-def wants_auto_unit(args) -> bool:
-    """Whether the force unit comes from the training forces."""
-    return str(args.e2ip_force_unit).strip().lower() == "auto"
+        return option.type(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"--e2ip_{option.name}: '{value}' is not a {option.type.__name__}") from error

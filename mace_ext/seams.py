@@ -103,7 +103,7 @@ refused: dict = {}
 def apply(module) -> None:
     """Patch a freshly loaded module, or leave it stock and note why.
 
-    The parser is patched in any case, so that ``--readout e2ip`` can say what is wrong.
+    The parser is patched in any case, so that ``--readout`` can say what is wrong.
     """
     seam = MODULES[module.__name__]
     reason = version_problem()
@@ -120,7 +120,7 @@ def apply(module) -> None:
 
 
 def problem() -> str:
-    """Why ``--readout e2ip`` cannot run here, or an empty string."""
+    """Why ``--readout`` cannot run here, or an empty string."""
     reasons = list(dict.fromkeys(refused.values()))
     if not reasons:
         unpatched = [name for name in MODULES if name in sys.modules and name not in applied]

@@ -5,6 +5,15 @@ The stock code would load what fits, swallow the error of the rest and start ove
 
 import sys
 from functools import wraps
+from typing import Any, Dict, Optional
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.settings import Settings, outdated
+from mace_ext.readout import find_readout
+
+#: What checkpoints carry: `Settings.to_dict`.
+KEY = "e2ip_settings"
+_WHERE = "the checkpoint to restart from"
 
 
 def apply(module):
@@ -15,32 +24,40 @@ def apply(module):
     @wraps(stock_create)
     def create_checkpoint(state):
         checkpoint = stock_create(state)
-        if hasattr(state.model, "e2ip_config"):
-            checkpoint["e2ip_config"] = dict(state.model.e2ip_config)
+        readout = find_readout(state.model)
+        if readout is not None:
+            checkpoint[KEY] = readout.settings.to_dict()
         return checkpoint
 
     @wraps(stock_load)
     def load_checkpoint(state, checkpoint, strict):
-        difference = readout_difference(checkpoint.get("e2ip_config"), getattr(state.model, "e2ip_config", None))
-        if difference:
-            print(f"mace_run_train: error: {difference}", file=sys.stderr)
+        try:
+            readout = find_readout(state.model)
+            check_readout(checkpoint, None if readout is None else readout.settings)
+        except InputError as error:
+            print(f"mace_run_train: error: {error}", file=sys.stderr)
             # Not an Exception: mace_run_train would catch that and train on from scratch.
-            raise SystemExit(2)
+            raise SystemExit(2) from error
         stock_load(state, checkpoint, strict)
 
     builder.create_checkpoint = staticmethod(create_checkpoint)
     builder.load_checkpoint = staticmethod(load_checkpoint)
 
 
-def readout_difference(saved, wanted):
-    """What keeps a checkpoint with settings ``saved`` from being loaded into a model with ``wanted``, or None."""
-    way_out = "use the options of the first run, or another --name or --checkpoints_dir"
-    if saved is None and wanted is not None:
-        return f"the checkpoint to restart from was trained without --readout e2ip; {way_out}"
-    if saved is not None and wanted is None:
-        return f"the checkpoint to restart from was trained with --readout e2ip; {way_out}"
-    if saved is None or saved == wanted:
-        return None
-    names = [name for name in wanted if saved.get(name) != wanted[name]]
-    listed = ", ".join(f"{name} {saved.get(name)} there, {wanted[name]} here" for name in names)
-    return f"the checkpoint to restart from has another e2ip readout ({listed}); {way_out}"
+def check_readout(checkpoint: Dict[str, Any], wanted: Optional[Settings]) -> None:
+    """`InputError` unless a model with the settings ``wanted`` (None: a stock model) can go on from a checkpoint."""
+    if "e2ip_config" in checkpoint:
+        raise InputError(outdated(_WHERE))
+    saved = Settings.from_dict(checkpoint[KEY], _WHERE) if KEY in checkpoint else None
+    if saved is None and wanted is None:
+        return
+    if saved is None or wanted is None:
+        found = "without --readout" if saved is None else f"with --readout {saved.family}"
+        difference = f"was trained {found}"
+    else:
+        names = wanted.differences(saved)
+        if not names:
+            return
+        listed = ", ".join(f"{name} {saved.describe(name)} there, {wanted.describe(name)} here" for name in names)
+        difference = f"has another readout ({listed})"
+    raise InputError(f"{_WHERE} {difference}; use the options of the first run, or another --name or --checkpoints_dir")

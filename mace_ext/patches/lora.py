@@ -2,6 +2,8 @@
 
 from functools import wraps
 
+from mace_ext.readout import find_readout
+
 
 def apply(module):
     """Patch ``inject_LoRAs``, which otherwise freezes the readout's weights under adapters of its own."""
@@ -9,12 +11,12 @@ def apply(module):
 
     @wraps(stock)
     def inject_LoRAs(model, *args, **kwargs):
-        readout = getattr(model, "e2ip_head", None)
+        readout = find_readout(model)
         if readout is None:
             return stock(model, *args, **kwargs)
-        del model.e2ip_head
+        del model.e2ip_readout
         model = stock(model, *args, **kwargs)
-        model.e2ip_head = readout
+        model.e2ip_readout = readout
         return model
 
     module.inject_LoRAs = inject_LoRAs

@@ -2,6 +2,9 @@
 
 from functools import wraps
 
+from mace_ext.options import has_readout
+from mace_ext.readout import find_readout
+
 
 def apply(module):
     """Patch ``configure_model``."""
@@ -9,12 +12,12 @@ def apply(module):
 
     @wraps(stock)
     def configure_model(args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
-        if getattr(args, "readout", None) == "e2ip":
+        if has_readout(args):
             from mace_ext.configure import configure_e2ip_model
 
             return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
-        if hasattr(model_foundation, "e2ip_head"):
-            from mace_ext.configure import without_readout
+        if find_readout(model_foundation) is not None:
+            from mace_ext.foundation import without_readout
 
             model_foundation = without_readout(model_foundation)
         return stock(args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)

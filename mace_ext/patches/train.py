@@ -14,5 +14,5 @@ def apply(module):
         stock(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)
         metrics.log_validation(eval_metrics, epoch, valid_loader_name)
 
-    module.MACELoss = metrics.evidential_mace_loss(module.MACELoss)
+    module.MACELoss = metrics.mace_loss_with_figures(module.MACELoss)
     module.valid_err_log = valid_err_log

@@ -26,7 +26,7 @@ def _default_dtype():
 
 @pytest.fixture(scope="session")
 def make_model():
-    """Function that builds an untrained model; ``readout=None`` leaves it stock.
+    """Function that builds an untrained model; ``readout=None`` leaves it stock, ``options`` are (name, value) pairs.
 
     The weights of the readout are spread out: its covariances are far from isotropic and from each other.
     Each call returns a copy of its own; building takes a second, copying does not.
@@ -40,7 +40,8 @@ def make_model():
     from e3nn import o3
     from mace import modules
 
-    from mace_ext.model import add_readout, readout_config
+    from e2ip_plugins.readout.settings import Settings
+    from mace_ext.model import add_readout
 
     def make(*args, **settings):
         return copy.deepcopy(build(*args, **settings))
@@ -49,7 +50,9 @@ def make_model():
     def build(
         hidden_irreps="8x0e+8x1o",
         heads=("Default",),
-        readout=("default", "coupled", 0.05),
+        readout="e2ip",
+        options=(),
+        force_unit=0.05,
         seed=0,
         dtype=torch.float64,
         **settings,
@@ -80,11 +83,11 @@ def make_model():
         arguments.update(settings)
         model = modules.ScaleShiftMACE(**arguments)
         if readout is not None:
-            add_readout(model, readout_config(*readout), seed=seed)
+            add_readout(model, Settings.of(readout, dict(options), force_unit), seed=seed)
             with torch.no_grad():
-                for head in model.e2ip_head.heads:
-                    head.out.weight.mul_(20.0)
-                    head.out.bias.normal_()
+                for trunk in model.e2ip_readout.trunks:
+                    trunk.out.weight.mul_(20.0)
+                    trunk.out.bias.normal_()
         return model
 
     return make

@@ -15,11 +15,13 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
 from mace.calculators import MACECalculator
 
-from e2ip_plugins.families.e2ip import derive_niw
-from e2ip_plugins.keys import DERIVED_KEYS, OUTPUT_KEYS, PARAMETER_KEYS
-from mace_ext.calculator import COMMITTEE_KEYS
+from e2ip_plugins import families
+from e2ip_plugins.keys import FORCE_VIEWS
 
-NAMES = {key.name for key in OUTPUT_KEYS}
+E2IP = families.get("e2ip")
+NAMES = {key.name for key in E2IP.output_keys()}
+VIEWS = {key.name for key in FORCE_VIEWS}
+DERIVED = FORCE_VIEWS + E2IP.own_views
 STOCK = {"energy", "energies", "free_energy", "node_energy", "forces", "stress"}
 
 
@@ -36,13 +38,14 @@ def test_every_output_key_is_a_property_and_equals_the_models(make_model, make_b
     results, calculator = results_of(frames[2], model)
     expected = model(make_batch([frames[2]]))
     assert NAMES <= set(calculator.implemented_properties)
-    for key in OUTPUT_KEYS:
+    assert results["uq_family"] == "niw"
+    for key in E2IP.output_keys():
         assert results[key.name].shape == (len(frames[2]), *key.shape)
         value = expected[key.name].detach()
-        if key in DERIVED_KEYS:
+        if key in DERIVED:
             # The calculator derives the views from the parameters once more: its own function, to the last bit.
             torch.testing.assert_close(torch.from_numpy(results[key.name]), value, rtol=1e-14, atol=1e-17)
-            value = derive_niw({k.name: expected[k.name].detach() for k in PARAMETER_KEYS})[key.name]
+            value = E2IP.derive({k.name: expected[k.name].detach() for k in E2IP.parameter_keys})[key.name]
         np.testing.assert_array_equal(results[key.name], value.numpy())
     atoms = frames[2].copy()
     atoms.calc = calculator
@@ -66,10 +69,9 @@ def test_units_are_squared_on_covariances(make_model, frames):
     plain, _ = results_of(frames[0], model)
     converted, _ = results_of(frames[0], model, energy_units_to_eV=27.211386, length_units_to_A=0.529177)
     np.testing.assert_allclose(converted["forces"], plain["forces"] * factor, rtol=1e-12)
-    for key in DERIVED_KEYS:
-        np.testing.assert_allclose(
-            converted[key.name], plain[key.name] * factor**key.force_power, rtol=1e-10, atol=1e-14
-        )
+    for key in DERIVED:
+        power = 2 if key.unit == "eV²/Å²" else 1
+        np.testing.assert_allclose(converted[key.name], plain[key.name] * factor**power, rtol=1e-10, atol=1e-14)
     for key in ("e2ip_nu", "e2ip_kappa"):
         np.testing.assert_array_equal(converted[key], plain[key])
 
@@ -91,9 +93,10 @@ def test_committee_obeys_the_law_of_total_variance(make_model, frames, unit):
     np.testing.assert_allclose(
         committee["forces_epistemic_std"], np.sqrt(np.trace(epistemic, axis1=1, axis2=2) / 3), **close
     )
-    # The stock committee results stay; a mixture has no NIW parameters.
+    # The stock committee results stay; a mixture is of no family and has no parameters.
     assert {"forces_comm", "energy_var"} <= set(committee)
-    assert set(COMMITTEE_KEYS) == NAMES & set(committee) == NAMES & set(calculator.implemented_properties)
+    assert VIEWS == NAMES & set(committee) == NAMES & set(calculator.implemented_properties)
+    assert "uq_family" not in committee
 
 
 def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_model, frames, caplog):
@@ -109,7 +112,7 @@ def test_padding_changes_nothing(make_model, frames):
     model = make_model()
     plain, _ = results_of(frames[0], model)
     padded, _ = results_of(frames[0], model, pad_num_atoms=16, pad_num_edges=256)
-    for key in OUTPUT_KEYS:
+    for key in E2IP.output_keys():
         np.testing.assert_allclose(padded[key.name], plain[key.name], rtol=1e-10, atol=1e-14)
 
 

@@ -13,7 +13,9 @@ from ase.build import bulk
 from mace.calculators import MACECalculator
 from mace.cli import eval_configs
 
-from e2ip_plugins.keys import OUTPUT_KEYS
+from e2ip_plugins import families
+
+OUTPUT_KEYS = families.get("e2ip").output_keys()
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from mace.tools.scripts_utils import extract_config_mace_model, remove_pt_head
 
-from e2ip_plugins.keys import OUTPUT_KEYS
+from e2ip_plugins import families
 from mace_ext.foundation import load_foundation_readout
 
-NAMES = [key.name for key in OUTPUT_KEYS]
+NAMES = [key.name for key in families.get("e2ip").output_keys()]
 
 
 def assert_same_uncertainties(output, expected):
@@ -27,7 +27,7 @@ def test_the_kept_head_keeps_its_readout(make_model, make_batch, frames, hidden_
     model = make_model(hidden_irreps=hidden_irreps, heads=tuple(heads))
     expected = model(make_batch(frames, heads=heads, head=kept))
     single = remove_pt_head(model, kept)
-    assert single.heads == [kept] and len(single.e2ip_head.heads) == 1
+    assert single.heads == [kept] and len(single.e2ip_readout.trunks) == 1
     assert_same_uncertainties(single(make_batch(frames, heads=[kept], head=kept)), expected)
 
 
@@ -41,16 +41,17 @@ def test_select_head_command(model_files, make_batch, frames, tmp_path):
 
 
 def test_settings_survive_a_rebuild(make_model):
-    model = make_model(readout=("paper", "independent", 0.25))
+    model = make_model(options=(("preset", "paper"), ("evidence_weight", 0.3)), force_unit=0.25)
     config = extract_config_mace_model(model)
     rebuilt = type(model)(**config)
     rebuilt.load_state_dict(model.state_dict())
-    assert rebuilt.e2ip_config == model.e2ip_config
-    assert extract_config_mace_model(make_model(readout=None)).keys() == config.keys() - {"e2ip_config"}
+    assert not rebuilt.e2ip_readout.settings.differences(model.e2ip_readout.settings)
+    assert rebuilt.e2ip_readout.settings.options["evidence_weight"] == 0.3
+    assert extract_config_mace_model(make_model(readout=None)).keys() == config.keys() - {"e2ip_settings"}
 
 
 def test_a_readout_that_means_something_else_is_not_taken_over(make_model, caplog):
-    foundation, model = make_model(), make_model(seed=1, readout=("default", "independent", 0.05))
+    foundation, model = make_model(), make_model(seed=1, options=(("evidence", "independent"),))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with caplog.at_level(logging.WARNING):
         load_foundation_readout(model, foundation)
@@ -67,12 +68,12 @@ def test_fine_tuning_starts_where_the_foundation_model_stopped(train, make_batch
     for key, value in plain.items():
         if "atomic_energies" not in key and "scale_shift" not in key:
             assert torch.equal(upgraded[key], value)
-    assert any(key.startswith("e2ip_head.") for key in upgraded)
+    assert any(key.startswith("e2ip_readout.") for key in upgraded)
 
     learned = train("--readout=e2ip", "--e2ip_force_unit=0.2", name="learned", max_num_epochs=1)
     second = train("--readout=e2ip", f"--foundation_model={learned.folder / 'learned.model'}", name="second", **still)
     assert "readout taken over from the foundation model" in second.text
-    assert second.model.e2ip_config == learned.model.e2ip_config
+    assert second.model.e2ip_readout.settings.force_unit == 0.2
     batch = make_batch([atoms for atoms in frames if set(atoms.numbers) <= {1, 8}], species=(1, 8))
     expected, output = learned.model({**batch}), second.model({**batch})
     for name in NAMES:
@@ -105,6 +106,6 @@ def test_cuequivariance_conversion_both_ways(make_model, make_batch, frames, hid
     expected = model({**batch})
     converted = convert_e3nn_cueq.run(model)
     # cuEquivariance puts components first.
-    assert converted.e2ip_head.ir_mul and not model.e2ip_head.ir_mul
+    assert converted.e2ip_readout.components_first and not model.e2ip_readout.components_first
     assert_same_uncertainties(converted({**batch}), expected)
     assert_same_uncertainties(convert_cueq_e3nn.run(converted)({**batch}), expected)

@@ -27,7 +27,7 @@ def parse(training_command):
     ("flags", "words"),
     [
         (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
-        ([E2IP, "--e2ip_preset=best"], "unknown e2ip preset 'best'"),
+        ([E2IP, "--e2ip_preset=best"], "unknown preset 'best'"),
         ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
         (
             [E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"],
@@ -70,7 +70,7 @@ def test_missing_training_file(parse, capsys):
 
 @pytest.mark.parametrize("content", ["", "2\nno properties\nH 0 0\n", "\x00\x01\x02"], ids=["empty", "torn", "binary"])
 def test_unreadable_file(tmp_path, content):
-    from mace_ext.files import check_file
+    from mace_ext.checks import check_file
 
     path = tmp_path / "frames.xyz"
     path.write_text(content)
@@ -82,7 +82,7 @@ def test_isolated_atoms_may_lack_forces(tmp_path, data_files):
     """A file is fine when some frame has the forces; MACE gives the others weight zero."""
     from ase import Atoms
 
-    from mace_ext.files import check_file
+    from mace_ext.checks import check_file
 
     frames = [Atoms("H", info={"config_type": "IsolatedAtom"}), *ase.io.read(data_files["valid"], ":")]
     ase.io.write(tmp_path / "mixed.xyz", frames)
@@ -113,7 +113,7 @@ def test_training_forces_that_are_all_zero_have_no_automatic_unit(train, tmp_pat
 
 
 def test_folder_without_data_is_refused(tmp_path):
-    from mace_ext.files import check_file
+    from mace_ext.checks import check_file
 
     with pytest.raises(InputError, match="folder"):
         check_file(str(tmp_path), "--train_file", "REF_forces", "--forces_key")

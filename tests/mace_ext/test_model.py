@@ -5,7 +5,6 @@ import pytest
 import torch
 
 FORCES = ("forces", "forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov")
-READOUT = ("default", "coupled", 0.05)
 IRREPS = ["8x0e", "8x0e+8x1o", "8x0e+8x1o+8x2e", "8x0e+8x1o+8x2e+8x3o"]
 
 
@@ -13,7 +12,7 @@ def randomise(model, seed=0):
     """Weights far from the nearly isotropic start, so that a test of anisotropy is not vacuous."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.e2ip_head.parameters():
+        for parameter in model.e2ip_readout.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(2.0 * noise)
 
@@ -29,7 +28,7 @@ def anisotropy(covariance):
 def test_energy_and_forces_are_the_stock_ones_to_the_last_bit(make_model, make_batch, frames, irreps, dtype):
     # The first evaluation in a process may round otherwise than all later ones, stock MACE against itself, too.
     make_model(irreps, readout=None, dtype=dtype, max_ell=3)(make_batch(frames), compute_stress=True, training=True)
-    stock, ours = (make_model(irreps, readout=readout, dtype=dtype, max_ell=3) for readout in (None, READOUT))
+    stock, ours = (make_model(irreps, readout=readout, dtype=dtype, max_ell=3) for readout in (None, "e2ip"))
     expected = stock(make_batch(frames), compute_stress=True, training=True)
     found = ours(make_batch(frames), compute_stress=True, training=True)
     for key in ("energy", "forces", "stress", "node_energy", "node_feats"):
@@ -38,11 +37,12 @@ def test_energy_and_forces_are_the_stock_ones_to_the_last_bit(make_model, make_b
 
 def test_adding_a_readout_draws_no_random_numbers(make_model):
     """Whatever is drawn later, the order of the batches to begin with, is as in the stock run."""
-    from mace_ext.model import add_readout, readout_config
+    from e2ip_plugins.readout.settings import Settings
+    from mace_ext.model import add_readout
 
     model = make_model(readout=None)
     state = torch.random.get_rng_state()
-    add_readout(model, readout_config(*READOUT), seed=3)
+    add_readout(model, Settings.of("e2ip", {}, 0.05), seed=3)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -132,7 +132,7 @@ def test_every_mace_head_has_its_own_uncertainty(make_model, make_batch, frames)
     randomise(model)
     first, second = (model(make_batch(frames, heads=["one", "two"], head=head)) for head in ("one", "two"))
     assert not torch.allclose(first["e2ip_nu"], second["e2ip_nu"])
-    model.e2ip_head.heads[1].load_state_dict(model.e2ip_head.heads[0].state_dict())
+    model.e2ip_readout.trunks[1].load_state_dict(model.e2ip_readout.trunks[0].state_dict())
     second = model(make_batch(frames, heads=["one", "two"], head="two"))
     assert torch.equal(first["e2ip_nu"], second["e2ip_nu"])
 
@@ -142,34 +142,3 @@ def test_lammps_mliap_stops_before_the_readout(make_model, make_batch, frames):
     stock_output = model.host_forward(make_batch(frames))
     model.host_forward = lambda *_: dict(stock_output)
     assert model({}, lammps_mliap=True).keys() == stock_output.keys()
-
-
-def test_component_first_features_give_the_same(make_model):
-    """cuEquivariance lays features out components first."""
-    from e3nn import o3
-
-    from mace_ext.model import Readout, readout_config
-
-    layers = [o3.Irreps("3x0e+3x1o+3x2e"), o3.Irreps("3x0e")]
-    one, other = (
-        Readout(layers, layout, num_radial=4, num_heads=1, config=readout_config("default", "coupled", 0.1)).double()
-        for layout in (False, True)
-    )
-    features = torch.randn(5, 30)
-    blocks, start = [], 0
-    for mul, dim in ((3, 1), (3, 3), (3, 5), (3, 1)):
-        blocks.append(features[:, start : start + mul * dim].reshape(5, mul, dim).transpose(1, 2).reshape(5, -1))
-        start += mul * dim
-    unused = torch.zeros(5, 3), torch.zeros(5, 4), torch.zeros(2, 5, dtype=torch.long)
-    heads = torch.zeros(5, dtype=torch.long)
-    expected, found = one(features, heads, *unused), other(torch.cat(blocks, 1), heads, *unused)
-    assert torch.allclose(found["e2ip_log_sigma0"], expected["e2ip_log_sigma0"], rtol=1e-12)
-
-
-def test_settings_of_another_version_are_refused(make_model):
-    from e2ip_plugins.errors import InputError
-    from mace_ext.model import add_readout, readout_config
-
-    config = {**readout_config("default", "coupled", 0.1), "version": 99}
-    with pytest.raises(InputError, match="version 99"):
-        add_readout(make_model(readout=None), config)

@@ -49,7 +49,7 @@ def test_saved_and_copied_models_are_whole(model_files, make_model, make_batch, 
         output = other({**batch})
         for key in ("energy", "forces", "forces_cov", "e2ip_log_sigma0"):
             assert torch.equal(output[key], expected[key])
-    assert copy.deepcopy(model).e2ip_head.heads[0].out.weight is not model.e2ip_head.heads[0].out.weight
+    assert copy.deepcopy(model).e2ip_readout.trunks[0].out.weight is not model.e2ip_readout.trunks[0].out.weight
 
 
 def test_opening_a_model_where_mace_is_not_patched_warns(model_files):

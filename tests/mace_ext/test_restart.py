@@ -82,8 +82,8 @@ def test_restart_with_ema_and_stage_two(train):
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ((), (E2IP,), "trained without --readout e2ip"),
-        ((E2IP,), (), "trained with --readout e2ip"),
+        ((), (E2IP,), "was trained without --readout;"),
+        ((E2IP,), (), "was trained with --readout e2ip;"),
         ((E2IP,), (E2IP, "--e2ip_evidence=independent"), "evidence coupled there, independent here"),
         ((E2IP,), (E2IP, "--e2ip_force_unit=0.2"), "force_unit 0.0433641 there, 0.2 here"),
         ((E2IP,), (E2IP, "--e2ip_preset=paper"), "preset default there, paper here"),
@@ -126,6 +126,6 @@ def test_two_processes(tmp_path, training_command):
     done = subprocess.run([*command, script, *options], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
-    assert any(key.startswith("e2ip_head.") for key in first)
+    assert any(key.startswith("e2ip_readout.") for key in first)
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert "Epoch 1: head: Default, e2ip_nll=" in done.stderr + done.stdout

@@ -11,7 +11,9 @@ import torch
 from e3nn.util import jit
 from mace.calculators import MACECalculator
 
-from e2ip_plugins.keys import OUTPUT_KEYS
+from e2ip_plugins import families
+
+OUTPUT_KEYS = families.get("e2ip").output_keys()
 
 
 @pytest.mark.parametrize("hidden_irreps", ["8x0e", "8x0e+8x1o+8x2e"])
@@ -66,7 +68,7 @@ def test_mliap_path_stops_before_the_readout(make_model, make_batch, frames):
     def fail(*_):
         raise AssertionError("the readout ran")
 
-    model.e2ip_head.register_forward_pre_hook(fail)
+    model.e2ip_readout.register_forward_pre_hook(fail)
     _, energies, pair_forces = MACEEdgeForcesWrapper(model)(data)
     torch.testing.assert_close(energies.sum(), expected["energy"][0], rtol=1e-10, atol=1e-12)
     forces = torch.zeros_like(expected["forces"])

@@ -10,7 +10,7 @@ FIGURES = ("e2ip_nll", "e2ip_coverage95", "e2ip_spearman", "e2ip_plateau")
 
 
 def head_state(model):
-    return {key: value for key, value in model.state_dict().items() if key.startswith("e2ip_head.")}
+    return {key: value for key, value in model.state_dict().items() if key.startswith("e2ip_readout.")}
 
 
 def test_a_plain_run_learns_logs_and_saves(train):
@@ -31,21 +31,21 @@ def test_settings_from_a_yaml_file(train, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("readout: e2ip\ne2ip_evidence: independent\ne2ip_evidence_weight: 0.1\ne2ip_force_unit: 0.1\n")
     run = train(f"--config={config}", max_num_epochs=1)
-    assert run.model.e2ip_config["evidence"] == "independent"
-    assert run.model.e2ip_config["force_unit"] == 0.1
+    assert run.model.e2ip_readout.settings.options["evidence"] == "independent"
+    assert run.model.e2ip_readout.settings.force_unit == 0.1
     assert "evidence_weight=0.1" in run.text
 
 
 def test_paper_preset(train):
     run = train(*E2IP, "--e2ip_preset=paper", max_num_epochs=1)
-    assert run.model.e2ip_config["preset"] == "paper"
-    assert run.model.e2ip_head.heads[0].scalar_damper == (4.0, 5.0)
+    assert run.model.e2ip_readout.settings.options["preset"] == "paper"
+    assert run.model.e2ip_readout.family.scalar_damper == (4.0, 5.0)
 
 
 def test_automatic_force_unit_is_a_fraction_of_the_component_rms(train, data_files):
     run = train(*E2IP, "--e2ip_force_unit=auto", max_num_epochs=1)
     forces = np.concatenate([atoms.arrays["REF_forces"] for atoms in ase.io.read(data_files["train"], ":")])
-    assert run.model.e2ip_config["force_unit"] == pytest.approx(0.03 * np.sqrt((forces**2).mean()), rel=1e-9)
+    assert run.model.e2ip_readout.settings.force_unit == pytest.approx(0.03 * np.sqrt((forces**2).mean()), rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["universal", "stress", "virials", "huber", "l1l2energyforces", "ef"])
@@ -63,7 +63,7 @@ def test_stage_two_keeps_the_force_loss(train):
 
 
 def _learned(model):
-    head = model.e2ip_head.heads[0]
+    head = model.e2ip_readout.trunks[0]
     return [head.hidden.weight, head.out.weight, head.mix_vectors]
 
 
@@ -73,7 +73,7 @@ def test_freezing_everything_trains_the_readout_alone(train):
     run = train(*E2IP, "--freeze=7", f"--foundation_model={foundation}", name="frozen", max_num_epochs=2)
     before, after = first.model.state_dict(), run.model.state_dict()
     changed = {key for key in before if not torch.equal(before[key], after[key])}
-    assert changed and all(key.startswith("e2ip_head.") for key in changed)
+    assert changed and all(key.startswith("e2ip_readout.") for key in changed)
     assert run.validation[-1]["loss"] < run.validation[0]["loss"]
 
 
@@ -93,7 +93,7 @@ def test_multihead_training_has_a_readout_per_head(train, data_files):
         for name in ("one", "two")
     }
     run = train(*E2IP, f"--heads={heads}", train_file=None, valid_file=None, max_num_epochs=1)
-    assert len(run.model.e2ip_head.heads) == 2
+    assert len(run.model.e2ip_readout.trunks) == 2
     assert "valid_two" in run.text
     assert {line["head"] for line in run.validation} == {"one", "two"}
 
@@ -111,14 +111,14 @@ def test_multihead_fine_tuning(train, data_files):
         max_num_epochs=1,
     )
     assert run.model.heads == ["pt_head", "Default"]
-    assert len(run.model.e2ip_head.heads) == 2
+    assert len(run.model.e2ip_readout.trunks) == 2
     assert "readout taken over from the foundation model" in run.text
 
 
 def test_stock_fine_tuning_of_an_evidential_model(train):
     first = train(*E2IP, name="foundation", max_num_epochs=1)
     run = train(f"--foundation_model={first.folder / 'foundation.model'}", name="stock", max_num_epochs=1)
-    assert not hasattr(run.model, "e2ip_head") and type(run.model).__module__ == "mace.modules.models"
+    assert not hasattr(run.model, "e2ip_readout") and type(run.model).__module__ == "mace.modules.models"
 
 
 def masked(path, folder):

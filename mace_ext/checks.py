@@ -1,16 +1,70 @@
-"""Checks on the data files that a run names, before MACE starts to load them."""
+"""Checks before a run starts: the options of the readout, and the data files that it names."""
 
 import ast
 import os
+import re
+from argparse import Namespace
+from typing import Any, Optional, Set
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from mace_ext import seams
+from mace_ext.options import FORCE_UNIT, given_options, has_readout, settings_of
+
+LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
+MODELS = ("MACE", "ScaleShiftMACE")
 
 #: MACE's own names for replay data, and what it does not read with ASE.
 REPLAY_SETS = ("mp", "omat", "matpes_pbe", "matpes_r2scan")
 _BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
 
 
-def check_files(args) -> None:
+def check_options(args: Namespace) -> None:
+    """Raise `InputError` for what cannot be trained; does nothing to a run without our options."""
+    _check_names(args)
+    if not has_readout(args):
+        return
+    readout = f"--readout {args.readout}"
+    problem = seams.problem()
+    if problem:
+        raise InputError(f"{readout} does not work with this installation: {problem}")
+    try:
+        settings_of(args)
+        if not wants_auto_unit(args.e2ip_force_unit):
+            resolve_force_unit(args.e2ip_force_unit)
+    except InputError as error:
+        # The core knows options by the names that both hosts share; those with an underscore are no ordinary words.
+        names = "|".join(name for name in given_options(args) if "_" in name)
+        raise InputError(re.sub(rf"(?<!--e2ip_)\b({names})\b", r"--e2ip_\1", str(error)) if names else error) from error
+    if args.model not in MODELS:
+        raise InputError(f"{readout} needs --model {' or '.join(MODELS)}, not {args.model}")
+    if args.loss not in LOSSES:
+        raise InputError(f"{readout} needs a --loss with energy and forces: {', '.join(LOSSES)}; not {args.loss}")
+    for name in ("forces_weight", "swa_forces_weight"):
+        if not getattr(args, name) > 0:
+            raise InputError(f"{readout} needs --{name} > 0, got {getattr(args, name)}: it learns from forces")
+    if not args.compute_forces:
+        raise InputError(f"{readout} needs forces; leave --compute_forces out")
+    check_files(args)
+
+
+def _check_names(args: Namespace) -> None:
+    """Every option that was given is one of the chosen readout."""
+    for name in given_options(args):
+        owners = [f for f, family in families.table().items() if name in [option.name for option in family.options]]
+        if name == FORCE_UNIT:
+            owners = list(families.table())
+        if not has_readout(args):
+            choice = " or ".join(f"--readout {owner}" for owner in owners)
+            raise InputError(f"--e2ip_{name} has no effect without {choice}; add it or leave --e2ip_{name} out")
+        if args.readout not in owners:
+            raise InputError(
+                f"--e2ip_{name} is no option of --readout {args.readout}, but of {', '.join(owners)}; leave it out"
+            )
+
+
+def check_files(args: Namespace) -> None:
     """Every file is there, can be read and, if ASE reads it, has a frame with the named forces.
 
     MACE itself trains on without a word: frames without the named key get force weight zero. A training file
@@ -33,7 +87,7 @@ def check_files(args) -> None:
         check_file(args.pt_train_file, "--pt_train_file", key, "--forces_key")
 
 
-def check_file(path, option, key, key_option) -> None:
+def check_file(path: str, option: str, key: Optional[str], key_option: str) -> None:
     """Raise `InputError` unless ``path`` can be read and, given ``key``, one frame has forces or energies under it.
 
     ``key_option`` is ``--forces_key`` or ``--energy_key``. Stops at the first frame that has them: usually
@@ -50,7 +104,7 @@ def check_file(path, option, key, key_option) -> None:
     import ase.io
 
     forces = key_option == "--forces_key"
-    found = set()
+    found: Set[Any] = set()
     try:
         for atoms in ase.io.iread(path):
             calculated = {"forces" if forces else "energy"} & set(getattr(atoms.calc, "results", {}))

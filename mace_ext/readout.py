@@ -1,0 +1,51 @@
+"""The core's readout on the node features of a MACE model: where the features lie, and who has a readout.
+
+Loaded while MACE is: imports of MACE and e3nn wait until they are used.
+"""
+
+from typing import Any, Optional, Type
+
+from torch import nn
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.readout.layout import Layout, blocks
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings, outdated
+
+
+def find_readout(model: Any) -> Optional[Readout]:
+    """The readout of a model, scripted or not; None for a stock model or no model, `InputError` for an old one."""
+    if hasattr(model, "e2ip_head"):
+        raise InputError(outdated("this model"))
+    return getattr(model, "e2ip_readout", None)
+
+
+def find_family(model: Any) -> Optional[Type[Family]]:
+    """The family of a model's readout, None for a stock model."""
+    readout = find_readout(model)
+    return None if readout is None else families.get(readout.family_name)
+
+
+def build_readout(model: nn.Module, settings: Settings, seed: int) -> Readout:
+    """An untrained readout that fits a stock model: one trunk per MACE head, on the model's device and of its dtype."""
+    parameter = next(model.parameters())
+    readout = Readout(settings, _layout(model), num_heads=len(model.heads), seed=seed)
+    return readout.to(dtype=parameter.dtype, device=parameter.device)
+
+
+def _layout(model: nn.Module) -> Layout:
+    """Blocks in the model's ``node_feats``, which concatenate the features of all layers."""
+    from e3nn import o3
+    from mace.modules.wrapper_ops import get_layout
+
+    # By way of a string: cuEquivariance has irreps of its own.
+    layers = [o3.Irreps(str(product.linear.irreps_out)) for product in model.products]
+    return Layout(
+        scalars=blocks(layers, 0, 1),
+        vectors=blocks(layers, 1, -1),
+        tensors=blocks(layers, 2, 1),
+        components_first=get_layout(getattr(model.products[0], "cueq_config", None)) == "ir_mul",
+        num_radial=model.radial_embedding.out_dim,
+    )
