@@ -6,6 +6,7 @@ import ase
 import ase.io
 import numpy as np
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
@@ -216,3 +217,20 @@ def test_version():
 
     done = run("--version")
     assert done.exit_code == 0 and done.stdout.strip() == __version__
+
+
+def test_a_family_that_nobody_else_knows(tmp_path, toy_family):
+    """Density and coverage of a file whose family is one file more: against SciPy, here a Gaussian."""
+    frames = make_frames(1, uncertain=False)
+    expected = []
+    for i, atoms in enumerate(frames):
+        log_std = np.log(0.1) + 0.1 * np.random.default_rng(i).normal(size=len(atoms))
+        atoms.info["MACE_uq_family"] = toy_family.uq_family
+        atoms.arrays["MACE_isotropic_log_std"] = log_std
+        error = atoms.arrays["REF_forces"] - atoms.arrays["MACE_forces"]
+        expected.append(-norm(scale=np.exp(log_std)[:, None]).logpdf(error).sum(-1))
+    ase.io.write(tmp_path / "toy.xyz", frames, format="extxyz")
+    (model,) = compare(load_models([tmp_path / "toy.xyz"]))["models"]
+    assert model["uq_family"] == "isotropic"
+    assert model["overall"]["nll"] == pytest.approx(np.concatenate(expected).mean(), rel=1e-6)
+    assert model["overall"]["coverage95"] is not None and model["overall"]["energy_score"] > 0
