@@ -88,7 +88,9 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], pat
     wish, chosen = requested(path), "eager"
     if wish == "triton":
         if not has_triton():
-            raise InputError(f"{VARIABLE} is 'triton', but Triton is not installed or does not load; install it or choose 'auto'")
+            raise InputError(
+                f"{VARIABLE} is 'triton', but Triton is not installed or does not load; install it or choose 'auto'"
+            )
         if device.type not in TRITON_DEVICES and not interpreted():
             raise InputError(
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
