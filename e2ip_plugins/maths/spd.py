@@ -67,6 +67,8 @@ def tangent_to_sym6(s: Tensor, t: Tensor) -> Tensor:
 class SymmetricTracelessPart(nn.Module):
     """2e part (..., 5) of a matrix (..., 3, 3), in the basis of `tangent_to_sym6`."""
 
+    basis: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("basis", _traceless_basis().to(torch.get_default_dtype()), persistent=False)

@@ -35,6 +35,7 @@ class Readout(nn.Module):
     components_first: Final[bool]
     has_pool: Final[bool]
     double_outputs: Final[bool]
+    force_unit: Tensor
 
     def __init__(
         self, settings: Settings, layout: Layout, num_heads: int = 1, seed: int = 0, double_outputs: bool = False

@@ -72,9 +72,9 @@ def load_models(
     InputError
         A file cannot be read or lacks columns; frames differ in number, species or reference forces.
     """
-    paths = [Path(p) for p in paths]
-    labels = _labels(paths, labels)
-    predictions = [read_predictions(p, ref_forces, ref_energy) for p in paths]
+    files = [Path(p) for p in paths]
+    labels = _labels(files, labels)
+    predictions = [read_predictions(p, ref_forces, ref_energy) for p in files]
     for other in predictions[1:]:
         check_same_frames(predictions[0], other)
     return [_score(label, p) for label, p in zip(labels, predictions, strict=True)]
@@ -163,7 +163,7 @@ def compare(models: List[Model]) -> dict:
 def _report(model: Model) -> dict:
     overall = _with_kcal(summarise(model.scores))
     overall["energy_mae"] = float(np.abs(model.energy_error).mean()) if len(model.energy_error) else None
-    pit = model.scores.pit
+    pit = model.scores.get("pit")
     return {
         "label": model.label,
         "file": str(model.predictions.path),
@@ -172,12 +172,14 @@ def _report(model: Model) -> dict:
         "masked_atoms": model.masked,
         "left_out": model.left_out,
         "overall": _without_nan(overall),
-        "species": {
-            str(symbol): _without_nan(_with_kcal(summarise(model.scores.subset(model.species == symbol))))
-            for symbol in np.unique(model.species)
-        },
+        "species": {str(symbol): _of_species(model, symbol) for symbol in np.unique(model.species)},
         "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
     }
+
+
+def _of_species(model: Model, symbol: str) -> dict:
+    chosen = model.species == symbol
+    return _without_nan(_with_kcal(summarise({name: values[chosen] for name, values in model.scores.items()})))
 
 
 def _with_kcal(summary: dict) -> dict:

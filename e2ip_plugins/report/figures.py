@@ -41,7 +41,7 @@ def figure_page(models: List[Model], unit: str = "eV") -> Figure:
     uncertainties find the errors, and how large those are.
     """
     factor, force = (1e3, "meV/Å") if unit == "eV" else (1.0 / KCAL_PER_MOL, "kcal/mol/Å")
-    uncertain = [m for m in models if m.scores.pit is not None]
+    uncertain = [m for m in models if "pit" in m.scores]
     colours = _assign_colours(models)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12, 7.6) if uncertain else (5.5, 4.2), layout="constrained")
@@ -74,7 +74,7 @@ def write_figure(models: List[Model], unit: str, stem: Path) -> List[Path]:
 def _assign_colours(models: List[Model]) -> Dict[str, str]:
     colours, greys, chromatic = {}, 0, 0
     for m in models:
-        if m.scores.pit is None:
+        if "pit" not in m.scores:
             colours[m.label] = _GREYS[greys % len(_GREYS)]
             greys += 1
         else:
@@ -88,7 +88,7 @@ def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None
     ax.plot([0, 1], [0, 1], **_IDEAL | {"zorder": 3})
     levels = np.concatenate([[0.0], CALIBRATION_LEVELS, [1.0]])
     for m in models:
-        ax.plot(levels, [0.0, *observed_coverage(m.scores.pit), 1.0], color=colours[m.label], linewidth=2)
+        ax.plot(levels, [0.0, *observed_coverage(m.scores["pit"]), 1.0], color=colours[m.label], linewidth=2)
     ax.text(0.04, 0.95, "too cautious", color="0.45", va="top")
     ax.text(0.96, 0.05, "too confident", color="0.45", ha="right")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -100,7 +100,7 @@ def _pit_histogram(ax: Axes, models: List[Model], colours: Dict[str, str]) -> No
     ax.axhline(1.0, **_IDEAL)
     bins = np.linspace(0.0, 1.0, 21)
     for m in models:
-        density, _ = np.histogram(m.scores.pit, bins, density=True)
+        density, _ = np.histogram(m.scores["pit"], bins, density=True)
         ax.stairs(density, bins, color=colours[m.label], linewidth=2)
         ax.stairs(density, bins, color=colours[m.label], fill=True, alpha=0.12)
     ax.set(xlim=(0, 1), xlabel="PIT of the reference force (flat: calibrated)", ylabel="density")
@@ -112,7 +112,7 @@ def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
     ax.axhline(1.0, **_IDEAL)
     top = 1.5
     for i, m in enumerate(models):
-        z_rms = np.sqrt(np.square(m.scores.z_scores).mean(0))
+        z_rms = np.sqrt(np.square(m.scores["z_scores"]).mean(0))
         x = np.arange(3) + 0.12 * (i - 0.5 * (len(models) - 1))
         ax.plot(x, z_rms, "o-", color=colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
         top = max(top, 1.15 * z_rms.max())
@@ -127,7 +127,7 @@ def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], f
     ax.set_ylabel(f"force error per component ({force})")
     spans = []
     for i, m in enumerate(models):
-        std, error = m.scores.total_std * factor, m.scores.error_norm * factor / np.sqrt(3.0)
+        std, error = m.scores["total_std"] * factor, m.scores["error_norm"] * factor / np.sqrt(3.0)
         if i == 0:
             seen = error > 0
             shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#f4f6f8", colours[m.label]])
@@ -150,10 +150,10 @@ def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
     ax.set_title("Dropping the most uncertain atoms")
     ax.axhline(1.0, **_IDEAL)
     for m in models:
-        error = m.scores.error_norm
+        error = m.scores["error_norm"]
         at = np.linspace(0, len(error) - 1, min(len(error), 300)).astype(int)
         dropped = 100.0 * at / len(error)
-        ax.plot(dropped, sparsification(m.scores.total_std, error)[at], color=colours[m.label], linewidth=2)
+        ax.plot(dropped, sparsification(m.scores["total_std"], error)[at], color=colours[m.label], linewidth=2)
         ax.plot(dropped, sparsification(error, error)[at], color=colours[m.label], linewidth=1, linestyle=":")
     # The last few atoms left are noise.
     ax.set(xlim=(0, 98), ylim=(0, 1.1), xlabel="atoms dropped (%)", ylabel="mean error of the rest / of all")
@@ -168,7 +168,7 @@ def _errors_per_species(ax: Axes, models: List[Model], colours: Dict[str, str], 
     width = 0.8 / len(models)
     for i, m in enumerate(models):
         groups = [np.ones(len(m.species), dtype=bool), *(m.species == s for s in symbols)]
-        maes = [factor * np.abs(m.scores.error[g]).mean() for g in groups]
+        maes = [factor * np.abs(m.scores["error"][g]).mean() for g in groups]
         x = np.arange(len(groups)) + width * (i - 0.5 * (len(models) - 1))
         ax.bar(x, maes, 0.92 * width, color=colours[m.label])
     ax.set_xticks(range(len(symbols) + 1), ["all", *symbols])

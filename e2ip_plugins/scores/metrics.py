@@ -1,7 +1,6 @@
 """Calibration, ranking and error figures over many atoms (NumPy, float64)."""
 
-from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 from scipy.stats import mannwhitneyu, rankdata
@@ -68,53 +67,27 @@ def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
     return float(np.mean(sparsification(uncertainty, error_norm) - sparsification(error_norm, error_norm)))
 
 
-@dataclass(frozen=True)
-class AtomScores:
-    """Everything that is computed once per atom; tables of subsets only average these.
-
-    Attributes
-    ----------
-    error : (N, 3)
-        Reference minus predicted forces in eV/Å.
-    nll, pit, energy_score, epistemic_std, total_std : (N,), or None
-        None when the predictions carry no distribution.
-    z_scores, axis_pit : (N, 3), or None
-        Along the principal axes, smallest predicted variance first.
-    """
-
-    error: np.ndarray
-    nll: Optional[np.ndarray] = None
-    pit: Optional[np.ndarray] = None
-    energy_score: Optional[np.ndarray] = None
-    epistemic_std: Optional[np.ndarray] = None
-    total_std: Optional[np.ndarray] = None
-    z_scores: Optional[np.ndarray] = None
-    axis_pit: Optional[np.ndarray] = None
-
-    @property
-    def error_norm(self) -> np.ndarray:
-        """‖e‖ in eV/Å (N,)."""
-        return np.linalg.norm(self.error, axis=-1)
-
-    def subset(self, mask: np.ndarray) -> "AtomScores":
-        """Scores of some of the atoms."""
-        return AtomScores(**{k: None if v is None else v[mask] for k, v in vars(self).items()})
+#: Everything that is computed once per atom, by name; tables of subsets only average these.
+AtomScores = Dict[str, np.ndarray]
 
 
 def score_atoms(error: np.ndarray, law: Optional[Law] = None) -> AtomScores:
-    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only."""
-    if law is None:
-        return AtomScores(error=error)
-    return AtomScores(
-        error=error,
-        nll=law.negative_log_likelihood(error),
-        pit=law.pit(error),
-        energy_score=law.energy_score(error),
-        epistemic_std=law.epistemic_std(),
-        total_std=law.total_std(),
-        z_scores=law.z_scores(error),
-        axis_pit=law.axis_pit(error),
-    )
+    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only.
+
+    Returns
+    -------
+    dict
+        ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å. With a law also ``nll``, ``pit``, ``energy_score``,
+        ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3) along the principal axes,
+        smallest predicted variance first.
+    """
+    scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
+    if law is not None:
+        scores |= {"nll": law.negative_log_likelihood(error), "pit": law.pit(error)}
+        scores |= {"energy_score": law.energy_score(error)}
+        scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
+        scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
+    return scores
 
 
 def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
@@ -124,33 +97,24 @@ def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
     ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of smallest, middle and
     largest predicted variance; calibrated, they are 1 and 0.95 on each.
     """
-    names = ["minor", "middle", "major"]
-    result: Dict[str, Optional[float]] = {
-        "atoms": len(s.error),
-        "force_mae": float(np.abs(s.error).mean()),
-        "force_rmse": float(np.sqrt(np.square(s.error).mean())),
+    figures: Dict[str, Callable[[], Any]] = {
+        "nll": lambda: s["nll"].mean(),
+        "calibration_error": lambda: calibration_error(s["pit"]),
+        **{f"coverage{round(100 * p)}": lambda p=p: np.mean(s["pit"] <= p) for p in COVERAGE_LEVELS},
+        "energy_score": lambda: s["energy_score"].mean(),
     }
-    if s.pit is None:
-        uncertain = ["nll", "calibration_error", *(f"coverage{round(100 * p)}" for p in COVERAGE_LEVELS)]
-        uncertain += ["energy_score"]
-        uncertain += [f"{score}_{kind}" for kind in ("epistemic", "total") for score in ("spearman", "auroc", "ause")]
-        uncertain += ["epistemic_std", "total_std"]
-        uncertain += [f"{score}_{n}" for score in ("z_rms", "axis_coverage95") for n in names]
-        return result | dict.fromkeys(uncertain)
-    norm = s.error_norm
-    result["nll"] = float(s.nll.mean())
-    result["calibration_error"] = calibration_error(s.pit)
-    for p in COVERAGE_LEVELS:
-        result[f"coverage{round(100 * p)}"] = float(np.mean(s.pit <= p))
-    result["energy_score"] = float(s.energy_score.mean())
-    for kind, std in (("epistemic", s.epistemic_std), ("total", s.total_std)):
-        result[f"spearman_{kind}"] = spearman(std, norm)
-        result[f"auroc_{kind}"] = auroc_worst(std, norm)
-        result[f"ause_{kind}"] = ause(std, norm)
-    result["epistemic_std"] = float(s.epistemic_std.mean())
-    result["total_std"] = float(s.total_std.mean())
-    for i, name in enumerate(names):
-        result[f"z_rms_{name}"] = float(np.sqrt(np.square(s.z_scores[:, i]).mean()))
-    for i, name in enumerate(names):
-        result[f"axis_coverage95_{name}"] = float(np.mean(s.axis_pit[:, i] <= 0.95))
-    return result
+    for kind in ("epistemic_std", "total_std"):
+        name = kind.removesuffix("_std")
+        figures[f"spearman_{name}"] = lambda k=kind: spearman(s[k], s["error_norm"])
+        figures[f"auroc_{name}"] = lambda k=kind: auroc_worst(s[k], s["error_norm"])
+        figures[f"ause_{name}"] = lambda k=kind: ause(s[k], s["error_norm"])
+        figures[kind] = lambda k=kind: s[k].mean()
+    for i, axis in enumerate(("minor", "middle", "major")):
+        figures[f"z_rms_{axis}"] = lambda i=i: np.sqrt(np.square(s["z_scores"][:, i]).mean())
+        figures[f"axis_coverage95_{axis}"] = lambda i=i: np.mean(s["axis_pit"][:, i] <= 0.95)
+    result: Dict[str, Optional[float]] = {
+        "atoms": len(s["error"]),
+        "force_mae": float(np.abs(s["error"]).mean()),
+        "force_rmse": float(np.sqrt(np.square(s["error"]).mean())),
+    }
+    return result | {name: float(figure()) if "pit" in s else None for name, figure in figures.items()}

@@ -18,7 +18,7 @@ def test_rotations_change_nothing(draw, law):
     a = metrics.score_atoms(error, law(log_sigma0, nu, kappa))
     b = metrics.score_atoms(error @ rotation.T, law(turned, nu, kappa))
     for name in ("nll", "pit", "energy_score", "epistemic_std", "total_std", "axis_pit"):
-        np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-7, atol=1e-12)
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-7, atol=1e-12)
 
 
 def test_a_calibrated_model_is_seen_as_calibrated(draw, law):
