@@ -1,7 +1,7 @@
 """Environments, tests and the demo; needs Python 3.10 or newer and a network, nothing else.
 
     python3 noxfile.py -s demo     # train, evaluate and compare in both frameworks
-    python3 noxfile.py -s tests    # lint, and all tests in both environments
+    python3 noxfile.py -s tests    # lint, types, and the tests in both environments
     python3 noxfile.py -l          # every session
 
 Without nox the file makes itself a small environment (.venv-nox) that has it; with nox, ``nox -s demo`` is the same.
@@ -51,22 +51,31 @@ nox.options.sessions = ["tests"]
 CONSTRAINED = ("-c", "constraints.txt")
 # Two processes with one thread each use two cores better than one process with two threads does on small molecules.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: Examples in the docstrings of the installed core. Triton kernels cannot be imported without Triton.
+EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2ip_plugins")
+#: The oldest torch that the tests pass with; pyproject.toml claims it.
+OLDEST_TORCH = "2.6.0"
+HOSTS = ("nequip", "mace")
 #: Folder of each host environment's commands, known once its session has run.
 COMMANDS: dict[str, Path] = {}
 
 
 def install_host(session: nox.Session, host: str) -> None:
-    """Install torch, then this project with the extra ``host`` and the test tools, into the session's environment.
+    """Install torch, then this project with the extra ``host``, into the session's environment.
 
     A wheel is built and installed, nothing editable: what is tested is what users get.
     """
     known = any(Path(session.virtualenv.location).glob("lib/python*/site-packages/torch"))
     if not known:
         session.log(f"First use of the {host} environment: downloading torch and {host} takes some minutes")
-    test_tools = nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), "test")
     session.install(*CONSTRAINED, "torch", silent=known)
-    session.install(*CONSTRAINED, f".[{host}]", *test_tools, silent=known)
+    session.install(*CONSTRAINED, f".[{host}]", silent=known)
     COMMANDS[host] = Path(session.bin)
+
+
+def group(name: str) -> tuple[str, ...]:
+    """Requirements of a dependency group of pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name)
 
 
 def run_demo(session: nox.Session, host: str) -> None:
@@ -74,13 +83,25 @@ def run_demo(session: nox.Session, host: str) -> None:
     session.run(COMMANDS[host] / "python", "demo/run.py", host, *session.posargs, external=True)
 
 
-def run_tests(session: nox.Session, host: str) -> None:
-    """Run the core's and the host's tests, two at a time; arguments after ``--`` replace the choice of tests."""
-    chosen = session.posargs or ["tests/core", "tests/demo", "tests/benchmarks", f"tests/{host}_ext"]
-    pytest = (COMMANDS[host] / "pytest", "-n", "2", "--dist", "loadfile", "--durations", "10")
+def run_pytest(session: nox.Session, commands: Path, chosen: list[str], *options: str) -> None:
+    """Run tests and the core's docstring examples, two at a time, with the commands of an environment."""
+    pytest = [commands / "pytest", "-n", "2", "--dist", "loadfile", "--durations", "10", *options]
     # Tests start the hosts' commands by name.
-    path = os.pathsep.join((str(COMMANDS[host]), os.environ["PATH"]))
-    session.run(*pytest, *chosen, env={**ONE_THREAD, "PATH": path}, external=True)
+    path = os.pathsep.join((str(commands), os.environ["PATH"]))
+    # A host may have no nightly test (5: none was selected).
+    passes = [0, 5] if "nightly" in options else [0]
+    session.run(*pytest, *chosen, env={**ONE_THREAD, "PATH": path}, external=True, success_codes=passes)
+
+
+def run_tests(session: nox.Session, host: str, marked: str = "not nightly") -> None:
+    """Run the core's and the host's tests in the host's environment; arguments after ``--`` replace the choice."""
+    tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("test"))
+    session.run_install(COMMANDS[host] / "python", *tools, external=True)
+    run_pytest(session, COMMANDS[host], session.posargs or [*EXAMPLES, *tests_of(host)], "-m", marked)
+
+
+def tests_of(host: str) -> list[str]:
+    return ["tests/core", "tests/demo", "tests/benchmarks", f"tests/{host}_ext"]
 
 
 @nox.session(venv_backend="none", requires=["demo_nequip", "demo_mace"])
@@ -89,17 +110,25 @@ def demo(session: nox.Session) -> None:
     session.log("Tables and figures: runs/demo/nequip and runs/demo/mace")
 
 
-@nox.session(venv_backend="none", requires=["lint", "tests_nequip", "tests_mace"])
+@nox.session(venv_backend="none", requires=["lint", "types", "tests_nequip", "tests_mace"])
 def tests(session: nox.Session) -> None:
-    """Lint and all tests in all environments."""
+    """Lint, types, and all tests but the nightly ones in both environments."""
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff."""
-    session.install(*CONSTRAINED, "ruff")
+    """Check style and formatting, and which room of the package imports from which (seconds)."""
+    session.install(*CONSTRAINED, "ruff", "import-linter")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session(requires=["mace"])
+def types(session: nox.Session) -> None:
+    """Check the types of core and adapters with mypy, against the torch of the MACE environment."""
+    session.install(*CONSTRAINED, "mypy")
+    session.run("mypy", "--python-executable", str(COMMANDS["mace"] / "python"))
 
 
 @nox.session(default=False)
@@ -136,6 +165,23 @@ def tests_nequip(session: nox.Session) -> None:
 def tests_mace(session: nox.Session) -> None:
     """Run core and MACE tests in the MACE environment; arguments after -- go to pytest."""
     run_tests(session, "mace")
+
+
+@nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
+@nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
+def nightly(session: nox.Session, host: str) -> None:
+    """Run the tests marked as nightly: slow ones that guard little."""
+    run_tests(session, host, "nightly")
+
+
+@nox.session(default=False)
+@nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
+def oldest(session: nox.Session, host: str) -> None:
+    """Run the tests with the oldest torch, in an environment of its own per host (gigabytes; for a nightly job)."""
+    # Triton is the one that this torch brings, if it brings one: it pins its version.
+    tools = [tool for tool in group("test") if not tool.startswith("triton")]
+    session.install(f"torch=={OLDEST_TORCH}", f".[{host}]", *tools)
+    run_pytest(session, Path(session.bin), session.posargs or tests_of(host), "-m", "not nightly")
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,15 +41,40 @@ def test_noxfile_runs_its_own_nox(clone):
     assert result.stdout.strip() == f"-m nox -f {clone / 'noxfile.py'} -s lint -- a b"
 
 
-def test_sessions_of_the_readme_exist():
-    text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    functions = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
-    assert {"demo", "tests", "tests_nequip", "tests_mace", "lint", "make_data"} <= functions
+def sessions_of(text):
+    return set(re.findall(r"noxfile\.py (?:-R )?-s (\w+)", text))
+
+
+def test_sessions_of_the_documents_exist():
+    """Every session that a document, the CI or a hook names is a function of the noxfile."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    functions = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list}
+    for name in ("README.md", "CONTRIBUTING.md", "demo/README.md", ".ci/run", ".pre-commit-config.yaml"):
+        named = sessions_of((ROOT / name).read_text(encoding="utf-8"))
+        assert named and named <= functions, name
+
+
+def test_the_ci_runs_the_command_of_the_readme():
+    assert sessions_of((ROOT / ".ci" / "run").read_text(encoding="utf-8")) == {"tests"}
+
+
+def test_the_oldest_torch_is_the_one_that_is_claimed():
+    (tested,) = re.findall(r'^OLDEST_TORCH = "(.+)"$', (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.M)
+    (claimed,) = re.findall(r'"torch>=(.+?)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert tested.removesuffix(".0") == claimed
+
+
+def test_tools_of_the_checks_are_pinned_once():
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert {"ruff", "import-linter", "mypy"} <= set(pinned)
+    for name in (".pre-commit-config.yaml", "pyproject.toml"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not [tool for tool in pinned if re.search(rf"(?<![\w-]){tool}==", text)], name
 
 
 def test_no_registry_is_named():
     """Where packages come from is the machine's affair."""
-    for name in ("noxfile.py", "constraints.txt", "pyproject.toml", ".ci/run"):
+    for name in ("noxfile.py", "constraints.txt", "pyproject.toml", ".pre-commit-config.yaml", ".ci/run"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "://" not in text.replace("https://github.com/", ""), name
         assert "index-url" not in text, name
