@@ -1,6 +1,6 @@
 """Calibration, ranking and error figures over many atoms (NumPy, float64)."""
 
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Dict, Optional
 
 import numpy as np
 from scipy.stats import mannwhitneyu, rankdata
@@ -90,31 +90,53 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None) -> AtomScores:
     return scores
 
 
+def _ranking(score: Callable[[np.ndarray, np.ndarray], float], std: str) -> Callable[[AtomScores], float]:
+    return lambda s: score(s[std], s["error_norm"])
+
+
+def _of_axis(i: int, score: str, average: Callable[[np.ndarray], float]) -> Callable[[AtomScores], float]:
+    return lambda s: average(s[score][:, i])
+
+
+def _coverage(level: float) -> Callable[[AtomScores], float]:
+    return lambda s: float(np.mean(s["pit"] <= level))
+
+
+def _axis_coverage95(pit: np.ndarray) -> float:
+    return float(np.mean(pit <= 0.95))
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.square(values).mean()))
+
+
+_AXES = ("minor", "middle", "major")
+
+#: Averages over atoms that need a distribution. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of
+#: smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each.
+UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], float]] = {
+    "nll": lambda s: s["nll"].mean(),
+    "calibration_error": lambda s: calibration_error(s["pit"]),
+    **{f"coverage{round(100 * level)}": _coverage(level) for level in COVERAGE_LEVELS},
+    "energy_score": lambda s: s["energy_score"].mean(),
+    **{f"spearman_{kind}": _ranking(spearman, f"{kind}_std") for kind in ("epistemic", "total")},
+    **{f"auroc_{kind}": _ranking(auroc_worst, f"{kind}_std") for kind in ("epistemic", "total")},
+    **{f"ause_{kind}": _ranking(ause, f"{kind}_std") for kind in ("epistemic", "total")},
+    "epistemic_std": lambda s: s["epistemic_std"].mean(),
+    "total_std": lambda s: s["total_std"].mean(),
+    **{f"z_rms_{axis}": _of_axis(i, "z_scores", _rms) for i, axis in enumerate(_AXES)},
+    **{f"axis_coverage95_{axis}": _of_axis(i, "axis_pit", _axis_coverage95) for i, axis in enumerate(_AXES)},
+}
+
+
 def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
-    """Averages over atoms. Uncertainty entries are None for predictions without a distribution.
+    """Averages over atoms; those of `UNCERTAINTY_FIGURES` are None for predictions without a distribution.
 
     Force MAE and RMSE run over components, as in both hosts' own tables; forces in eV/Å.
-    ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of smallest, middle and
-    largest predicted variance; calibrated, they are 1 and 0.95 on each.
     """
-    figures: Dict[str, Callable[[], Any]] = {
-        "nll": lambda: s["nll"].mean(),
-        "calibration_error": lambda: calibration_error(s["pit"]),
-        **{f"coverage{round(100 * p)}": lambda p=p: np.mean(s["pit"] <= p) for p in COVERAGE_LEVELS},
-        "energy_score": lambda: s["energy_score"].mean(),
-    }
-    for kind in ("epistemic_std", "total_std"):
-        name = kind.removesuffix("_std")
-        figures[f"spearman_{name}"] = lambda k=kind: spearman(s[k], s["error_norm"])
-        figures[f"auroc_{name}"] = lambda k=kind: auroc_worst(s[k], s["error_norm"])
-        figures[f"ause_{name}"] = lambda k=kind: ause(s[k], s["error_norm"])
-        figures[kind] = lambda k=kind: s[k].mean()
-    for i, axis in enumerate(("minor", "middle", "major")):
-        figures[f"z_rms_{axis}"] = lambda i=i: np.sqrt(np.square(s["z_scores"][:, i]).mean())
-        figures[f"axis_coverage95_{axis}"] = lambda i=i: np.mean(s["axis_pit"][:, i] <= 0.95)
-    result: Dict[str, Optional[float]] = {
+    errors: Dict[str, Optional[float]] = {
         "atoms": len(s["error"]),
         "force_mae": float(np.abs(s["error"]).mean()),
-        "force_rmse": float(np.sqrt(np.square(s["error"]).mean())),
+        "force_rmse": _rms(s["error"]),
     }
-    return result | {name: float(figure()) if "pit" in s else None for name, figure in figures.items()}
+    return errors | {name: float(of(s)) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()}
