@@ -36,12 +36,12 @@ class _Columns:
     def clear(self) -> None:
         self.family, self.frames = None, []
 
-    def add(self, model: Any, output: Dict[str, Tensor], ptr: Tensor) -> None:
+    def add(self, family: Optional[Type[Family]], output: Dict[str, Tensor], ptr: Tensor) -> None:
         """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns.
 
-        Nothing happens to a model that has neither a readout nor outputs of one.
+        Nothing happens where the model has no readout (``family`` is None) and the outputs look like none of ours.
         """
-        family = find_family(model) or families.of_outputs(output)
+        family = family or families.of_outputs(output)
         wanted = FORCE_VIEWS if family is None else family.output_keys()
         missing = [key.name for key in wanted if output.get(key.name) is None]
         if family is None and len(missing) == len(wanted):
@@ -72,8 +72,9 @@ def patch_eval_configs(module: Any) -> None:
 
     @wraps(stock_output)
     def get_model_output(model, batch, *args, **kwargs):
+        family = find_family(model)
         output = stock_output(model, batch, *args, **kwargs)
-        columns.add(model, output, batch["ptr"])
+        columns.add(family, output, batch["ptr"])
         return output
 
     @wraps(stock_run)

@@ -143,6 +143,35 @@ def model_files(tmp_path_factory, make_model):
 
 
 @pytest.fixture(scope="session")
+def predict():
+    """Function behind `mace_eval_configs`, with the command's defaults but float64; returns the frames written."""
+    import argparse
+
+    import ase.io
+    from mace.cli import eval_configs
+
+    def run(model, configs, output, **settings):
+        chosen = dict(
+            device="cpu",
+            enable_cueq=False,
+            default_dtype="float64",
+            batch_size=2,
+            compute_stress=False,
+            compute_bec=False,
+            return_contributions=False,
+            return_descriptors=False,
+            return_node_energies=False,
+            info_prefix="MACE_",
+            head=None,
+        )
+        chosen.update(configs=str(configs), model=str(model), output=str(output), **settings)
+        eval_configs.run(argparse.Namespace(**chosen))
+        return ase.io.read(output, ":")
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def data_files(tmp_path_factory):
     """Paths of ``train`` (12 frames) and ``valid`` (4), water with EMT energies and forces."""
     import ase.io

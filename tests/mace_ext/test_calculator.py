@@ -99,6 +99,21 @@ def test_committee_obeys_the_law_of_total_variance(make_model, frames, unit):
     assert "uq_family" not in committee
 
 
+def test_committee_of_different_families(toy_family, make_model, frames):
+    """Each member's views are those of its own family; the mixture is of none."""
+    models = [make_model(), make_model(readout="isotropic", seed=1)]
+    single = [results_of(frames[0], model, energy_units_to_eV=2.0)[0] for model in models]
+    assert [member["uq_family"] for member in single] == ["niw", "isotropic"]
+    assert "isotropic_log_std" in single[1] and not {"e2ip_nu", "isotropic_log_std"} <= set(single[0])
+    committee, _ = results_of(frames[0], models, energy_units_to_eV=2.0)
+    deviation = np.array([member["forces"] for member in single])
+    deviation = deviation - deviation.mean(0)
+    expected = np.mean([member["forces_cov"] for member in single], axis=0)
+    expected = expected + np.einsum("mni,mnj->nij", deviation, deviation) / 2
+    np.testing.assert_allclose(committee["forces_cov"], expected, rtol=1e-10, atol=1e-14)
+    assert not {"uq_family", "e2ip_nu", "isotropic_log_std"} & set(committee)
+
+
 def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_model, frames, caplog):
     for models in ([make_model(), make_model(readout=None)], [make_model(readout=None), make_model()]):
         with caplog.at_level(logging.WARNING):

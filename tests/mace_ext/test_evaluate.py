@@ -1,6 +1,5 @@
 """`mace_eval_configs`: uncertainty columns, MACE heads, stock files to the byte, errors."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -25,26 +24,6 @@ def configs(tmp_path_factory, frames):
     return path
 
 
-def evaluate(model, configs, output, **settings):
-    """The function behind the command, with its defaults."""
-    defaults = dict(
-        device="cpu",
-        enable_cueq=False,
-        default_dtype="float64",
-        batch_size=2,
-        compute_stress=False,
-        compute_bec=False,
-        return_contributions=False,
-        return_descriptors=False,
-        return_node_energies=False,
-        info_prefix="MACE_",
-        head=None,
-    )
-    arguments = dict(configs=str(configs), model=str(model), output=str(output), **{**defaults, **settings})
-    eval_configs.run(argparse.Namespace(**arguments))
-    return ase.io.read(output, ":")
-
-
 def command(*arguments, **environment):
     """The stock console script in a process of its own."""
     script = os.path.join(os.path.dirname(sys.executable), "mace_eval_configs")
@@ -53,8 +32,8 @@ def command(*arguments, **environment):
     )
 
 
-def test_columns_are_what_the_calculator_returns(model_files, configs, frames, tmp_path):
-    written = evaluate(model_files["e2ip"], configs, tmp_path / "out.xyz")
+def test_columns_are_what_the_calculator_returns(predict, model_files, configs, frames, tmp_path):
+    written = predict(model_files["e2ip"], configs, tmp_path / "out.xyz")
     assert len(written) == len(frames)
     calculator = MACECalculator(model_paths=str(model_files["e2ip"]), device="cpu", default_dtype="float64")
     for atoms in written:
@@ -68,9 +47,9 @@ def test_columns_are_what_the_calculator_returns(model_files, configs, frames, t
             np.testing.assert_allclose(column.reshape(len(atoms), *key.shape), calculator.results[key.name], atol=1e-6)
 
 
-def test_batches_and_other_outputs_do_not_matter(model_files, configs, tmp_path):
-    whole = evaluate(model_files["e2ip"], configs, tmp_path / "a.xyz", info_prefix="mine_")
-    single = evaluate(
+def test_batches_and_other_outputs_do_not_matter(predict, model_files, configs, tmp_path):
+    whole = predict(model_files["e2ip"], configs, tmp_path / "a.xyz", info_prefix="mine_")
+    single = predict(
         model_files["e2ip"],
         configs,
         tmp_path / "b.xyz",
@@ -86,26 +65,44 @@ def test_batches_and_other_outputs_do_not_matter(model_files, configs, tmp_path)
             np.testing.assert_allclose(second.arrays[f"mine_{key.name}"], column, rtol=1e-9, atol=2e-8)
 
 
-def test_the_head_option_selects_the_readout(model_files, configs, tmp_path, make_batch):
+def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_path, make_batch):
     model = torch.load(model_files["multihead"], weights_only=False)
     log_sigma0 = {}
     for head in ("one", "two"):
-        written = evaluate(model_files["multihead"], configs, tmp_path / f"{head}.xyz", head=head)
+        written = predict(model_files["multihead"], configs, tmp_path / f"{head}.xyz", head=head)
         expected = model(make_batch(written, heads=["one", "two"], head=head))["e2ip_log_sigma0"].detach().numpy()
         log_sigma0[head] = np.concatenate([atoms.arrays["MACE_e2ip_log_sigma0"] for atoms in written])
         np.testing.assert_allclose(log_sigma0[head], expected, atol=1e-6)
     assert np.abs(log_sigma0["one"] - log_sigma0["two"]).max() > 0.1
 
 
-def test_a_run_leaves_nothing_behind_for_the_next(model_files, configs, tmp_path):
-    evaluate(model_files["e2ip"], configs, tmp_path / "e2ip.xyz")
+def test_a_run_leaves_nothing_behind_for_the_next(predict, model_files, configs, tmp_path):
+    predict(model_files["e2ip"], configs, tmp_path / "e2ip.xyz")
     # Fails after the first batch: this class of model has no such output.
     with pytest.raises(KeyError):
-        evaluate(model_files["e2ip"], configs, tmp_path / "fails.xyz", return_contributions=True)
-    for atoms in evaluate(model_files["baseline"], configs, tmp_path / "baseline.xyz"):
+        predict(model_files["e2ip"], configs, tmp_path / "fails.xyz", return_contributions=True)
+    for atoms in predict(model_files["baseline"], configs, tmp_path / "baseline.xyz"):
         assert set(atoms.info) == {"MACE_energy"}
         assert set(atoms.arrays) == {"numbers", "positions", "MACE_forces"}
     assert eval_configs.ase is ase
+
+
+def test_a_batch_without_some_of_the_keys_is_an_error(predict, model_files, configs, tmp_path, monkeypatch):
+    """Columns that only some frames have would be read as another model's."""
+    from e2ip_plugins.errors import InputError
+    from mace_ext.model import ScaleShiftMACE
+
+    stock, calls = ScaleShiftMACE._outputs, []
+
+    def outputs(*args):
+        calls.append(args)
+        found = stock(*args)
+        return found if len(calls) < 2 else {key: value for key, value in found.items() if key != "forces_cov"}
+
+    monkeypatch.setattr(ScaleShiftMACE, "_outputs", outputs)
+    with pytest.raises(InputError, match="missing: forces_cov"):
+        predict(model_files["e2ip"], configs, tmp_path / "out.xyz", batch_size=1)
+    assert not (tmp_path / "out.xyz").exists()
 
 
 def test_files_of_stock_models_are_stock_to_the_byte(model_files, configs, tmp_path):

@@ -27,6 +27,9 @@ def parse(training_command):
     ("flags", "words"),
     [
         (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
+        (["--e2ip_force_unit=0.1"], "--e2ip_force_unit has no effect without --readout e2ip"),
+        (["--readout=other"], "argument --readout: invalid choice: 'other' (choose from"),
+        ([E2IP, "--e2ip_evidence_weight=much"], "--e2ip_evidence_weight: 'much' is not a float"),
         ([E2IP, "--e2ip_preset=best"], "unknown preset 'best'"),
         ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
         (
@@ -58,8 +61,44 @@ def test_options(parse, capsys, flags, words):
     with pytest.raises(SystemExit) as ended:
         parse(*flags)
     assert ended.value.code == 2
-    message = capsys.readouterr().err.strip()
-    assert "\n" not in message and ": error: " in message and words in message
+    # Of argparse's own errors the last line, after its usage.
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ": error: " in message and words in message
+
+
+@pytest.mark.parametrize("where", ["command line", "file"])
+def test_an_unknown_readout_is_told_the_known_ones(parse, tmp_path, capsys, toy_family, where):
+    (tmp_path / "config.yaml").write_text("readout: other\n")
+    with pytest.raises(SystemExit) as ended:
+        parse("--readout=other" if where == "command line" else f"--config={tmp_path / 'config.yaml'}")
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert all(f"'{name}'" in message for name in ("other", "stock", "e2ip", "isotropic"))
+
+
+def test_options_of_another_family(parse, capsys, toy_family):
+    with pytest.raises(SystemExit) as ended:
+        parse("--readout=isotropic", "--e2ip_evidence=coupled")
+    assert ended.value.code == 2
+    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip; leave it out"
+    assert capsys.readouterr().err.strip().endswith(expected)
+    assert parse("--readout=isotropic", "--e2ip_force_unit=0.1").readout == "isotropic"
+
+
+def test_options_come_from_the_families(toy_family, monkeypatch, parse):
+    """Also where two families have one of the same name."""
+    from mace import tools
+
+    from e2ip_plugins.families.interface import Option
+    from mace_ext.options import settings_of
+
+    width = Option("width", "how wide, 50 % or so", int)
+    monkeypatch.setattr(toy_family, "options", (width, Option("preset", "which", int)))
+    text = " ".join(tools.build_default_arg_parser().format_help().split())
+    assert "--e2ip_width E2IP_WIDTH readout isotropic: how wide, 50 % or so" in text
+    assert "readout isotropic: which" in text
+    settings = settings_of(parse("--readout=isotropic", "--e2ip_width=3", "--e2ip_preset=7"), 0.05)
+    assert dict(settings.options) == {"width": 3, "preset": 7}
 
 
 def test_missing_training_file(parse, capsys):

@@ -115,18 +115,6 @@ def test_the_node_features_learn_from_the_uncertainty(make_model, make_batch, fr
     assert model.node_embedding.linear.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize(("irreps", "heads"), [("8x0e", ("Default",)), ("8x0e+8x1o+8x2e", ("one", "two"))])
-def test_torchscript(make_model, make_batch, frames, irreps, heads):
-    from e3nn.util import jit
-
-    model = make_model(irreps, heads=heads)
-    randomise(model)
-    eager = model(make_batch(frames, heads=list(heads), head=heads[0]))
-    compiled = jit.compile(model)(make_batch(frames, heads=list(heads), head=heads[0]))
-    for key in ("energy", *FORCES, "e2ip_log_sigma0"):
-        assert torch.allclose(compiled[key], eager[key], rtol=1e-9, atol=1e-12), key
-
-
 def test_every_mace_head_has_its_own_uncertainty(make_model, make_batch, frames):
     model = make_model(heads=("one", "two"))
     randomise(model)
@@ -137,8 +125,35 @@ def test_every_mace_head_has_its_own_uncertainty(make_model, make_batch, frames)
     assert torch.equal(first["e2ip_nu"], second["e2ip_nu"])
 
 
-def test_lammps_mliap_stops_before_the_readout(make_model, make_batch, frames):
-    model = make_model()
-    stock_output = model.host_forward(make_batch(frames))
-    model.host_forward = lambda *_: dict(stock_output)
-    assert model({}, lammps_mliap=True).keys() == stock_output.keys()
+@pytest.mark.parametrize(
+    ("irreps", "apply_cutoff"), [("8x0e", True), ("8x0e", False), ("8x0e+8x1o", True), ("8x0e+8x1o+8x2e", True)]
+)
+def test_uncertainties_are_smooth_where_an_atom_leaves_the_cutoff(make_model, make_batch, irreps, apply_cutoff):
+    """No jump and no kink: value and slope go to those of the atom out of reach, as MACE's own forces do."""
+    from ase import Atoms
+    from mace import modules
+
+    from mace_ext import uncertainty_gradient
+
+    settings = {"max_ell": 3}
+    if not apply_cutoff:
+        # The models that leave the cutoff to their interactions: their radial functions alone have a slope there.
+        block = modules.interaction_classes["RealAgnosticDensityResidualInteractionBlock"]
+        settings.update(apply_cutoff=False, interaction_cls=block, interaction_cls_first=block)
+    model, cutoff = make_model(irreps, **settings), 4.0
+    weights = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def at(distance):
+        """Weighted sum of all covariances, and its slope, with the oxygen that far from the carbon alone."""
+        atoms = Atoms("CHHO", [[0, 0, 0], [-0.6, 0.8, 0.1], [-0.6, -0.3, 0.8], [distance, 0, 0]])
+        found, slope = uncertainty_gradient(model, make_batch([atoms]), lambda o: (weights * o["forces_cov"]).sum())
+        return found.item(), slope[3, 0].item()
+
+    outside, slope_outside = at(cutoff + 1e-4)
+    inside, slope_inside = at(cutoff - 1e-4)
+    within, slope_within = at(0.75 * cutoff)
+    assert slope_outside == 0.0
+    # The atom within reach matters: otherwise the rest would mean nothing.
+    assert abs(within - outside) > 1e-4 * abs(outside) and abs(slope_within) > 0
+    assert abs(inside - outside) < 1e-6 * abs(within - outside)
+    assert abs(slope_inside) < 1e-4 * abs(slope_within)

@@ -5,7 +5,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
+
+from e2ip_plugins.errors import InputError
 
 HIDDEN = """
 import sys
@@ -59,3 +62,39 @@ def test_opening_a_model_where_mace_is_not_patched_warns(model_files):
         done = subprocess.run(command, env={**os.environ, "E2IP_DISABLE": disable}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert ("predicts uncertainties" in done.stderr) == warned
+
+
+OUTDATED = "saved by an early version of e2ip-plugins, before its first release: commit [0-9a-f]{7} .* reads it"
+
+
+class _OfVersion1:
+    """What a ``.model`` file of version 1 begins with."""
+
+    def __reduce__(self):
+        from mace_ext.pickling import constructor
+
+        return constructor("model", "empty_model"), (), {"e2ip_config": {"version": 1}}
+
+
+def test_model_files_of_version_1_name_the_commit_that_reads_them(tmp_path):
+    torch.save(_OfVersion1(), tmp_path / "old.model")
+    with pytest.raises(InputError, match=f"this model was {OUTDATED}"):
+        torch.load(tmp_path / "old.model", weights_only=False)
+
+
+def test_torchscript_files_of_version_1_are_no_stock_models(make_model):
+    """They are told by the name of their readout, wherever one is looked for."""
+    from mace.calculators import MACECalculator
+
+    model = make_model(readout=None)
+    model.e2ip_head = torch.nn.Linear(1, 1)
+    with pytest.raises(InputError, match=f"this model was {OUTDATED}"):
+        MACECalculator(models=model, device="cpu", default_dtype="float64")
+
+
+def test_model_files_of_a_later_version_are_refused_before_anything_else(make_model, tmp_path):
+    model = make_model()
+    model.e2ip_readout.settings = model.e2ip_readout.settings._replace(version=99)
+    torch.save(model, tmp_path / "new.model")
+    with pytest.raises(InputError, match=r"another version of e2ip-plugins \(readout version 99, .*: install"):
+        torch.load(tmp_path / "new.model", weights_only=False)

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins.report.compare import compare, load_models
+
 E2IP = ("--readout=e2ip",)
 FIGURES = ("e2ip_nll", "e2ip_coverage95", "e2ip_spearman", "e2ip_plateau")
 
 
-def head_state(model):
+def readout_state(model):
     return {key: value for key, value in model.state_dict().items() if key.startswith("e2ip_readout.")}
 
 
@@ -54,17 +56,30 @@ def test_losses(train, loss):
     assert np.isfinite([line["loss"] for line in run.validation]).all()
 
 
-def test_stage_two_keeps_the_force_loss(train):
-    run = train(*E2IP, "--swa", "--ema", "--start_swa=1", max_num_epochs=3)
-    assert (run.folder / "run_stagetwo.model").exists() and (run.folder / "run_stagetwo_compiled.model").exists()
-    # A stage two that fell back to the mean square error would leave the readout as stage one saved it.
+def test_stage_two_trains_the_readout_with_its_own_loss(train):
+    """Without EMA, which would move the weights of a readout that no gradient reaches any more."""
+    run = train(*E2IP, "--swa", "--start_swa=1", max_num_epochs=4)
+    # The model of stage one is that of epoch 0, the last before stage two: what differs was learned in stage two.
     second = torch.load(run.folder / "run_stagetwo.model", weights_only=False)
-    assert all(not torch.equal(a, b) for a, b in zip(_learned(run.model), _learned(second), strict=True))
+    before, after = readout_state(run.model), readout_state(second)
+    assert all(not torch.equal(before[key], after[key]) for key in before if not key.endswith("force_unit"))
+    end_of_first, *stage_two = run.validation[1:]
+    assert all("e2ip_nll" in line for line in stage_two)
+    assert stage_two[-1]["e2ip_nll"] < end_of_first["e2ip_nll"]
+    assert (run.folder / "run_stagetwo_compiled.model").exists()
 
 
-def _learned(model):
-    head = model.e2ip_readout.trunks[0]
-    return [head.hidden.weight, head.out.weight, head.mix_vectors]
+def test_single_precision(train, predict, tmp_path, data_files):
+    """Training in float32; what is logged is what the saved model's predictions score."""
+    run = train(*E2IP, default_dtype="float32", max_num_epochs=3)
+    assert {value.dtype for value in run.model.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    assert all(np.isfinite([line[key] for key in (*FIGURES, "loss")]).all() for line in run.validation)
+    best = min(run.validation[1:], key=lambda line: line["loss"])
+    assert best["loss"] < run.validation[0]["loss"] and best["e2ip_nll"] < run.validation[0]["e2ip_nll"]
+    predict(run.folder / "run.model", data_files["valid"], tmp_path / "out.xyz", default_dtype="float32")
+    found = compare(load_models([tmp_path / "out.xyz"]))["models"][0]["overall"]
+    assert found["nll"] == pytest.approx(best["e2ip_nll"], rel=1e-4)
+    assert found["coverage95"] == pytest.approx(best["e2ip_coverage95"])
 
 
 def test_freezing_everything_trains_the_readout_alone(train):
@@ -81,7 +96,7 @@ def test_lora_trains_the_readout_as_a_whole(train):
     first = train(*E2IP, name="foundation", max_num_epochs=1)
     foundation = first.folder / "foundation.model"
     run = train(*E2IP, "--lora=True", "--lora_rank=2", f"--foundation_model={foundation}", name="lora", lr=0.001)
-    before, after = head_state(first.model), head_state(run.model)
+    before, after = readout_state(first.model), readout_state(run.model)
     assert before.keys() == after.keys()
     learned = [key for key in before if not key.endswith("force_unit")]
     assert all(not torch.equal(before[key], after[key]) for key in learned)

@@ -1,0 +1,38 @@
+"""A family in one file, which nothing here knows, through the stock commands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ase.io
+import numpy as np
+
+
+def test_from_training_to_scores(toy_family_environment, training_command, data_files, tmp_path):
+    def run(command, *arguments):
+        tool = [str(Path(sys.executable).with_name(command))]
+        done = subprocess.run(
+            [*tool, *map(str, arguments)], capture_output=True, text=True, env=toy_family_environment, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    _, _, _, *options = training_command("--readout=isotropic", "--ema", "--swa", "--start_swa=1", max_num_epochs=2)
+    log = run("mace_run_train", *options)
+    assert "Epoch 1: head: Default, isotropic_nll=" in log and "isotropic NLL / nats" in log
+    for name, model in (("eager", "run.model"), ("scripted", "run_compiled.model")):
+        run("mace_eval_configs", f"--configs={data_files['valid']}", f"--model={model}", f"--output={name}.xyz")
+    frames = ase.io.read(tmp_path / "eager.xyz", ":")
+    scripted = ase.io.read(tmp_path / "scripted.xyz", ":")
+    for atoms, other in zip(frames, scripted, strict=True):
+        assert atoms.info["MACE_uq_family"] == other.info["MACE_uq_family"] == "isotropic"
+        assert not any("e2ip_" in name for name in atoms.arrays)
+        variance = np.exp(2 * atoms.arrays["MACE_isotropic_log_std"])
+        expected = variance[:, None] * np.eye(3).ravel()
+        np.testing.assert_allclose(atoms.arrays["MACE_forces_cov"], expected, rtol=1e-6, atol=1e-7)
+        for name in atoms.arrays:
+            np.testing.assert_allclose(other.arrays[name], atoms.arrays[name], rtol=1e-6, atol=1e-7)
+    run("e2ip", "compare", "eager.xyz", "--out", "compared")
+    (scores,) = json.loads((tmp_path / "compared" / "compare.json").read_text())["models"]
+    assert scores["uq_family"] == "isotropic" and np.isfinite(scores["overall"]["nll"])
