@@ -4,7 +4,7 @@ NequIP builds model, loss and metrics apart, rebuilds them from the checkpoint a
 about them, and opens test files after training. What does not fit would cost a user the training.
 """
 
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 import lightning
 import torch
@@ -41,25 +41,33 @@ class E2IPInputCheck(lightning.Callback):
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """See the class; training modules without anything of e2ip are left alone."""
-        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
-        if self is not first or not isinstance(pl_module, NequIPLightningModule):
+        if not self._acts(trainer, pl_module):
             return
-        uses_readout = bind(pl_module)
-        if uses_readout or trainer.ckpt_path is not None:
+        if bind(pl_module):
             check_restart(pl_module)
-        if uses_readout:
             name_family_in_files()
         data = trainer.datamodule
-        if (
-            stage != "fit"
-            or data is None
-            or not any(isinstance(m, (ForceLoss, ForceFigure)) for m in pl_module.modules())
-        ):
+        if stage != "fit" or data is None or not _users(pl_module):
             return
         check_datasets("training", data.train_dataset_config, data.train_dataset)
         check_datasets("validation", data.val_dataset_config, data.val_dataset)
         if "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: Dict[str, Any]
+    ) -> None:
+        """Restart of a stock model: `setup` does not see that there is a checkpoint."""
+        if self._acts(trainer, pl_module) and trainer.state.fn == "fit" and find_readout(pl_module) is None:
+            check_restart(pl_module)
+
+    def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
+        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
+        return self is first and isinstance(pl_module, NequIPLightningModule)
+
+
+def _users(pl_module: torch.nn.Module) -> List[Union[ForceLoss, ForceFigure]]:
+    return [module for module in pl_module.modules() if isinstance(module, (ForceLoss, ForceFigure))]
 
 
 def bind(pl_module: torch.nn.Module) -> bool:
@@ -71,13 +79,12 @@ def bind(pl_module: torch.nn.Module) -> bool:
         Where their options are not the model's, or the model has no readout.
     """
     readout = find_readout(pl_module)
-    users = [module for module in pl_module.modules() if isinstance(module, (ForceLoss, ForceFigure))]
     if readout is None:
-        for user in users:
+        for user in _users(pl_module):
             raise InputError(f"{user.owner} needs a model with a readout, which this model does not have: {WRAP}")
         return False
     settings = settings_of(readout)
-    for user in users:
+    for user in _users(pl_module):
         settings = user.bind(settings)
     # Packaged models carry a class of their own.
     readout.settings = type(readout.settings)(*settings)

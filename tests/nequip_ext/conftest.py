@@ -1,6 +1,10 @@
 """NequIP's own test fixtures and a tiny model; without NequIP nothing in this folder is collected."""
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +97,60 @@ def train_files(tmp_path_factory):
         paths[name] = folder / f"{name}.xyz"
         ase.io.write(paths[name], labelled, format="extxyz")
     return paths
+
+
+#: Settings of the inner model that train in seconds.
+SMALL = ("num_features=4", "l_max=1", "++radial_mlp_width=8")
+
+
+@pytest.fixture(scope="session")
+def command():
+    """Function that gives the ``nequip-train`` command of a ready config: name, run folder, data files, overrides."""
+
+    def build(config, folder, files, *overrides):
+        inner = "training_module.model" if config == "nequip_baseline" else "training_module.model.model"
+        small = [f"++{inner}.{s[2:]}" if s.startswith("++") else f"{inner}.{s}" for s in SMALL]
+        data = [f"{name}_file={path}" for name, path in files.items()]
+        configs = Path(__file__).parents[2] / "configs"
+        run = [Path(sys.executable).with_name("nequip-train"), "-cp", configs, "-cn", config, f"hydra.run.dir={folder}"]
+        return [str(part) for part in (*run, *data, *small, "max_epochs=3", "cutoff_radius=3.0", *overrides)]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def environment():
+    """Environment variables of commands."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def train(command, environment):
+    """Function that runs what `command` gives, asserts that it went well and gives the run folder."""
+
+    def run(config, folder, files, *overrides, env=environment):
+        done = subprocess.run(
+            command(config, folder, files, *overrides), env=env, cwd=folder.parent, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def logged():
+    """Function that gives the figures whose names start with ``prefix`` by epoch, from one log of a run folder: the
+    first, or after a restart there the next."""
+    import csv
+
+    def read(folder, prefix="val0_epoch", version=0):
+        rows = {}
+        with (folder / f"logs/version_{version}/metrics.csv").open() as log:
+            for row in csv.DictReader(log):
+                found = {k: float(v) for k, v in row.items() if k.startswith(prefix) and v}
+                if found:
+                    rows[int(row["epoch"])] = found
+        return rows
+
+    return read

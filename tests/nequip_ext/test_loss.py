@@ -1,5 +1,6 @@
-"""E2IPLoss and E2IPMetrics inside NequIP's MetricsManager."""
+"""E2IPLoss and E2IPMetrics inside NequIP's MetricsManager, on outputs of real readouts."""
 
+import copy
 import math
 import warnings
 
@@ -7,12 +8,21 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.e2ip import derive_niw
-from e2ip_plugins.maths.student import evidence, negative_log_likelihood
-from e2ip_plugins.readout.loss import force_loss, force_loss_settings
+from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
+from e2ip_plugins.readout.layout import Layout
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings
+from e2ip_plugins.scores import training
 from nequip_ext import E2IPLoss, E2IPMetrics
 
 UNIT = 0.05
+LAYOUT = Layout(scalars=[(0, 4)], vectors=[(0, 3)], tensors=[(9, 2)])
+OPTIONS = [
+    {},
+    {"preset": "paper"},
+    {"evidence": "independent", "evidence_weight": 0.3},
+    {"preset": "paper", "evidence": "coupled"},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -20,79 +30,97 @@ def double_precision(default_dtype):
     """The folder's session fixture sets float64."""
 
 
-def batch(mode="coupled", number=12, seed=0):
-    """(preds, target) of two frames as NequIP hands them to a MetricsManager."""
+def batch(number=12, seed=0, family="e2ip", **options):
+    """(preds, target) of two frames as NequIP hands them to a MetricsManager, from a readout with strong weights."""
     torch.manual_seed(seed)
-    nu, kappa = evidence(torch.randn(number), None if mode == "coupled" else torch.randn(number))
-    log_sigma0 = torch.randn(number, 6) * 0.5
-    log_sigma0[:, :3] += 2 * math.log(UNIT)
+    readout = Readout(Settings.of(family, options, UNIT), LAYOUT, seed=seed)
+    with torch.no_grad():
+        for parameter in readout.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        outputs = readout(torch.randn(number, 4), torch.randn(number, 19))
     structure = {"num_atoms": torch.tensor([number // 2, number // 2]), "atom_types": torch.zeros(number).long()}
     target = {**structure, "forces": torch.randn(number, 3), "total_energy": torch.randn(2, 1)}
     preds = {
         **structure,
         "forces": target["forces"] + UNIT * torch.randn(number, 3),
         "total_energy": target["total_energy"] + 0.1,
-        "e2ip_log_sigma0": log_sigma0,
-        "e2ip_nu": nu.unsqueeze(-1),
-        "e2ip_kappa": kappa.unsqueeze(-1),
-        "e2ip_force_unit": torch.full((number, 1), UNIT),
-        "e2ip_plateau": torch.zeros(number, 1),
+        **{name: value.unsqueeze(-1) if value.dim() == 1 else value for name, value in outputs.items()},
     }
     return preds, target
 
 
-def expected_force_loss(preds, target, settings, atoms=slice(None)):
-    loss, _ = force_loss(
-        target["forces"][atoms],
-        preds["forces"][atoms],
-        preds["e2ip_log_sigma0"][atoms],
-        preds["e2ip_nu"][atoms, 0],
-        preds["e2ip_kappa"][atoms, 0],
-        preds["e2ip_force_unit"][atoms, 0],
-        settings,
-    )
-    return loss.mean()
+def plain_nll(preds, target):
+    """-log p (N,) in eV/Å, from the parameters: the density of `torch` under a Student-t with m = ν - 2."""
+    nu, kappa = preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0]
+    sigma0 = sym6_to_matrix(exp_sym6(preds["e2ip_log_sigma0"]))
+    dof = nu - 2.0
+    scale = (nu * (kappa + 1.0) / (kappa * dof))[:, None, None] * sigma0
+    residual = target["forces"] - preds["forces"]
+    mahalanobis = (residual * torch.linalg.solve(scale, residual)).sum(-1)
+    constant = torch.lgamma((dof + 3.0) / 2.0) - torch.lgamma(dof / 2.0) - 1.5 * torch.log(math.pi * dof)
+    return -constant + 0.5 * torch.logdet(scale) + 0.5 * (dof + 3.0) * torch.log1p(mahalanobis / dof)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"preset": "paper"},
-        {"evidence": "independent", "evidence_weight": 0.3},
-        {"preset": "paper", "evidence": "coupled"},
-    ],
-    ids=str,
-)
+def plain_force_loss(preds, target, preset="default", evidence=None, evidence_weight=None):
+    """Loss per atom (N,) as the documentation of the presets says it, from parameters instead of coefficients."""
+    nu, kappa = preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0]
+    weight = evidence_weight if evidence_weight is not None else 0.1 if (preset, evidence) == ("paper", None) else 0.0
+    error = (target["forces"] - preds["forces"]).norm(dim=-1) / UNIT
+    loss = plain_nll(preds, target) + weight * (nu + kappa) * error
+    if preset == "paper":
+        return loss
+    lowest = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * 15.0
+    return 2.0 * UNIT**2 / 3.0 * (loss - 3.0 * math.log(UNIT) - lowest)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_terms_and_weights(options):
-    loss = E2IPLoss(coeffs={"total_energy": 1.0, "forces": 3.0}, **options)
-    settings = force_loss_settings(**options)
-    preds, target = batch(settings.evidence)
-    values = loss(preds, target)
+    preds, target = batch(**options)
+    values = E2IPLoss(coeffs={"total_energy": 1.0, "forces": 3.0}, **options)(preds, target)
     assert values["per_atom_energy_mse"].item() == pytest.approx((0.1 / 6) ** 2)
-    assert values["forces_e2ip"].item() == pytest.approx(expected_force_loss(preds, target, settings).item())
+    expected = plain_force_loss(preds, target, **options).mean().item()
+    assert values["forces_e2ip"].item() == pytest.approx(expected, rel=1e-9)
     total = 0.25 * values["per_atom_energy_mse"] + 0.75 * values["forces_e2ip"]
     assert values["weighted_sum"].item() == pytest.approx(total.item())
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_settings_of_the_model(options):
+    """Bound to a model, the loss needs no options, and with a weight of its own hands it to the model's settings."""
+    settings = Settings.of("e2ip", options, UNIT)
+    loss = E2IPLoss()["forces_e2ip"]
+    assert not settings.differences(loss.bind(settings))
+    preds, target = batch(**options)
+    assert loss(preds, target).item() == pytest.approx(plain_force_loss(preds, target, **options).mean().item())
+    if settings.options["evidence"] == "independent" and "evidence_weight" not in options:
+        weighted = E2IPLoss(evidence_weight=0.7)["forces_e2ip"]
+        resulting = weighted.bind(settings)
+        assert resulting.options == {**settings.options, "evidence_weight": 0.7}
+        assert not resulting.differences(weighted.bind(resulting)), "set-up comes once for every stage of a run"
+        expected = plain_force_loss(preds, target, **{**options, "evidence_weight": 0.7}).mean().item()
+        assert weighted(preds, target).item() == pytest.approx(expected)
+
+
 def test_epoch_mean_is_over_atoms_not_batches():
-    loss, settings = E2IPLoss(), force_loss_settings()
+    loss = E2IPLoss()
     for metric in loss.values():
         metric.dist_sync_on_step = True  # as NequIP's training module does
     small, large = batch(number=4, seed=1), batch(number=20, seed=2)
     loss(*small), loss(*large)
-    sums = 4 * expected_force_loss(*small, settings) + 20 * expected_force_loss(*large, settings)
-    assert loss.compute()["forces_e2ip"].item() == pytest.approx(sums.item() / 24)
+    total = plain_force_loss(*small).sum() + plain_force_loss(*large).sum()
+    assert loss.compute()["forces_e2ip"].item() == pytest.approx(total.item() / 24)
 
 
 def test_step_value_carries_gradients_and_epoch_state_does_not():
-    loss = E2IPLoss()
+    """Below the ceiling of the pull the gradient is that of the plain likelihood."""
+    loss = E2IPLoss(preset="paper")
     for metric in loss.values():
         metric.dist_sync_on_step = True
-    preds, target = batch()
+    preds, target = batch(preset="paper")
     preds["forces"].requires_grad_(True)
-    loss(preds, target)["weighted_sum"].backward()
-    assert torch.isfinite(preds["forces"].grad).all() and preds["forces"].grad.abs().sum() > 0
+    loss(preds, target)["forces_e2ip"].backward()
+    (expected,) = torch.autograd.grad(plain_force_loss(preds, target, preset="paper").mean(), preds["forces"])
+    assert torch.allclose(preds["forces"].grad, expected, rtol=1e-8)
     assert not loss["forces_e2ip"].sum.requires_grad
 
 
@@ -108,16 +136,16 @@ def test_stress_term_and_energy_normalisation():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_bad_references_are_masked_and_counted(bad):
-    loss, settings = E2IPLoss(), force_loss_settings()
+    loss = E2IPLoss()
     preds, target = batch()
     good = [i for i in range(12) if i not in (2, 7)]
+    expected = plain_force_loss(preds, target)[good].mean().item()
     target["forces"][2, 1] = bad
     target["forces"][7] = bad
     preds["forces"].requires_grad_(True)
     with pytest.warns(UserWarning, match="2 of 12 atoms"):
         values = loss(preds, target)
-    expected = expected_force_loss(preds, target, settings, good)
-    assert values["forces_e2ip"].item() == pytest.approx(expected.item())
+    assert values["forces_e2ip"].item() == pytest.approx(expected)
     values["weighted_sum"].backward()
     gradient = preds["forces"].grad
     assert torch.isfinite(gradient).all() and (gradient[[2, 7]] == 0).all()
@@ -142,14 +170,14 @@ def test_a_batch_without_any_reference():
     ("options", "message"),
     [
         ({"evidence": "both"}, "unknown evidence mode"),
-        ({"evidence": "independent", "evidence_weight": -0.1}, "evidence_weight must be"),
-        ({"evidence": "independent", "evidence_weight": math.nan}, "evidence_weight must be"),
-        ({"evidence": "coupled", "evidence_weight": 0.1}, "no regulariser"),
-        ({"preset": "other"}, "unknown e2ip preset"),
+        ({"preset": "other"}, "unknown preset"),
+        ({"readout": "other"}, "unknown readout 'other'; choose from: e2ip"),
+        ({"temperature": 1.0}, "temperature is no option of readout 'e2ip'"),
         ({"coeffs": {"forces": 1.0}}, "must have total_energy and forces"),
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
         ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),
     ],
+    ids=str,
 )
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=message):
@@ -157,27 +185,63 @@ def test_bad_options(options, message):
     if "coeffs" in options:
         with pytest.raises(InputError, match="unknown metrics"):
             E2IPMetrics(coeffs={"dipole_rmse": 1.0})
+    if "readout" in options:
+        with pytest.raises(InputError, match=message):
+            E2IPMetrics(readout=options["readout"])
 
 
-@pytest.mark.parametrize(("model", "loss"), [("coupled", "independent"), ("independent", "coupled")])
-def test_evidence_modes_must_agree(model, loss):
-    with pytest.raises(InputError, match=f"model's evidence mode is '{model}', that of E2IPLoss '{loss}'"):
-        E2IPLoss(evidence=loss)(*batch(model))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evidence": "independent", "evidence_weight": -0.1}, "evidence_weight must be"),
+        ({"evidence": "independent", "evidence_weight": math.nan}, "evidence_weight must be"),
+        ({"evidence_weight": 0.1}, "no regulariser"),
+    ],
+    ids=str,
+)
+def test_weights_that_need_the_other_options(options, message):
+    """Of the model, or in a loss without one the defaults: an error at set-up, or with the first batch."""
+    loss = E2IPLoss(**options)
+    with pytest.raises(InputError, match=message):
+        loss(*batch())
+    with pytest.raises(InputError, match=message):
+        loss["forces_e2ip"].bind(Settings.of("e2ip", {"evidence": options.get("evidence")}, UNIT))
 
 
-def test_mode_is_recognised_in_float32():
-    preds, target = batch()
-    nu, kappa = evidence(torch.linspace(-12.0, 3e5, 12, dtype=torch.float32), None)
-    preds["e2ip_nu"], preds["e2ip_kappa"] = nu.double().unsqueeze(-1), kappa.double().unsqueeze(-1)
-    E2IPLoss(evidence="coupled")(preds, target)
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        ({"evidence": "independent"}, {"evidence": "coupled"}, "E2IPLoss has evidence coupled, the model independent"),
+        ({}, {"evidence": "independent"}, "E2IPLoss has evidence independent, the model coupled"),
+        ({"preset": "paper"}, {"preset": "default"}, "E2IPLoss has preset default, the model paper"),
+        (
+            {"preset": "paper", "evidence_weight": 0.1},
+            {"evidence_weight": 0.2},
+            r"E2IPLoss has evidence_weight 0\.2, the model 0\.1",
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_model_and_loss_must_agree(model, loss, message):
+    with pytest.raises(InputError, match=message):
+        E2IPLoss(**loss)["forces_e2ip"].bind(Settings.of("e2ip", model, UNIT))
 
 
-@pytest.mark.parametrize("atoms", [3, slice(None)], ids=["one", "all"])
-@pytest.mark.parametrize("mode", ["independent", "coupled"])
-def test_atoms_without_evidence_say_nothing_about_the_mode(mode, atoms):
-    preds, target = batch(mode)
-    preds["e2ip_nu"][atoms] = preds["e2ip_kappa"][atoms] = preds["e2ip_log_sigma0"][atoms] = math.nan
-    assert torch.isnan(E2IPLoss(evidence=mode)(preds, target)["weighted_sum"])
+def test_another_readout(toy_family):
+    """Names, values and errors of a family of which nothing here knows."""
+    preds, target = batch(family="isotropic")
+    assert E2IPLoss(readout="isotropic")(preds, target)["forces_isotropic"].item() > 0
+    values = E2IPMetrics(readout="isotropic")(preds, target)
+    std = preds["isotropic_log_std"].exp()
+    normal = torch.distributions.Normal(preds["forces"], std.expand(-1, 3))
+    assert values["isotropic_nll"].item() == pytest.approx(-normal.log_prob(target["forces"]).sum(-1).mean().item())
+    for user, name in ((E2IPLoss(), "forces_e2ip"), (E2IPMetrics(), "e2ip_nll")):
+        with pytest.raises(InputError, match="has readout 'e2ip', the model 'isotropic': give them the same"):
+            user[name].bind(Settings.of("isotropic", {}, UNIT))
+    with pytest.raises(InputError, match=r"not those of a readout 'e2ip'.*the same readout"):
+        E2IPLoss()(preds, target)
+    with pytest.raises(InputError, match="evidence is no option of readout 'isotropic'"):
+        E2IPLoss(readout="isotropic", evidence="coupled")
 
 
 def test_a_model_without_readout_is_named():
@@ -200,19 +264,41 @@ def test_metrics_of_uncertainty():
     metrics = E2IPMetrics(coeffs={"forces_rmse": 1.0, "e2ip_nll": 1.0})
     batches = [batch(seed=1), batch(seed=2)]
     for preds, target in batches:
-        metrics(preds, target)
+        assert metrics(preds, target)["e2ip_nll"].item() == pytest.approx(plain_nll(preds, target).mean().item())
     values = metrics.compute()
-    preds = {k: torch.cat([b[0][k] for b in batches]) for k in batches[0][0]}
-    residual = torch.cat([b[1]["forces"] for b in batches]) - preds["forces"]
-    nll = negative_log_likelihood(preds["e2ip_log_sigma0"], preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0], residual)
-    assert values["e2ip_nll"].item() == pytest.approx(nll.mean().item())
+    preds, target = ({k: torch.cat([b[side][k] for b in batches]) for k in batches[0][side]} for side in (0, 1))
+    residual = target["forces"] - preds["forces"]
+    assert values["e2ip_nll"].item() == pytest.approx(plain_nll(preds, target).mean().item())
     assert values["forces_rmse"].item() == pytest.approx(residual.square().mean().sqrt().item())
     assert values["weighted_sum"].item() == pytest.approx(0.5 * (values["e2ip_nll"] + values["forces_rmse"]).item())
     assert 0.0 <= values["e2ip_coverage95"] <= 1.0 and -1.0 <= values["e2ip_spearman"] <= 1.0
-    assert values["e2ip_plateau"] == 0.0
+    assert values["e2ip_plateau"] == preds["e2ip_plateau"].mean()
     assert "stress_rmse" not in values
-    assert derive_niw({k: preds[k].squeeze(-1) for k in preds if k.startswith("e2ip")})["forces_cov"].shape == (
-        24,
-        3,
-        3,
-    )
+
+
+def test_figures_share_their_atoms(monkeypatch):
+    """One state and one evaluation for the four of them, also after copying, and apart for every manager."""
+    judged = []
+    judge = training.figures
+    monkeypatch.setattr(training, "figures", lambda *arguments: judged.append(1) or judge(*arguments))
+    names = [f"e2ip_{figure.name}" for figure in training.FIGURES]
+    original = E2IPMetrics()
+    preds, target = batch()
+    original(preds, target)
+    copied = copy.deepcopy(original)
+    assert copied["e2ip_nll"].shared is not original["e2ip_nll"].shared
+    for metrics in (original, copied):
+        shared = metrics["e2ip_nll"].shared
+        assert all(metrics[name].shared is shared for name in names)
+        assert sum(isinstance(module, training.ForceUncertainty) for module in metrics.modules()) == 1
+        before = len(judged)
+        step = metrics(preds, target)
+        assert len(judged) == before + 1
+        epoch = metrics.compute()
+        assert len(judged) == before + 2
+        assert len(shared.atoms) == 2
+        for name in names:  # the same batch twice
+            assert step[name].item() == pytest.approx(epoch[name].item())
+        metrics.to("cpu").reset()
+        assert len(shared.atoms) == 0
+    assert original["e2ip_nll"].shared is not E2IPMetrics()["e2ip_nll"].shared

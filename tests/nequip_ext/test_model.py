@@ -6,11 +6,13 @@ import pytest
 import torch
 from nequip.data import AtomicDataDict
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FORCE_UNIT_KEY, OUTPUT_KEYS, PLATEAU_KEY
+from e2ip_plugins.keys import FORCE_UNIT_KEY, PLATEAU_KEY
 from nequip_ext import E2IPModel
-from nequip_ext.readout import TAP_KEY
+from nequip_ext.readout import TAP_KEY, find_readout
 
+KEYS = families.get(families.DEFAULT).output_keys()
 ARCHITECTURES = {
     "scalar-only": {"l_max": 0},
     "l1": {"l_max": 1},
@@ -24,7 +26,7 @@ architectures = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), 
 
 
 def readout_of(model):
-    return model.model.func.e2ip_readout
+    return find_readout(model)
 
 
 def randomise(model):
@@ -59,7 +61,7 @@ def test_seed_decides_the_readout_alone(gnn_config):
     for (name, a), b, c in zip(first.named_parameters(), second.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, c), name
         assert torch.equal(a, b) or "e2ip_readout" in name, name
-    assert not torch.equal(readout_of(first).head.out.weight, readout_of(second).head.out.weight)
+    assert not torch.equal(readout_of(first).trunks[0].out.weight, readout_of(second).trunks[0].out.weight)
 
 
 @architectures
@@ -67,7 +69,7 @@ def test_shapes_and_bookkeeping(make_model, gnn_config, frames, to_data, archite
     _, model = make_model(gnn_config(model_dtype="float32", **architecture))
     output = model(to_data(frames[0]))
     number = len(frames[0])
-    for key in OUTPUT_KEYS:
+    for key in KEYS:
         assert output[key.name].shape == (number, *(key.shape or (1,))), key.name
         assert output[key.name].dtype == torch.float64
         assert (key.name in model.irreps_out) == (key.shape in ((), (3, 3)))
@@ -81,18 +83,18 @@ def test_shapes_and_bookkeeping(make_model, gnn_config, frames, to_data, archite
 
 @architectures
 def test_only_proper_parities_are_read(make_model, gnn_config, architecture):
-    readout = readout_of(make_model(gnn_config(**architecture))[1])
-    tapped = readout.irreps_in.get(TAP_KEY)
+    model = make_model(gnn_config(**architecture))[1]
+    readout, tapped = readout_of(model), model.model.func.e2ip_readout.irreps_in.get(TAP_KEY)
     if tapped is None:
         assert architecture.get("num_layers") == 1
-        assert not readout.vector_slices and not readout.tensor_slices
+        assert not readout.vector_blocks and not readout.tensor_blocks and readout.has_pool
         return
     layout = tapped.slices()
-    for slices, irrep in ((readout.vector_slices, "1o"), (readout.tensor_slices, "2e")):
-        used = [tapped[[s.start for s in layout].index(start)].ir for start, _, _ in slices]
+    for found, irrep in ((readout.vector_blocks, "1o"), (readout.tensor_blocks, "2e")):
+        used = [tapped[[s.start for s in layout].index(start)].ir for start, _ in found]
         assert all(str(ir) == irrep for ir in used)
         assert len(used) == sum(str(ir) == irrep for _, ir in tapped)
-    assert (readout.pool is None) == bool(readout.tensor_slices)
+    assert readout.has_pool == (not readout.tensor_blocks)
 
 
 @architectures
@@ -152,17 +154,17 @@ def test_isolated_atom_is_isotropic(make_model, gnn_config, to_data):
 
 def test_force_unit_is_saved_with_the_model(gnn_config):
     automatic = E2IPModel(model=gnn_config(), seed=1, force_unit="auto", forces_rms=2.0)
-    assert readout_of(automatic).head.force_unit.item() == pytest.approx(0.06)
+    assert readout_of(automatic).force_unit.item() == pytest.approx(0.06)
     default = E2IPModel(model=gnn_config(), seed=1)
     default.load_state_dict(automatic.state_dict())
-    assert readout_of(default).head.force_unit.item() == pytest.approx(0.06)
+    assert readout_of(default).force_unit.item() == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"evidence": "both"}, "unknown evidence mode 'both'"),
-        ({"preset": "other"}, "unknown e2ip preset 'other'"),
+        ({"preset": "other"}, "unknown preset 'other'"),
         ({"force_unit": 0.0}, "force_unit must be"),
         ({"force_unit": "auto"}, "needs the training forces"),
         ({"force_unit": "auto", "forces_rms": math.nan}, "needs the training forces"),

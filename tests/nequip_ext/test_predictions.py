@@ -7,9 +7,11 @@ import torch
 from nequip.train.callbacks import TestTimeXYZFileWriter as Writer
 
 import nequip_ext  # noqa: F401  (registers the fields)
-from e2ip_plugins.keys import PARAMETER_KEYS
+from e2ip_plugins import families
 from e2ip_plugins.report.compare import compare, load_models
 from e2ip_plugins.report.predictions import read_predictions
+
+FAMILY = families.get(families.DEFAULT)
 
 
 def batch(dtype):
@@ -42,7 +44,7 @@ def batch(dtype):
 def test_round_trip(tmp_path, dtype):
     references, outputs = batch(dtype)
     paths = []
-    for name, extra in (("baseline", []), ("e2ip", [k.name for k in PARAMETER_KEYS])):
+    for name, extra in (("baseline", []), ("e2ip", [k.name for k in FAMILY.parameter_keys])):
         writer = Writer(
             out_file=str(tmp_path / name),
             output_fields_from_original_dataset=["total_energy", "forces"],
@@ -57,7 +59,7 @@ def test_round_trip(tmp_path, dtype):
     np.testing.assert_allclose(p.forces[:6], outputs["forces"], atol=1e-7)
     np.testing.assert_allclose(p.reference_forces[:6], references["forces"], atol=1e-7)
     np.testing.assert_allclose(p.energy - p.reference_energy, 0.3, atol=1e-6)
-    for key in PARAMETER_KEYS:
+    for key in FAMILY.parameter_keys:
         expected = outputs[key.name].reshape(6, *key.shape)
         np.testing.assert_allclose(p.parameters[key.name][:6], expected, atol=1e-6)
     baseline, e2ip = compare(load_models(paths))["models"]
