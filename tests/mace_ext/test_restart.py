@@ -1,14 +1,19 @@
 """Restarts: killed runs go on as stock MACE's do; checkpoints of another readout end the run."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
 
+import ase.io
 import pytest
 import torch
+from ase.build import molecule
+from ase.calculators.emt import EMT
 
 E2IP = "--readout=e2ip"
+FIGURES = {"e2ip_nll", "e2ip_coverage95", "e2ip_spearman", "e2ip_plateau"}
 #: One batch per epoch: stock MACE starts the order of the batches anew after a restart.
 FULL_BATCH = {"batch_size": 12, "max_num_epochs": 6, "lr": 0.002}
 
@@ -99,11 +104,44 @@ def test_a_checkpoint_of_another_readout_ends_the_run(train, capsys, first, seco
     assert message.startswith("mace_run_train: error: the checkpoint") and words in message
 
 
-def test_two_processes(tmp_path, training_command):
-    """Gloo DDP: both ranks end with the same weights and log figures over all frames.
+def test_a_checkpoint_of_version_1_names_the_commit_that_reads_it(train, capsys):
+    run = train(E2IP, name="run", max_num_epochs=1)
+    (path,) = (run.folder / "checkpoints").glob("*.pt")
+    checkpoint = torch.load(path, weights_only=False)
+    assert checkpoint.pop("e2ip_settings")["family"] == "e2ip"
+    torch.save({**checkpoint, "e2ip_config": {"version": 1}}, path)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, "--restart_latest", name="run", max_num_epochs=2)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "the checkpoint to restart from was saved by an early version of e2ip-plugins" in message
+    assert re.search("commit [0-9a-f]{7} of e2ip-plugins reads it", message)
+
+
+@pytest.fixture
+def uneven_files(tmp_path):
+    """Training and validation frames of two, three and four atoms, so that ranks hold different numbers of atoms."""
+    paths = {}
+    for name, count, offset in (("train", 12, 0), ("valid", 4, 100)):
+        labelled = []
+        for i in range(count):
+            atoms = molecule(("H2O", "H2", "H2O2")[i % 3])
+            atoms.rattle(0.08, seed=offset + i)
+            atoms.calc = EMT()
+            atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
+            atoms.calc = None
+            labelled.append(atoms)
+        paths[f"{name}_file"] = tmp_path / f"uneven_{name}.xyz"
+        ase.io.write(paths[f"{name}_file"], labelled)
+    return paths
+
+
+def test_two_processes_do_what_one_does(train, tmp_path, training_command, uneven_files):
+    """Gloo DDP: loss, figures and final weights are those of one process with the same batches, on both ranks.
 
     Stock MACE has no DDP on CPUs (it names a device for every rank, and starts process groups for GPUs
-    only): the script makes up for that and for nothing else.
+    only): the script makes up for that and for nothing else. All frames are one batch, since ranks draw theirs in an
+    order of their own; MACE's force scale, of which every rank computes its own, is left out.
     """
     script = tmp_path / "ddp.py"
     script.write_text(
@@ -119,13 +157,31 @@ def test_two_processes(tmp_path, training_command):
         "run_train.main()\n"
         "torch.save(made[0].state_dict(), f'{os.path.dirname(__file__)}/rank{os.environ[\"RANK\"]}.pt')\n"
     )
+    flags = (E2IP, "--e2ip_force_unit=auto", "--scaling=no_scaling", "--compute_avg_num_neighbors=False")
+    shared = {**uneven_files, "max_num_epochs": 3, "avg_num_neighbors": 2.0}
     _, _, _, *options = training_command(
-        E2IP, "--distributed", "--launcher=torchrun", batch_size=2, valid_batch_size=1, max_num_epochs=2
+        *flags, "--distributed", "--launcher=torchrun", name="two", batch_size=6, valid_batch_size=2, **shared
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29511"]
-    done = subprocess.run([*command, script, *options], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.Popen(
+        [*command, script, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    one = train(*flags, name="one", batch_size=12, valid_batch_size=4, **shared)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text[-3000:]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    expected = one.model.state_dict()
     assert any(key.startswith("e2ip_readout.") for key in first)
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert "Epoch 1: head: Default, e2ip_nll=" in done.stderr + done.stdout
+    for key, value in expected.items():
+        assert torch.equal(first[key], second[key]), key
+        torch.testing.assert_close(first[key], value, rtol=1e-7, atol=1e-10)
+    two = type(one)(tmp_path, "two", 1, text)
+    epochs = [[line for line in run.validation if line["epoch"] is not None] for run in (one, two)]
+    assert len(epochs[0]) == len(epochs[1]) == 3
+    for whole, found in zip(*epochs, strict=True):
+        names = set(whole) - {"time", "loss", "mode", "head", "epoch"}
+        assert {name for name in names if name.startswith("e2ip_")} == FIGURES
+        assert {name: found[name] for name in names} == pytest.approx({name: whole[name] for name in names}, rel=1e-7)
+        # MACE adds up the losses of the batches, each of which is the mean over all ranks, and divides by the frames.
+        assert found["loss"] == pytest.approx(2 * whole["loss"], rel=1e-7)
+    assert "Epoch 2: head: Default, e2ip_nll=" in text
