@@ -30,11 +30,11 @@ def wrap_init(stock):
         stock(self, *args, **kwargs)
         found = [find_family(model) for model in self.models]
         #: Family of each model; empty unless all of them have a readout.
-        self._uq_families = found if None not in found else []
+        self._uq_families = [family for family in found if family is not None] if None not in found else []
         #: Parameters (M, N, …) of each model's distributions, while it calculates.
         self._uq_parameters = None
         if self._uq_families:
-            keys = found[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
+            keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
             # A new list: the stock one extends the list that all ASE calculators share.
             self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
         elif any(found):

@@ -1,6 +1,6 @@
 """``uncertainty_gradient``: how the uncertainty of a MACE model changes when atoms move."""
 
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from mace_ext.readout import find_family
 
 
 def uncertainty_gradient(
-    model: torch.nn.Module,
+    model: Any,
     data: Dict[str, Tensor],
     uncertainty: Uncertainty = "forces_epistemic_std",
     create_graph: bool = False,

@@ -107,7 +107,7 @@ def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
     found = [find_figures(row) for row in metrics]
     if len(metrics) != len(table.rows) or not all(found):
         return
-    for cells in zip(*found, strict=True):
-        table.add_column(cells[0].heading, [cell.text for cell in cells])
+    for column in zip(*found, strict=True):
+        table.add_column(column[0].heading, [cell.text for cell in column])
     for row, values, cells in zip(table.rows, metrics, found, strict=True):
         log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)

@@ -5,8 +5,6 @@ Loaded while MACE is: imports of MACE and e3nn wait until they are used.
 
 from typing import Any, Optional, Type
 
-from torch import nn
-
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
@@ -28,14 +26,14 @@ def find_family(model: Any) -> Optional[Type[Family]]:
     return None if readout is None else families.get(readout.family_name)
 
 
-def build_readout(model: nn.Module, settings: Settings, seed: int) -> Readout:
+def build_readout(model: Any, settings: Settings, seed: int) -> Readout:
     """An untrained readout that fits a stock model: one trunk per MACE head, on the model's device and of its dtype."""
     parameter = next(model.parameters())
     readout = Readout(settings, _layout(model), num_heads=len(model.heads), seed=seed)
     return readout.to(dtype=parameter.dtype, device=parameter.device)
 
 
-def _layout(model: nn.Module) -> Layout:
+def _layout(model: Any) -> Layout:
     """Blocks in the model's ``node_feats``, which concatenate the features of all layers."""
     from e3nn import o3
     from mace.modules.wrapper_ops import get_layout
