@@ -16,30 +16,29 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from host_cost.measure import synchronise
 
 _MARK = "part: "
-_LOSS = "force_loss_of_outputs"
 _OPTIMISER = "Optimizer.step"  # torch's own mark
 _REST = "everything else"
 _ALL = "all"
 _EMPTY = {"forward_ops": 0.0, "forward_ms": 0.0, "backward_ops": 0.0, "backward_ms": 0.0}
 
-#: Functions wrapped, where the code of a host looks them up -> part. One that is no longer there is left out.
+#: Functions wrapped, where the code looks them up -> part.
 _FUNCTIONS = {
-    "nequip": {("nequip_ext.readout", "derive_niw"): "derive_niw", ("nequip_ext.loss", _LOSS): "force loss"},
-    "mace": {("mace_ext.model", "derive_niw"): "derive_niw", ("mace_ext.loss", _LOSS): "force loss"},
+    ("e2ip_plugins.families.e2ip", "distribution"): "map to Σ0, ν, κ",
+    ("e2ip_plugins.families.e2ip", "_views"): "derived keys",
 }
-_SHARED_FUNCTIONS = {("e2ip_plugins.readout.trunk", "distribution"): "map to Σ0, ν, κ"}
+_LOSS = {"nequip": ("nequip_ext.loss", "force_loss"), "mace": ("mace_ext.loss", "force_loss")}
 
 #: Where all of the readout happens in a prediction.
 _WHOLE = {
-    "nequip": ("nequip_ext.readout", "EvidentialReadout", "forward"),
+    "nequip": ("nequip_ext.readout", "GraphReadout", "forward"),
     "mace": ("mace_ext.model", "ScaleShiftMACE", "_outputs"),
 }
 
 #: Class of a module -> part; nested parts are subtracted from the outer one.
 _MODULES = {
-    "EvidentialReadout": "readout, rest",
+    "GraphReadout": "readout, rest",
     "Readout": "readout, rest",
-    "EvidentialHead": "head, rest",
+    "Trunk": "trunk",
     "EdgePool": "edge pool",
 }
 
@@ -81,10 +80,8 @@ def marked(host: str, parts: dict) -> Iterator[None]:
         modules += [(term, f"{name}, rest") for name, term in terms]
     for module, part in modules:
         handles += _mark_module(module, part)
-    for (name, function), part in {**_FUNCTIONS[host], **_SHARED_FUNCTIONS}.items():
+    for (name, function), part in {**_FUNCTIONS, _LOSS[host]: "force loss"}.items():
         owner = importlib.import_module(name)
-        if not hasattr(owner, function):
-            continue
         originals.append((owner, function, getattr(owner, function)))
         setattr(owner, function, _mark_function(getattr(owner, function), part))
     try:

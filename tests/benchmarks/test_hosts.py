@@ -144,6 +144,6 @@ def test_quick_run(host, package, missing, tmp_path):
         assert all(len(times["wall"]) == 2 and min(times["wall"]) > 0 for times in measured["times"].values())
         if sys.platform.startswith("linux"):
             assert all(len(peaks) == 3 and min(peaks) >= 0 for peaks in measured["memory"].values())
-        parts = {"e2ip, map to Σ0, ν, κ", "e2ip, head, rest", "e2ip, derive_niw", "e2ip, all", "baseline, all"}
+        parts = {"e2ip, map to Σ0, ν, κ", "e2ip, trunk", "e2ip, derived keys", "e2ip, all", "baseline, all"}
         assert parts <= set(measured["profile"]["parts"])
     assert training["profile"]["parts"]["e2ip, force loss"]["backward_ops"] > 0
