@@ -6,8 +6,7 @@ ASE results after it has returned.
 """
 
 import logging
-from functools import wraps
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 import torch
@@ -22,80 +21,52 @@ from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.readout import find_family
 
 
-def wrap_init(stock):
+def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """``MACECalculator.__init__``: list the extra properties, when every model of the calculator has them."""
-
-    @wraps(stock)
-    def __init__(self, *args, **kwargs):
-        stock(self, *args, **kwargs)
-        found = [find_family(model) for model in self.models]
-        #: Family of each model; empty unless all of them have a readout.
-        self._uq_families = [family for family in found if family is not None] if None not in found else []
-        #: Parameters (M, N, …) of each model's distributions, while it calculates.
-        self._uq_parameters = None
-        if self._uq_families:
-            keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
-            # A new list: the stock one extends the list that all ASE calculators share.
-            self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
-        elif any(found):
-            logging.warning(
-                "Only %d of %d models have an e2ip readout: the committee returns no uncertainties",
-                sum(family is not None for family in found),
-                self.num_models,
-            )
-
-    return __init__
+    stock(self, *args, **kwargs)
+    found = [find_family(model) for model in self.models]
+    #: Family of each model; empty unless all of them have a readout.
+    self._uq_families = [family for family in found if family is not None] if None not in found else []
+    if self._uq_families:
+        keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
+        # A new list: the stock one extends the list that all ASE calculators share.
+        self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+    elif any(found):
+        count = f"{len(found) - found.count(None)} of {len(found)}"
+        logging.warning(f"Only {count} models have an e2ip readout: the committee returns no uncertainties")
 
 
-def wrap_slice_real_outputs(stock):
+def slice_real_outputs(stock: Callable, out: Dict[str, Tensor], num_real_atoms: int) -> Dict[str, Tensor]:
     """``MACECalculator._slice_real_outputs``: padding atoms go from our per-atom outputs, too."""
-
-    @wraps(stock)
-    def _slice_real_outputs(out, num_real_atoms):
-        sliced = stock(out, num_real_atoms)
-        family = families.of_outputs(sliced)
-        for key in () if family is None else family.output_keys():
-            sliced[key.name] = sliced[key.name][:num_real_atoms]
-        return sliced
-
-    return staticmethod(_slice_real_outputs)
+    sliced = stock(out, num_real_atoms)
+    family = families.of_outputs(sliced)
+    for key in () if family is None else family.output_keys():
+        sliced[key.name] = sliced[key.name][:num_real_atoms]
+    return sliced
 
 
-def wrap_create_result_tensors(stock):
-    """``MACECalculator._create_result_tensors``: room for each member's distribution parameters."""
-
-    @wraps(stock)
-    def _create_result_tensors(self, num_models, num_atoms, batch, out):
-        tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
-        if self._uq_families:
-            forces = out["forces"]
-            # Members of another family leave them NaN.
-            self._uq_parameters = {
-                key.name: forces.new_full((num_models, len(forces), *key.shape), float("nan"))
-                for family in self._uq_families
-                for key in family.parameter_keys
-            }
-            tensors.update(self._uq_parameters)
-        return tensors, node_e0
-
-    return _create_result_tensors
+def create_result_tensors(
+    stock: Callable, self: Any, num_models: int, num_atoms: int, batch: Any, out: Dict[str, Tensor]
+) -> Tuple[Dict[str, Tensor], Any]:
+    """``MACECalculator._create_result_tensors``: room for each member's parameters; others' stay NaN."""
+    tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
+    self._uq_parameters = {
+        key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan"))
+        for family in self._uq_families
+        for key in family.parameter_keys
+    }
+    return {**tensors, **self._uq_parameters}, node_e0
 
 
-def wrap_calculate(stock):
+def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """``MACECalculator.calculate``: add `uncertainty_results` to ``self.results``."""
-
-    @wraps(stock)
-    def calculate(self, *args, **kwargs):
-        self._uq_parameters = None
-        stock(self, *args, **kwargs)
-        if self._uq_parameters is not None:
-            # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
-            forces = self.results.get("forces_comm")
-            factor = self.energy_units_to_eV / self.length_units_to_A
-            self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
-            self._uq_parameters = None
-
-    return calculate
+    self._uq_parameters = {}
+    stock(self, *args, **kwargs)
+    if self._uq_parameters:
+        # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
+        forces = self.results.get("forces_comm")
+        factor = self.energy_units_to_eV / self.length_units_to_A
+        self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
 
 
 def uncertainty_gradient(

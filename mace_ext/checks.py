@@ -6,11 +6,10 @@ import re
 from argparse import Namespace
 from typing import Any, Optional, Set
 
-from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from mace_ext import seams
-from mace_ext.options import FORCE_UNIT, given_options, has_readout, settings_of
+from mace_ext.options import given_options, has_readout, known_options, settings_of
 
 LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
 MODELS = ("MACE", "ScaleShiftMACE")
@@ -52,9 +51,7 @@ def check_options(args: Namespace) -> None:
 def _check_names(args: Namespace) -> None:
     """Every option that was given is one of the chosen readout."""
     for name in given_options(args):
-        owners = [f for f, family in families.table().items() if name in [option.name for option in family.options]]
-        if name == FORCE_UNIT:
-            owners = list(families.table())
+        owners = known_options()[name]
         if not has_readout(args):
             choice = " or ".join(f"--readout {owner}" for owner in owners)
             raise InputError(f"--e2ip_{name} has no effect without {choice}; add it or leave --e2ip_{name} out")

@@ -3,16 +3,17 @@
 import logging
 import sys
 from argparse import Namespace
-from typing import Any, Callable, Iterable, Optional, Tuple
+from typing import Any, Callable, Iterable, Tuple
 
 import numpy as np
 import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from mace_ext.foundation import inherited_force_unit, load_foundation_readout, without_readout
+from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
+from mace_ext.readout import find_readout
 
 
 def configure_e2ip_model(
@@ -41,7 +42,7 @@ def configure_e2ip_model(
         args, _FiniteForces(train_loader), atomic_energies, without_readout(model_foundation), *rest, **kwargs
     )
     try:
-        settings = settings_of(args, _force_unit(args, train_loader.dataset, inherited_force_unit(model_foundation)))
+        settings = settings_of(args, _force_unit(args, train_loader.dataset, model_foundation))
         add_readout(model, settings, seed=args.seed)
     except InputError as error:
         print(f"mace_run_train: error: {error}", file=sys.stderr)
@@ -55,11 +56,11 @@ def configure_e2ip_model(
     return model, output_args
 
 
-def _force_unit(args: Namespace, dataset: Any, inherited: Optional[float]) -> float:
-    """σ_ref in eV/Å: as given, or that of the foundation model, or the default."""
-    given = args.e2ip_force_unit
+def _force_unit(args: Namespace, dataset: Any, foundation: Any) -> float:
+    """σ_ref in eV/Å: as given, or that of an e²IP foundation model, or the default."""
+    given, inherited = args.e2ip_force_unit, find_readout(foundation)
     if given is None and inherited is not None:
-        return inherited
+        return inherited.settings.force_unit
     return resolve_force_unit(given, forces_rms(dataset) if wants_auto_unit(given) else None)
 
 

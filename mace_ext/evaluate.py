@@ -9,7 +9,6 @@ import os
 import pickle
 import sys
 from argparse import Namespace
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Type
 
@@ -23,6 +22,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from mace_ext.patches import wrap
 from mace_ext.readout import find_family
 
 
@@ -67,18 +67,15 @@ class _Columns:
 
 def patch_eval_configs(module: Any) -> None:
     """Patch ``get_model_output``, ``run`` and ``main`` of `mace.cli.eval_configs`."""
-    columns = _Columns()
-    stock_output, stock_run, stock_main, stock_ase = module.get_model_output, module.run, module.main, module.ase
+    columns, stock_ase = _Columns(), module.ase
 
-    @wraps(stock_output)
-    def get_model_output(model, batch, *args, **kwargs):
+    def get_model_output(stock, model, batch, *args, **kwargs):
         family = find_family(model)
-        output = stock_output(model, batch, *args, **kwargs)
+        output = stock(model, batch, *args, **kwargs)
         columns.add(family, output, batch["ptr"])
         return output
 
-    @wraps(stock_run)
-    def run(args):
+    def run(stock, args):
         folder = os.path.dirname(args.output)
         if folder and not os.path.isdir(folder):
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
@@ -91,15 +88,14 @@ def patch_eval_configs(module: Any) -> None:
         # The stock code looks `ase.io.write` up when it has everything: hand it one that adds the columns.
         module.ase = SimpleNamespace(data=stock_ase.data, io=SimpleNamespace(read=stock_ase.io.read, write=write))
         try:
-            stock_run(args)
+            stock(args)
         finally:
             module.ase = stock_ase
             columns.clear()
 
-    @wraps(stock_main)
-    def main():
+    def main(stock):
         try:
-            stock_main()
+            stock()
         except (FileNotFoundError, pickle.UnpicklingError, AssertionError, ValueError) as error:
             message = _explanation(error, module.parse_args())
             if not message:
@@ -107,7 +103,8 @@ def patch_eval_configs(module: Any) -> None:
             print(f"mace_eval_configs: error: {message}", file=sys.stderr)
             raise SystemExit(2) from error
 
-    module.get_model_output, module.run, module.main = get_model_output, run, main
+    for function in (get_model_output, run, main):
+        wrap(module, function.__name__, function)
 
 
 def _explanation(error: Exception, args: Namespace) -> str:

@@ -1,7 +1,7 @@
 """Fine-tuning an e²IP model with ``--foundation_model``: its readout is kept where it means the same."""
 
 import logging
-from typing import Any, Optional
+from typing import Any
 
 from mace.modules import models
 
@@ -17,12 +17,6 @@ def without_readout(model: Any) -> Any:
     plain.__dict__ = dict(model.__dict__)
     plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_readout"}
     return plain
-
-
-def inherited_force_unit(foundation: Any) -> Optional[float]:
-    """σ_ref in eV/Å of an e²IP foundation model, None for any other."""
-    readout = find_readout(foundation)
-    return None if readout is None else readout.settings.force_unit
 
 
 def load_foundation_readout(model: ScaleShiftMACE, foundation: Any) -> None:

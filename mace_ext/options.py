@@ -2,7 +2,7 @@
 
 import math
 from argparse import ArgumentParser, Namespace
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
@@ -11,8 +11,20 @@ from e2ip_plugins.readout.settings import Settings
 
 #: Value of ``--readout`` that leaves MACE as it is.
 STOCK = "stock"
-#: Option of all readouts, whatever their family.
-FORCE_UNIT = "force_unit"
+#: Of all readouts, whatever their family. MACE's parser has ASCII help.
+FORCE_UNIT = Option(
+    "force_unit",
+    "force unit in eV/A, or auto: 0.03 of the training forces' component RMS (default: 0.0433641, 1 kcal/mol/A)",
+)
+
+
+def known_options() -> Dict[str, Dict[str, Option]]:
+    """Every option by its name, then by the families that have it."""
+    found: Dict[str, Dict[str, Option]] = {}
+    for readout, family in families.table().items():
+        for option in (*family.options, FORCE_UNIT):
+            found.setdefault(option.name, {})[readout] = option
+    return found
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -24,23 +36,12 @@ def add_options(parser: ArgumentParser) -> None:
         default=STOCK,
         help="predictive family of the forces: every force gets a full 3x3 covariance",
     )
-    help_texts = {name: [f"readout {family}: {help}" for family, help in found] for name, found in _options().items()}
-    help_texts[FORCE_UNIT] = [
-        "force unit in eV/A, or auto: 0.03 of the training forces' component RMS (default: 0.0433641, 1 kcal/mol/A)"
-    ]
-    for name, texts in help_texts.items():
+    for name, owners in known_options().items():
+        texts = [f"readout {readout}: {option.help}" for readout, option in owners.items()]
+        text = FORCE_UNIT.help if name == FORCE_UNIT.name else "; ".join(texts)
         # Strings, converted by `settings_of`: families may share a name. "%(default).0s" prints nothing and keeps
         # MACE's formatter from adding "(default: None)".
-        group.add_argument(f"--e2ip_{name}", help="; ".join(texts).replace("%", "%%") + "%(default).0s")
-
-
-def _options() -> Dict[str, List[Any]]:
-    """(family, help) of every option of any family."""
-    found: Dict[str, List[Any]] = {}
-    for name, family in families.table().items():
-        for option in family.options:
-            found.setdefault(option.name, []).append((name, option.help))
-    return found
+        group.add_argument(f"--e2ip_{name}", help=text.replace("%", "%%") + "%(default).0s")
 
 
 def has_readout(args: Namespace) -> bool:
@@ -49,8 +50,8 @@ def has_readout(args: Namespace) -> bool:
 
 
 def given_options(args: Namespace) -> Dict[str, Any]:
-    """Options of any family that the user wrote, and ``force_unit``, without their prefix."""
-    values = {name: getattr(args, f"e2ip_{name}", None) for name in (*_options(), FORCE_UNIT)}
+    """Options of any readout that the user wrote, without their prefix."""
+    values = {name: getattr(args, f"e2ip_{name}", None) for name in known_options()}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -4,11 +4,11 @@ The stock code would load what fits, swallow the error of the rest and start ove
 """
 
 import sys
-from functools import wraps
 from typing import Any, Dict, Optional
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, outdated
+from mace_ext.patches import wrap
 from mace_ext.readout import find_readout
 
 #: What checkpoints carry: `Settings.to_dict`.
@@ -18,30 +18,28 @@ _WHERE = "the checkpoint to restart from"
 
 def apply(module):
     """Patch the two methods of ``CheckpointBuilder``; checkpoints carry the readout's settings."""
-    builder = module.CheckpointBuilder
-    stock_create, stock_load = builder.create_checkpoint, builder.load_checkpoint
+    for function in (create_checkpoint, load_checkpoint):
+        wrap(module.CheckpointBuilder, function.__name__, function)
 
-    @wraps(stock_create)
-    def create_checkpoint(state):
-        checkpoint = stock_create(state)
+
+def create_checkpoint(stock, state):
+    """With the readout's settings."""
+    checkpoint, readout = stock(state), find_readout(state.model)
+    if readout is not None:
+        checkpoint[KEY] = readout.settings.to_dict()
+    return checkpoint
+
+
+def load_checkpoint(stock, state, checkpoint, strict):
+    """Ends the run for a readout that differs."""
+    try:
         readout = find_readout(state.model)
-        if readout is not None:
-            checkpoint[KEY] = readout.settings.to_dict()
-        return checkpoint
-
-    @wraps(stock_load)
-    def load_checkpoint(state, checkpoint, strict):
-        try:
-            readout = find_readout(state.model)
-            check_readout(checkpoint, None if readout is None else readout.settings)
-        except InputError as error:
-            print(f"mace_run_train: error: {error}", file=sys.stderr)
-            # Not an Exception: mace_run_train would catch that and train on from scratch.
-            raise SystemExit(2) from error
-        stock_load(state, checkpoint, strict)
-
-    builder.create_checkpoint = staticmethod(create_checkpoint)
-    builder.load_checkpoint = staticmethod(load_checkpoint)
+        check_readout(checkpoint, None if readout is None else readout.settings)
+    except InputError as error:
+        print(f"mace_run_train: error: {error}", file=sys.stderr)
+        # Not an Exception: mace_run_train would catch that and train on from scratch.
+        raise SystemExit(2) from error
+    stock(state, checkpoint, strict)
 
 
 def check_readout(checkpoint: Dict[str, Any], wanted: Optional[Settings]) -> None:

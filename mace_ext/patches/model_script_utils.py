@@ -1,25 +1,19 @@
 """`mace.tools.model_script_utils`: build the stock model, then give it the readout."""
 
-from functools import wraps
-
 from mace_ext.options import has_readout
-from mace_ext.readout import find_readout
+from mace_ext.patches import wrap
 
 
 def apply(module):
     """Patch ``configure_model``."""
-    stock = module.configure_model
+    wrap(module, "configure_model", configure_model)
 
-    @wraps(stock)
-    def configure_model(args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
-        if has_readout(args):
-            from mace_ext.configure import configure_e2ip_model
 
-            return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
-        if find_readout(model_foundation) is not None:
-            from mace_ext.foundation import without_readout
+def configure_model(stock, args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
+    """Of an e²IP foundation model, the stock function sees the stock part."""
+    from mace_ext.configure import configure_e2ip_model
+    from mace_ext.foundation import without_readout
 
-            model_foundation = without_readout(model_foundation)
-        return stock(args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
-
-    module.configure_model = configure_model
+    if has_readout(args):
+        return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
+    return stock(args, train_loader, atomic_energies, without_readout(model_foundation), *rest, **kwargs)

@@ -1,16 +1,15 @@
 """`mace.cli.plot_train`: `mace_plot_train` without ``--heads`` works under pandas 2, for every model."""
 
-from functools import wraps
+from mace_ext.patches import wrap
 
 
 def apply(module):
     """Patch ``plot``, which averages all columns by epoch: pandas 2 raises an error for the names of the heads."""
-    stock = module.plot
+    wrap(module, "plot", plot)
 
-    @wraps(stock)
-    def plot(data, *args, **kwargs):
-        if kwargs.get("heads") is None and "head" in data:
-            data = data.drop(columns="head")
-        return stock(data, *args, **kwargs)
 
-    module.plot = plot
+def plot(stock, data, *args, **kwargs):
+    """Without that column where nothing asks for it."""
+    if kwargs.get("heads") is None and "head" in data:
+        data = data.drop(columns="head")
+    return stock(data, *args, **kwargs)

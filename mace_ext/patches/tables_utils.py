@@ -1,17 +1,14 @@
 """`mace.tools.tables_utils`: our columns in the error tables."""
 
-from functools import wraps
-
 from mace_ext import metrics
+from mace_ext.patches import wrap
 
 
 def apply(module):
     """Patch ``create_error_table``; it calls the module's ``evaluate`` once per row."""
-    stock, stock_evaluate = module.create_error_table, module.evaluate
 
-    @wraps(stock)
-    def create_error_table(*args, **kwargs):
-        rows = []
+    def create_error_table(stock, *args, **kwargs):
+        rows, stock_evaluate = [], module.evaluate
 
         def evaluate(*evaluate_args, **evaluate_kwargs):
             loss, figures = stock_evaluate(*evaluate_args, **evaluate_kwargs)
@@ -26,4 +23,4 @@ def apply(module):
         metrics.add_table_columns(table, rows)
         return table
 
-    module.create_error_table = create_error_table
+    wrap(module, "create_error_table", create_error_table)
