@@ -154,3 +154,12 @@ def logged():
         return rows
 
     return read
+
+
+@pytest.fixture(scope="session")
+def fast_compiler(tmp_path_factory):
+    """Environment whose C++ compiler does not optimise: correctness does not need it."""
+    script = tmp_path_factory.mktemp("bin") / "g++-O0"
+    script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
+    script.chmod(0o755)
+    return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}

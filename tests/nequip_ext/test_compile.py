@@ -1,6 +1,5 @@
 """Train-time compilation (traced graph) and ahead-of-time compilation with our outputs."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,15 +66,6 @@ def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data)
 
     assert torch.autograd.gradcheck(uncertainty, positions, rtol=1e-4, atol=1e-9)
     assert torch.autograd.gradgradcheck(uncertainty, positions, rtol=1e-3, atol=1e-7)
-
-
-@pytest.fixture(scope="module")
-def fast_compiler(tmp_path_factory):
-    """Environment whose C++ compiler does not optimise: correctness does not need it."""
-    script = tmp_path_factory.mktemp("bin") / "g++-O0"
-    script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
-    script.chmod(0o755)
-    return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def test_ahead_of_time_compiled_model(gnn_config, frames, tmp_path, fast_compiler, train_files):

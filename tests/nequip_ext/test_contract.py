@@ -1,21 +1,25 @@
 """What the adapter relies on in NequIP: moves in a new release show up here first."""
 
 import inspect
+import re
 import subprocess
 import sys
 
+import lightning
 import pytest
-from nequip.data import _key_registry
+from nequip.data import _key_registry, to_ase
 from nequip.integrations.ase import NequIPCalculator
 from nequip.nn import ConvNetLayer, ForceStressOutput, SequentialGraphNetwork
 from nequip.scripts import _compile_utils
 from nequip.scripts._package_utils import _INTERNAL_MODULES
-from nequip.train import MetricsManager
+from nequip.train import MetricsManager, NequIPLightningModule
+from nequip.train.callbacks import write_xyz
 
 import nequip_ext
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from nequip_ext import compat
+from nequip_ext import compat, registration
+from nequip_ext.evaluate import name_family_in_files
 
 KEYS = families.get(families.DEFAULT).output_keys()
 
@@ -25,9 +29,21 @@ def test_installed_version_is_supported():
 
 
 def test_fields_are_registered():
-    for key in KEYS:
-        assert _key_registry.get_field_type(key.name) == "node"
-        assert (key.name in _key_registry._CARTESIAN_TENSOR_FIELDS) == (key.shape == (3, 3))
+    for family in families.table().values():
+        for key in family.output_keys():
+            assert _key_registry.get_field_type(key.name) == "node"
+            assert (key.name in _key_registry._CARTESIAN_TENSOR_FIELDS) == (key.shape == (3, 3))
+
+
+def test_every_family_is_registered(toy_family):
+    registration.register()
+    assert _key_registry.get_field_type("isotropic_log_std") == "node"
+    target = _compile_utils.COMPILE_TARGET_DICT.pop("isotropic_ase")
+    assert target["output"][-1] == "forces_epistemic_std" and "isotropic_log_std" in target["output"]
+    del (
+        _compile_utils.COMPILE_TARGET_DICT["isotropic_pair_nequip"],
+        _compile_utils.COMPILE_TARGET_DICT["isotropic_batch"],
+    )
 
 
 def test_packaged_models_carry_adapter_and_core():
@@ -50,6 +66,23 @@ def test_seams():
     assert {"name", "metric", "field", "coeff", "ignore_nan"} <= set(
         inspect.getclosurevars(MetricsManager.parse_entry).globals["_METRICS_MANAGER_INPUT_KEYS"]
     )
+
+
+def test_writers_of_xyz_files():
+    """The stock callback calls `to_ase` of its module with the columns by name."""
+    source = inspect.getsource(write_xyz.XYZFileWriter._batch_end)
+    assert re.search(r"to_ase\([^)]*extra_fields=self\.extra_fields", source)
+    assert inspect.unwrap(write_xyz.to_ase) is to_ase
+    name_family_in_files()
+    wrapped = write_xyz.to_ase
+    name_family_in_files()
+    assert write_xyz.to_ase is wrapped and inspect.unwrap(wrapped) is to_ase
+
+
+def test_set_up_of_lightning():
+    """Callbacks are set up before weights are restored, and hear of checkpoints that are loaded."""
+    assert {"setup", "on_load_checkpoint"} <= set(vars(lightning.Callback))
+    assert issubclass(NequIPLightningModule, lightning.LightningModule)
 
 
 def test_other_versions_of_nequip(monkeypatch):

@@ -1,0 +1,96 @@
+"""Allegro: edge features only, through E2IPModel, stock ``nequip-train`` and export."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from nequip_ext import E2IPCalculator
+from nequip_ext.readout import find_readout
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("allegro") is None, reason="Allegro is not installed (pip install nequip-allegro)"
+)
+
+
+@pytest.fixture
+def allegro_config():
+    """Config of a tiny Allegro model over H, C, O."""
+    widths = (
+        "scalar_embed_mlp_hidden_layers_width",
+        "allegro_mlp_hidden_layers_width",
+        "readout_mlp_hidden_layers_width",
+    )
+    return {
+        "_target_": "allegro.model.AllegroModel",
+        "seed": 1,
+        "model_dtype": "float64",
+        "type_names": ["H", "C", "O"],
+        "r_max": 4.0,
+        "l_max": 1,
+        "num_layers": 2,
+        "num_scalar_features": 8,
+        "num_tensor_features": 2,
+        "radial_chemical_embed": {"_target_": "allegro.nn.TwoBodyBesselScalarEmbed", "num_bessels": 4},
+        "avg_num_neighbors": 8.0,
+        **{f"{part}_mlp_hidden_layers_width": 8 for part in parts},
+    }
+
+
+def test_energies_and_physics(make_model, allegro_config, frames, to_data):
+    """Stock energies and forces; covariances that turn with the frame and are smooth at the cutoff."""
+    baseline, model = make_model(allegro_config)
+    readout = find_readout(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in readout.parameters():
+            parameter.copy_(2.0 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    data = to_data(frames[1])
+    expected, output = baseline(dict(data)), model(dict(data))
+    for key in ("total_energy", "atomic_energy", "forces", "stress"):
+        assert torch.equal(expected[key], output[key]), key
+    assert readout.has_pool and output["forces_cov"].shape == (len(frames[1]), 3, 3)
+    covariance = output["forces_cov"]
+    isotropic = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(3)
+    assert (covariance - isotropic).abs().max() > 0.05 * covariance.abs().max(), "isotropic: nothing is tested"
+    move = -torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    turned = model({**data, "pos": data["pos"] @ move.T, "cell": data["cell"] @ move.T})["forces_cov"]
+    assert torch.allclose(turned, move @ covariance @ move.T, rtol=1e-8, atol=1e-10 * covariance.abs().max().item())
+
+
+@pytest.mark.nightly
+def test_from_training_to_a_compiled_model(
+    tmp_path, allegro_config, command, environment, train_files, fast_compiler, frames
+):
+    """Stock ``nequip-train`` and ``nequip-compile --target e2ip_ase``."""
+    ready = Path(__file__).parents[2] / "configs" / "nequip_e2ip.yaml"
+    config = yaml.safe_load(ready.read_text())
+    statistics = config["training_module"]["model"]["model"]
+    names = ("avg_num_neighbors", "per_type_energy_shifts", "per_type_energy_scales", "type_names", "r_max")
+    changes = {"model_dtype": "float32", **{name: statistics[name] for name in names}}
+    config["training_module"]["model"]["model"] = {**allegro_config, **changes}
+    (tmp_path / "allegro.yaml").write_text(yaml.safe_dump(config))
+    run = [
+        part for part in command("allegro", tmp_path / "run", train_files, "max_epochs=1") if "model.model" not in part
+    ]
+    run[run.index("-cp") + 1] = str(tmp_path)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    checkpoint, compiled = tmp_path / "run" / "last.ckpt", tmp_path / "model.nequip.pt2"
+    tool = [Path(sys.executable).with_name("nequip-compile"), checkpoint, compiled, "--mode", "aotinductor"]
+    done = subprocess.run(
+        [*tool, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    reference = E2IPCalculator.from_saved_model(checkpoint)
+    calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
+    for atoms in frames:
+        reference.calculate(atoms)
+        calculator.calculate(atoms)
+        for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
+            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name

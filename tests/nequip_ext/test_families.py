@@ -1,0 +1,40 @@
+"""A predictive family that nothing but its own file knows, through NequIP's and our commands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ase.io
+import numpy as np
+
+
+def test_toy_family_from_training_to_comparison(tmp_path, train, train_files, toy_family_environment, logged):
+    env = {**toy_family_environment, "OMP_NUM_THREADS": "1"}
+    columns = "trainer.callbacks.3.extra_fields=[isotropic_log_std,forces_cov]"
+    options = ("readout=isotropic", "preset=null", columns, "max_epochs=1", "training_module.model.model.l_max=0")
+    folder = train("nequip_e2ip", tmp_path / "run", train_files, *options, env=env)
+    (figures,) = logged(folder).values()
+    assert {"isotropic_nll", "isotropic_coverage95"} <= {name.split("/")[1] for name in figures}
+    for frame in ase.io.read(folder / "test_dataset0.xyz", ":"):
+        assert frame.info["uq_family"] == "isotropic"
+        variance = np.exp(2.0 * frame.arrays["isotropic_log_std"])
+        expected = variance[:, None, None] * np.eye(3)
+        assert np.allclose(frame.arrays["forces_cov"].reshape(-1, 3, 3), expected, atol=1e-7)
+    command = [Path(sys.executable).with_name("e2ip"), "compare", folder / "test_dataset0.xyz"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (scores,) = json.loads((tmp_path / "e2ip_compare" / "compare.json").read_text())["models"]
+    assert scores["uq_family"] == "isotropic" and np.isfinite(scores["overall"]["nll"])
+
+
+def test_option_of_another_family_ends_before_anything_is_built(tmp_path, command, train_files, toy_family_environment):
+    done = subprocess.run(
+        command("nequip_e2ip", tmp_path / "run", train_files, "readout=isotropic"),
+        env=toy_family_environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "preset is no option of readout 'isotropic', whose options are: none" in last
