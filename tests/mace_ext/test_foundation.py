@@ -59,6 +59,17 @@ def test_a_readout_that_means_something_else_is_not_taken_over(make_model, caplo
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_a_readout_that_differs_in_its_loss_alone_is_taken_over(make_model):
+    """The weight of a term of the loss changes nothing in what the readout's weights mean."""
+    independent = ("evidence", "independent")
+    foundation = make_model(options=(independent,), hidden_irreps="8x0e")
+    model = make_model(options=(independent, ("evidence_weight", 0.5)), hidden_irreps="8x0e", seed=1)
+    load_foundation_readout(model, foundation)
+    expected = foundation.e2ip_readout.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in model.e2ip_readout.state_dict().items())
+    assert model.e2ip_readout.settings.options["evidence_weight"] == 0.5
+
+
 def test_fine_tuning_starts_where_the_foundation_model_stopped(train, make_batch, frames):
     # One epoch at a vanishing rate: what is saved is what training began with.
     still = dict(max_num_epochs=1, lr=1e-30, E0s="{1: -1.0, 8: -2.0}")
