@@ -49,7 +49,7 @@ class E2IPCalculator(NequIPCalculator):
         """
         # NequIP asks the class for the target.
         made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
-        return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)
+        return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
 
     @classmethod
     def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":

@@ -1,6 +1,6 @@
 """``uncertainty_gradient``: how the uncertainty of a NequIP model changes when atoms move."""
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 from nequip.data import AtomicDataDict
@@ -12,7 +12,7 @@ from nequip_ext.readout import KEEP_GRAPH_KEY, find_readout
 
 
 def uncertainty_gradient(
-    model: torch.nn.Module,
+    model: Any,
     data: AtomicDataDict.Type,
     uncertainty: Uncertainty = "forces_epistemic_std",
     create_graph: bool = False,

@@ -103,7 +103,7 @@ def _check_statistics(inner: Dict[str, Any]) -> None:
             )
 
 
-def _add_readout(graph_model: torch.nn.Module, settings: Settings, seed: int) -> None:
+def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     if not getattr(graph_model, "is_graph_model", False):
         raise InputError(f"E2IPModel cannot use a {type(graph_model).__name__}: the inner _target_ is no NequIP model")
     force_module = graph_model.model

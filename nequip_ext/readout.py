@@ -4,7 +4,7 @@ These modules travel inside packaged models. ``torch.package`` follows imports: 
 NequIP itself packages (``nequip.data`` the package would drag in ASE).
 """
 
-from typing import Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from e3nn.o3._irreps import Irreps
@@ -30,6 +30,8 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
 
     That layer puts out scalars only; its input still has l > 0.
     """
+
+    _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
     def __init__(self, irreps_in: Dict[str, Irreps]) -> None:
         super().__init__()
@@ -59,6 +61,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
     """
+
+    _init_irreps: Callable[..., None]
+    irreps_out: Dict[str, Irreps]
 
     def __init__(self, irreps_in: Dict[str, Irreps], model_dtype: torch.dtype, settings: Settings, seed: int) -> None:
         super().__init__()
@@ -129,7 +134,7 @@ def _blocks(irreps: Optional[Irreps], l: int, parity: int) -> Blocks:
     return blocks([] if irreps is None else [irreps], l, parity)
 
 
-def find_readout(model: torch.nn.Module) -> Optional[Readout]:
+def find_readout(model: Any) -> Optional[Readout]:
     """The readout inside a model, a dictionary of models or a training module; None where there is none.
 
     Raises

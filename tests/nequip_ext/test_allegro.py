@@ -21,11 +21,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def allegro_config():
     """Config of a tiny Allegro model over H, C, O."""
-    widths = (
-        "scalar_embed_mlp_hidden_layers_width",
-        "allegro_mlp_hidden_layers_width",
-        "readout_mlp_hidden_layers_width",
-    )
+    parts = ("scalar_embed", "allegro", "readout")
     return {
         "_target_": "allegro.model.AllegroModel",
         "seed": 1,
