@@ -6,7 +6,10 @@ import matplotlib.pyplot as plt
 import pytest
 
 
-@pytest.mark.parametrize(("keys", "heads"), [("rmse_e,rmse_f", None), ("rmse_f,e2ip_nll,e2ip_coverage95", "Default")])
+@pytest.mark.parametrize(
+    ("keys", "heads"),
+    [pytest.param("rmse_e,rmse_f", None, marks=pytest.mark.nightly), ("rmse_f,e2ip_nll,e2ip_coverage95", "Default")],
+)
 def test_training_plots(train, tmp_path, monkeypatch, keys, heads):
     plt.switch_backend("Agg")
     from mace.cli import plot_train

@@ -37,7 +37,7 @@ def assert_continues(restarted, whole, epoch, first):
         assert found == pytest.approx(reference, rel=1e-5)
 
 
-@pytest.mark.parametrize("readout", ["stock", "e2ip"])
+@pytest.mark.parametrize("readout", [pytest.param("stock", marks=pytest.mark.nightly), "e2ip"])
 def test_an_interrupted_run_goes_on(train, readout):
     whole = train(f"--readout={readout}", name="whole", **FULL_BATCH)
     train(f"--readout={readout}", name="parts", **{**FULL_BATCH, "max_num_epochs": 3})
@@ -78,10 +78,15 @@ def is_whole(checkpoint):
 
 def test_restart_with_ema_and_stage_two(train):
     options = (E2IP, "--ema", "--swa", "--start_swa=2")
-    train(*options, name="run", max_num_epochs=3)
+    first = train(*options, name="run", max_num_epochs=3)
+    last = first.validation[-1]
     restarted = train(*options, "--restart_latest", name="run", max_num_epochs=4)
+    # It begins with the averaged weights of the last epoch, the readout's included, and goes on in stage two.
+    begins = restarted.validation[4]
+    assert begins["epoch"] is None
+    assert {name: begins[name] for name in FIGURES} == pytest.approx({name: last[name] for name in FIGURES}, rel=1e-7)
+    assert restarted.validation[-1]["epoch"] == 3 and "e2ip_nll" in restarted.validation[-1]
     assert (restarted.folder / "run_stagetwo.model").exists()
-    assert restarted.validation[-1]["epoch"] == 3
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,13 @@ def test_automatic_force_unit_is_a_fraction_of_the_component_rms(train, data_fil
     assert run.model.e2ip_readout.settings.force_unit == pytest.approx(0.03 * np.sqrt((forces**2).mean()), rel=1e-9)
 
 
-@pytest.mark.parametrize("loss", ["universal", "stress", "virials", "huber", "l1l2energyforces", "ef"])
+#: Values are checked in test_loss.py; here, that each loss of MACE's gets through a run.
+OTHER_LOSSES = [
+    pytest.param(loss, marks=pytest.mark.nightly) for loss in ("stress", "virials", "huber", "l1l2energyforces", "ef")
+]
+
+
+@pytest.mark.parametrize("loss", ["universal", *OTHER_LOSSES])
 def test_losses(train, loss):
     run = train(*E2IP, f"--loss={loss}", max_num_epochs=1)
     assert np.isfinite([line["loss"] for line in run.validation]).all()

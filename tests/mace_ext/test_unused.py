@@ -47,6 +47,7 @@ def _without_time(line):
     return {key: value for key, value in json.loads(line).items() if key != "time"}
 
 
+@pytest.mark.nightly
 def test_the_hosts_own_tests_pass(tmp_path):
     """The mace wheel installs its tests beside itself, as a top-level package ``tests``."""
     folder = Path(importlib.util.find_spec("mace").origin).parent.parent / "tests"
