@@ -38,7 +38,7 @@ TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
 
 @pytest.fixture
 def toy_family(monkeypatch, tmp_path):
-    """The family of tests/families/isotropic.py, as if its one file lay in ``e2ip_plugins/families``; in this process."""
+    """The family of tests/families/isotropic.py, as if it lay in ``e2ip_plugins/families``; in this process."""
     from e2ip_plugins import families
 
     shutil.copy(TOY_FAMILY, tmp_path)
