@@ -157,3 +157,18 @@ def test_uncertainties_are_smooth_where_an_atom_leaves_the_cutoff(make_model, ma
     assert abs(within - outside) > 1e-4 * abs(outside) and abs(slope_within) > 0
     assert abs(inside - outside) < 1e-6 * abs(within - outside)
     assert abs(slope_inside) < 1e-4 * abs(slope_within)
+
+
+def test_layout_follows_the_backend(make_model):
+    """cuEquivariance puts components first; the blocks are those of MACE's concatenated layers."""
+    from types import SimpleNamespace
+
+    from mace_ext.readout import _layout
+
+    model = make_model("8x0e+4x1o+2x2e", readout=None)
+    expected = {"scalars": [(0, 8), (30, 8)], "vectors": [(8, 4)], "tensors": [(20, 2)], "num_radial": 4}
+    for name in ("mul_ir", "ir_mul"):
+        model.products[0].cueq_config = SimpleNamespace(enabled=True, layout_str=name)
+        found = _layout(model)
+        assert {key: getattr(found, key) for key in expected} == expected
+        assert found.components_first == (name == "ir_mul")
