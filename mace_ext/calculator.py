@@ -130,10 +130,10 @@ def uncertainty_results(
     committee_forces : (M, N, 3) array, optional
         Forces of the members in eV/Å, where M > 1. Such a mixture is of no family: it has the common views alone.
     """
-    outputs = []
-    for i, family in enumerate(members):
-        own = family.convert({key.name: parameters[key.name][i] for key in family.parameter_keys}, force_factor)
-        outputs.append({**own, **family.derive(own)})
+    outputs = [
+        family.in_units({name: values[i] for name, values in parameters.items()}, force_factor)
+        for i, family in enumerate(members)
+    ]
     results = outputs[0]
     if committee_forces is not None:
         views = {key.name: torch.stack([output[key.name] for output in outputs]) for key in FORCE_VIEWS}

@@ -9,7 +9,6 @@ import sys
 from typing import Any, Dict, List, NamedTuple
 
 import torch
-from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins import families
 
@@ -60,10 +59,9 @@ def mace_loss_with_figures(stock: type) -> type:
         def compute(self):
             loss, aux = super().compute()
             if self.uq_family is not None and len(self.e2ip_atoms) > 0:
-                from e2ip_plugins.scores.training import FIGURES, columns, figures
+                from e2ip_plugins.scores.training import FIGURES, figures
 
-                width = max(where.stop for where in columns(self.uq_family).values())
-                values = figures(self.uq_family, dim_zero_cat(self.e2ip_atoms).cpu().numpy().reshape(-1, width))
+                values = figures(self.uq_family, self.e2ip_atoms)
                 aux.update({f"{self.uq_family.name}_{figure.name}": values[figure.name] for figure in FIGURES})
             return loss, aux
 

@@ -94,9 +94,8 @@ class E2IPCalculator(NequIPCalculator):
             raise InputError(
                 "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, or use NequIPCalculator"
             )
-        parameters = {key.name: out[key.name].detach().cpu() for key in family.parameter_keys}
-        parameters = {key.name: parameters[key.name].reshape(-1, *key.shape) for key in family.parameter_keys}
-        parameters = family.convert(parameters, self.energy_units_to_eV / self.length_units_to_A)
-        for name, value in {**parameters, **family.derive(parameters)}.items():
+        parameters = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in family.parameter_keys}
+        results = family.in_units(parameters, self.energy_units_to_eV / self.length_units_to_A)
+        for name, value in results.items():
             self.results[name] = value.numpy()
         self.results[FAMILY_KEY] = family.uq_family

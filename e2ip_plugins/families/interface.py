@@ -115,6 +115,12 @@ class Family(nn.Module):
         return cls.parameter_keys + FORCE_VIEWS + cls.own_views
 
     @classmethod
+    def in_units(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """Every output key from parameters, after forces were multiplied by a unit factor > 0."""
+        converted = cls.convert({key.name: parameters[key.name] for key in cls.parameter_keys}, force_factor)
+        return {**converted, **cls.derive(converted)}
+
+    @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """Complete options from those that the user gave; `InputError` for what does not go together."""
         cls.check_names(given)

@@ -56,11 +56,7 @@ def in_units(uncertainty: Uncertainty, family: Type[Family], force_factor: float
     if force_factor == 1.0:
         return uncertainty
 
-    def converted(outputs: Dict[str, Tensor]) -> Tensor:
-        parameters = family.convert({key.name: outputs[key.name] for key in family.parameter_keys}, force_factor)
-        return evaluate(uncertainty, {**parameters, **family.derive(parameters)})
-
-    return converted
+    return lambda outputs: evaluate(uncertainty, family.in_units(outputs, force_factor))
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ Atoms are kept as rows of one table, whose columns `columns` names, until an epo
 the family's own law.
 """
 
-from typing import Dict, List, NamedTuple, Type
+from typing import Dict, List, NamedTuple, Type, Union
 
 import numpy as np
 import torch
@@ -57,13 +57,20 @@ def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[
         return torch.cat([parts[name].to(forces.dtype).reshape(-1, width) for name, width in widths.items()], dim=-1)
 
 
-def figures(family: Type[Family], table: np.ndarray) -> Dict[str, float]:
+def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[str, float]:
     """Value of every figure of `FIGURES`, and the number of ``masked`` atoms.
 
     NaN while no atom counts and where predictions are not finite.
+
+    Parameters
+    ----------
+    family
+    atoms : tensor or list of tensors
+        `rows` of atoms, flattened: a metric's state, which is one tensor after DDP synchronisation.
     """
-    table = np.asarray(table, dtype=np.float64)
     where = columns(family)
+    table = np.empty(0) if len(atoms) == 0 else dim_zero_cat(atoms).to("cpu", torch.float64).numpy()
+    table = table.reshape(-1, where["plateau"].stop)
     counts = table[:, where["counts"]][:, 0] == 1.0
     result = {figure.name: float("nan") for figure in FIGURES}
     result["masked"] = float(np.count_nonzero(~counts))
@@ -100,7 +107,4 @@ class ForceUncertainty(Metric):
 
     def compute(self) -> Dict[str, float]:
         """See the class."""
-        width = max(where.stop for where in columns(self.family).values())
-        if len(self.atoms) == 0:  # a list before DDP synchronisation, one tensor after
-            return figures(self.family, np.empty((0, width)))
-        return figures(self.family, dim_zero_cat(self.atoms).cpu().numpy().reshape(-1, width))
+        return figures(self.family, self.atoms)
