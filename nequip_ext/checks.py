@@ -47,11 +47,13 @@ class E2IPInputCheck(lightning.Callback):
             check_restart(pl_module)
             name_family_in_files()
         data = trainer.datamodule
-        if stage != "fit" or data is None or not _users(pl_module):
+        if stage != "fit" or data is None:
             return
-        check_datasets("training", data.train_dataset_config, data.train_dataset)
-        check_datasets("validation", data.val_dataset_config, data.val_dataset)
-        if "test" in pl_module.hparams["info_dict"]["runs"]:
+        if _users(pl_module.loss, pl_module.train_metrics):
+            check_datasets("training", data.train_dataset_config, data.train_dataset)
+        if _users(pl_module.val_metrics):
+            check_datasets("validation", data.val_dataset_config, data.val_dataset)
+        if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
 
     def on_load_checkpoint(
@@ -66,8 +68,10 @@ class E2IPInputCheck(lightning.Callback):
         return self is first and isinstance(pl_module, NequIPLightningModule)
 
 
-def _users(pl_module: torch.nn.Module) -> List[Union[ForceLoss, ForceFigure]]:
-    return [module for module in pl_module.modules() if isinstance(module, (ForceLoss, ForceFigure))]
+def _users(*parts: Optional[torch.nn.Module]) -> List[Union[ForceLoss, ForceFigure]]:
+    """Losses and metrics of ours in parts of a training module."""
+    modules = [module for part in parts if part is not None for module in part.modules()]
+    return [module for module in modules if isinstance(module, (ForceLoss, ForceFigure))]
 
 
 def bind(pl_module: torch.nn.Module) -> bool:

@@ -50,7 +50,7 @@ def E2IPModel(
     seed : int
         Of the readout's weights, which have a random stream of their own.
     readout : str
-        Predictive family. The options of ``e2ip``, the default, are the next three but ``force_unit``.
+        Predictive family; ``evidence``, ``preset`` and ``evidence_weight`` are options of ``e2ip``, the default.
     evidence : str, optional
         ``independent`` or ``coupled``; default: the preset's.
     force_unit : float or str, optional
