@@ -35,7 +35,8 @@ from host_cost.measure import hardware
 
 UNIT = 0.0433641
 PAPER_DAMPER = (4.0, 5.0)
-CONSTANTS = Constants(*PAPER_DAMPER, *PAPER_DAMPER)
+#: Mode and dampers.
+CONSTANTS = Constants(False, PAPER_DAMPER, PAPER_DAMPER)
 #: Numbers per atom that the kernels must move: 8 inputs and 15 results; 11 inputs and 2 results; 11 inputs,
 #: 2 weights and 11 gradients as well.
 FLOATS = {"map": 23, "forward": 13, "forward+backward": 37}
@@ -46,11 +47,11 @@ PIPELINES = ("paper", "eigh", "composition", "eager", "triton")
 
 
 def draw(count: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """s, t, raw ν, raw κ, residual: what a model in training has, a few atoms past the knees."""
+    """Coefficients and residual: what a model in training has, a few atoms past the knees."""
     gen = torch.Generator().manual_seed(0)
-    shapes, scales = ((count,), (count, 5), (count,), (count,), (count, 3)), (2.0, 1.2, 1.0, 1.0, 2.0 * UNIT)
-    pairs = zip(shapes, scales, strict=True)
-    return [(scale * torch.randn(shape, generator=gen)).to(dtype).to(device).requires_grad_() for shape, scale in pairs]
+    scales = (torch.tensor([2.0, 1.0, 1.0] + 5 * [1.2]), torch.full((3,), 2.0 * UNIT))
+    inputs = [scale * torch.randn(count, len(scale), generator=gen) for scale in scales]
+    return [x.to(dtype).to(device).requires_grad_() for x in inputs]
 
 
 def paper_damp(x: Tensor) -> Tensor:
@@ -79,13 +80,14 @@ class Paper:
     def exponential(self, log: Tensor) -> Tensor:
         return torch.linalg.matrix_exp(log)
 
-    def map(self, s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+    def map(self, coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
         sigma0 = UNIT**2 * self.exponential(self.log_matrix(s, t))
         nu = torch.nn.functional.softplus(raw_nu) + 5.0
         return sigma0, nu, torch.nn.functional.softplus(raw_kappa) + 1e-6
 
-    def loss(self, s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Tensor, residual: Tensor) -> Tensor:
-        sigma0, nu, kappa = self.map(s, t, raw_nu, raw_kappa, residual)
+    def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
+        sigma0, nu, kappa = self.map(coefficients, residual)
         factor = torch.linalg.cholesky(sigma0)
         white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False).squeeze(-1)
         mahalanobis = white.square().sum(-1)
@@ -107,7 +109,8 @@ class Eigh(Paper):
         values, vectors = torch.linalg.eigh(log)
         return (vectors * torch.exp(values).unsqueeze(-2)) @ vectors.mT
 
-    def loss(self, s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Tensor, residual: Tensor) -> Tensor:
+    def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
+        s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
         values, vectors = torch.linalg.eigh(self.log_matrix(s, t))
         along = (vectors.mT @ (residual / UNIT).unsqueeze(-1)).squeeze(-1)
         mahalanobis = (along.square() * torch.exp(-values)).sum(-1)
@@ -118,28 +121,28 @@ class Eigh(Paper):
         return nll.mean()
 
 
-def composition(*inputs: Tensor) -> Tensor:
+def composition(coefficients: Tensor, residual: Tensor) -> Tensor:
     """The project's modules under autograd."""
-    s, t, raw_nu, raw_kappa, residual = inputs
+    s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
     unit = torch.full((), UNIT, dtype=s.dtype, device=s.device)
-    log_sigma0 = plain.log_sigma0_of(s, t, unit, PAPER_DAMPER, PAPER_DAMPER)
+    log_sigma0 = plain.log_sigma0_of(s, t, unit, CONSTANTS)
     return negative_log_likelihood(log_sigma0, *evidence(raw_nu, raw_kappa), residual).mean()
 
 
-def composed_map(*inputs: Tensor) -> tuple[Tensor, ...]:
-    unit = torch.full((), UNIT, dtype=inputs[0].dtype, device=inputs[0].device)
-    return plain.distribution(*inputs[:4], unit, PAPER_DAMPER, PAPER_DAMPER)
+def composed_map(coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+    unit = torch.full((), UNIT, dtype=coefficients.dtype, device=coefficients.device)
+    return plain.distribution(coefficients, unit, CONSTANTS)
 
 
 def fused(path: str):
     def loss(*inputs: Tensor) -> Tensor:
-        return nll_terms(*inputs, UNIT, PAPER_DAMPER, PAPER_DAMPER, path=path)[0].mean()
+        return nll_terms(*inputs, UNIT, *CONSTANTS, path=path)[0].mean()
 
     return loss
 
 
 def fused_map(path: str):
-    return lambda *inputs: distribution(*inputs[:4], UNIT, PAPER_DAMPER, PAPER_DAMPER, path=path)
+    return lambda coefficients, residual: distribution(coefficients, UNIT, *CONSTANTS[:3], path=path)
 
 
 def pipelines(inputs: list[Tensor], device: str, kind: str, wanted: list[str]) -> dict:

@@ -23,10 +23,9 @@ _ISSUED_PER_CYCLE, _WARP = 4, 32
 
 
 def build(name: str, double: bool, constants: Constants, capability: int = 90):
-    """A kernel as Triton compiles it, in independent mode, with the assembler's output in ``asm``."""
+    """A kernel as Triton compiles it, with the assembler's output in ``asm``."""
     kernel = getattr(triton_kernels, name)
-    fixed = triton_launch.dampers(constants) | {"PULL_CEILING": constants.pull_ceiling, "COUPLED": False}
-    fixed |= {"REGULARISER": True, "DOUBLE": double, "BLOCK": triton_launch.BLOCK}
+    fixed = triton_launch.fixed(constants, double) | {"REGULARISER": True}
     pointer = "*fp64" if double else "*fp32"
     signature = {
         argument: "constexpr" if argument in fixed else pointer if argument.endswith("_ptr") else "i32"

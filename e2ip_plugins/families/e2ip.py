@@ -16,7 +16,7 @@ the likelihood everywhere.
 
 import importlib
 import math
-from typing import Any, Dict, Final, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Final, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -148,17 +148,8 @@ class E2IP(Family):
 
     def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
         """See `Family`."""
-        raw_kappa: Optional[Tensor] = None
-        if not self.coupled:
-            raw_kappa = coefficients[:, 2]
         log_sigma0, sigma0, nu, kappa, plateau = distribution(
-            coefficients[:, 0],
-            coefficients[:, 3:],
-            coefficients[:, 1],
-            raw_kappa,
-            force_unit,
-            self.scalar_damper,
-            self.tensor_damper,
+            coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
         )
         outputs = _views(sigma0, nu, kappa)
         outputs["e2ip_log_sigma0"] = log_sigma0
@@ -174,14 +165,12 @@ class E2IP(Family):
         errors of about σ_ref its gradient in the forces is that of the mean square error over components, and a
         predicted σ above `PULL_CEILING` does not weaken it further (see the module). Others: density in eV/Å, nats.
         """
-        coefficients, force_unit = outputs[COEFFICIENTS_KEY], outputs[FORCE_UNIT_KEY]
+        force_unit = outputs[FORCE_UNIT_KEY]
         loss, regulariser = nll_terms(
-            coefficients[:, 0],
-            coefficients[:, 3:],
-            coefficients[:, 1],
-            None if self.coupled else coefficients[:, 2],
+            outputs[COEFFICIENTS_KEY],
             residual,
             force_unit,
+            self.coupled,
             self.scalar_damper,
             self.tensor_damper,
             PULL_CEILING if self.mse_like else None,

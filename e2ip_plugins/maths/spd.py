@@ -126,13 +126,17 @@ def split_trace(x: Tensor) -> Tuple[Tensor, Tensor]:
     return mean, torch.cat([diagonal - mean.unsqueeze(-1), x[..., 3:]], dim=-1)
 
 
+def exp_terms(double: bool) -> int:
+    """Highest power of B in the series of exp(B): rounding level for ‖B‖_F ≤ 2.5, half the damper's ceiling."""
+    return 24 if double else 14
+
+
 def exp_coefficients(p: Tensor, q: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     """a0, a1, a2 of exp(B) = a0 I + a1 B + a2 B² for traceless B with p = tr(B²)/2, q = det B.
 
-    Horner's rule on the power series with B³ = pB + qI. The number of terms reaches rounding for
-    ‖B‖_F ≤ 2.5, half the damper's ceiling: callers exponentiate B = ±T/2 and square.
+    Horner's rule on the power series with B³ = pB + qI; callers exponentiate B = ±T/2 and square.
     """
-    terms = 24 if p.dtype == torch.float64 else 14
+    terms = exp_terms(p.dtype == torch.float64)
     a0, a1, a2 = torch.ones_like(p), torch.zeros_like(p), torch.zeros_like(p)
     for j in range(terms):
         k = float(terms - j)

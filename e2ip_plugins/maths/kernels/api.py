@@ -1,33 +1,33 @@
 """The two public functions: checks, promotion and the way to the chosen path."""
 
+import functools
 import math
 import os
-from typing import List, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.kernels import eager, paths, plain
-from e2ip_plugins.maths.kernels.autograd import OnePass, PlainBackward, Recompute, force_unit_tensor
+from e2ip_plugins.maths.kernels.autograd import Fused, Kernel
 from e2ip_plugins.maths.kernels.constants import Constants
 
-_SHAPES = {"s": (), "t": (5,), "raw_nu": (), "raw_kappa": (), "residual": (3,)}
+#: Of the coefficients.
+COLUMNS = ("s", "raw_nu", "raw_kappa", "t1", "t2", "t3", "t4", "t5")
 
 
 def nll_terms(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
+    coefficients: Tensor,
     residual: Tensor,
     force_unit: Tensor,
+    coupled: bool,
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
     pull_ceiling: Optional[float] = None,
     path: Optional[str] = None,
 ) -> Tuple[Tensor, Tensor]:
-    """Negative log likelihood and evidence regulariser of every atom, from the head's raw outputs.
+    """Negative log likelihood and evidence regulariser of every atom, from a trunk's coefficients.
 
     Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), with analytic first
     derivatives and right higher ones. A coefficient that is NaN or infinite makes its own atom's NLL NaN; with
@@ -35,16 +35,15 @@ def nll_terms(
 
     Parameters
     ----------
-    s : (N,)
-        0e coefficient, before its damper.
-    t : (N, 5)
-        2e coefficients in e3nn's component order, before their damper.
-    raw_nu, raw_kappa : (N,)
-        Evidence before softplus. ``raw_kappa=None``: coupled evidence, κ = ν - 5 + 1e-6.
+    coefficients : (N, 8)
+        0e coefficient s before its damper; ν̂ and κ̂, evidence before softplus; 2e coefficients t1 … t5 in e3nn's
+        component order, before their damper.
     residual : (N, 3)
         y - γ in eV/Å.
     force_unit : float or tensor () or (N,)
         σ_ref in eV/Å; gets no gradient. TorchScript takes a tensor only.
+    coupled : bool
+        κ = ν - 5 + 1e-6; κ̂ is ignored, whatever it is, and gets a zero gradient.
     scalar_damper, tensor_damper : (float, float)
         Knee τ and ceiling c.
     pull_ceiling : float, optional
@@ -72,44 +71,38 @@ def nll_terms(
 
     Examples
     --------
-    Two atoms whose head puts out zeros, with errors of nothing and of 1 eV/Å:
+    Two atoms whose coefficients are zero, with errors of nothing and of 1 eV/Å:
 
-    >>> zeros, residual = torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    >>> nll, regulariser = nll_terms(
-    ...     zeros, torch.zeros(2, 5), zeros, zeros, residual, 0.5, scalar_damper=(14.0, 15.0), tensor_damper=(4.0, 5.0)
-    ... )
+    >>> residual, dampers = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), ((14.0, 15.0), (4.0, 5.0))
+    >>> nll, regulariser = nll_terms(torch.zeros(2, 8), residual, 0.5, False, *dampers)
     >>> nll
     tensor([2.4935, 3.3395])
     >>> regulariser
     tensor([ 0.0000, 12.7726])
     """
+    constants = Constants(coupled, scalar_damper, tensor_damper, pull_ceiling)
     if torch.jit.is_scripting():
-        return plain.nll_terms(
-            s, t, raw_nu, raw_kappa, residual, force_unit, scalar_damper, tensor_damper, pull_ceiling
-        )
+        return plain.nll_terms(coefficients, residual, force_unit, constants)
     else:
-        constants = _constants(scalar_damper, tensor_damper, pull_ceiling)
-        return _nll_terms([s, t, raw_nu, raw_kappa, residual], force_unit, constants, path)
+        return _nll_terms(coefficients, residual, force_unit, constants, path)
 
 
 def distribution(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
+    coefficients: Tensor,
     force_unit: Tensor,
+    coupled: bool,
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
     path: Optional[str] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The distribution of every atom's force, from the head's raw outputs (paper, Eq. 9, 10).
+    """The distribution of every atom's force, from a trunk's coefficients (paper, Eq. 9, 10).
 
     U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.maths.student.aleatoric_factor`, `epistemic_factor`), to
     be expanded outside. A gradient that is asked for is that of the plain composition on every path.
 
     Parameters
     ----------
-    s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper, path
+    coefficients, force_unit, coupled, scalar_damper, tensor_damper, path
         As in `nll_terms`, which also names the errors.
 
     Returns
@@ -124,77 +117,58 @@ def distribution(
 
     Examples
     --------
-    An atom whose head puts out zeros has Σ0 = σ_ref²; one that is past its damper's knee stays finite:
+    An atom whose coefficients are zero has Σ0 = σ_ref²; one that is past its damper's knee stays finite:
 
-    >>> zeros, s = torch.zeros(2), torch.tensor([0.0, 100.0])
-    >>> _, sigma0, nu, kappa, plateau = distribution(
-    ...     s, torch.zeros(2, 5), zeros, zeros, 0.5, scalar_damper=(14.0, 15.0), tensor_damper=(4.0, 5.0)
-    ... )
+    >>> coefficients = torch.zeros(2, 8)
+    >>> coefficients[1, 0] = 100.0
+    >>> _, sigma0, nu, kappa, plateau = distribution(coefficients, 0.5, False, (14.0, 15.0), (4.0, 5.0))
     >>> sigma0[0]
     tensor([0.2500, 0.2500, 0.2500, 0.0000, 0.0000, 0.0000])
     >>> nu, kappa, plateau
     (tensor([5.6931, 5.6931]), tensor([0.6931, 0.6931]), tensor([0., 1.]))
     """
+    constants = Constants(coupled, scalar_damper, tensor_damper, None)
     if torch.jit.is_scripting():
-        return plain.distribution(s, t, raw_nu, raw_kappa, force_unit, scalar_damper, tensor_damper)
+        return plain.distribution(coefficients, force_unit, constants)
     else:
-        constants = _constants(scalar_damper, tensor_damper)
-        return _distribution([s, t, raw_nu, raw_kappa], force_unit, constants, path)
+        return _distribution(coefficients, force_unit, constants, path)
 
 
-def _constants(
-    scalar_damper: Tuple[float, float], tensor_damper: Tuple[float, float], pull_ceiling: Optional[float] = None
-) -> Constants:
-    for name, damper in (("scalar_damper", scalar_damper), ("tensor_damper", tensor_damper)):
-        if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
-            raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
-    if pull_ceiling is not None and not pull_ceiling > 0.0:
-        raise InputError(f"pull_ceiling is {pull_ceiling}; it must be greater than 0 (in units of σ_ref)")
-    return Constants(*scalar_damper, *tensor_damper, pull_ceiling)
-
-
-def _nll_terms(
-    inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
-) -> Tuple[Tensor, Tensor]:
-    observer, inputs, force_unit = _prepare(inputs, force_unit)
-    like = inputs[0]
+def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: Optional[str]) -> Tuple[Tensor, Tensor]:
+    tensors = {"coefficients": coefficients, "residual": residual}
+    observer, (coefficients, residual), force_unit = _prepare(tensors, force_unit, constants)
     if observer != paths.NOBODY:
-        force_unit = force_unit_tensor(force_unit, like)
-        if _as_operator(observer, like, path):
-            return torch.ops.e2ip.nll_terms(*inputs, force_unit.expand(like.shape[0]), *constants)
-        return plain.nll_terms(*inputs, force_unit, constants[:2], constants[2:4], constants.pull_ceiling)
-    recorded = _recorded(inputs)
-    kernels = ("forward", "backward") if recorded else ("forward",)
-    if paths.choose(like.device, like.dtype, kernels, path) == "triton":
-        launch, force_unit = paths.triton_launch(), force_unit_tensor(force_unit, like)
-        if recorded:
-            return Recompute.apply(*inputs, force_unit, constants, launch.forward, launch.backward)
-        return launch.forward(*inputs, force_unit, constants)
-    if recorded:
-        return OnePass.apply(*inputs, force_unit, constants)
-    return eager.loss_and_gradients(*inputs, force_unit, constants, False)[:2]
+        if _as_operator(observer, coefficients, path):
+            return torch.ops.e2ip.nll_terms(coefficients, residual, force_unit, *constants)
+        return plain.nll_terms(coefficients, residual, force_unit, constants)
+    recorded = _recorded(coefficients, residual)
+    kernels = _kernels(coefficients, ("forward", "backward") if recorded else ("forward",), path)
+    if not recorded:
+        return kernels.forward(coefficients, residual, force_unit, constants)
+    forward = functools.partial(eager.forward, gradients=True) if kernels is eager else kernels.forward
+    kernel = Kernel(forward, plain.nll_terms, 2, kernels.backward)
+    return Fused.apply(kernel, force_unit, constants, coefficients, residual)[:2]
 
 
-def _distribution(
-    inputs: List[Optional[Tensor]], force_unit: Tensor, constants: Constants, path: Optional[str]
-) -> Tuple[Tensor, ...]:
-    observer, inputs, force_unit = _prepare(inputs, force_unit)
-    like = inputs[0]
+def _distribution(coefficients, force_unit, constants: Constants, path: Optional[str]) -> Any:
+    observer, (coefficients,), force_unit = _prepare({"coefficients": coefficients}, force_unit, constants)
     if observer != paths.NOBODY:
-        force_unit = force_unit_tensor(force_unit, like)
-        if _as_operator(observer, like, path):
-            return torch.ops.e2ip.distribution(*inputs, force_unit.expand(like.shape[0]), *constants[:4])
-        return plain.distribution(*inputs, force_unit, constants[:2], constants[2:4])
-    kernel = eager.distribution
-    if paths.choose(like.device, like.dtype, ("distribution",), path) == "triton":
-        kernel, force_unit = paths.triton_launch().distribution, force_unit_tensor(force_unit, like)
-    if _recorded(inputs):
-        return PlainBackward.apply(*inputs, force_unit, constants, kernel)
-    return kernel(*inputs, force_unit, constants)
+        if _as_operator(observer, coefficients, path):
+            return torch.ops.e2ip.distribution(coefficients, force_unit, *constants)
+        return plain.distribution(coefficients, force_unit, constants)
+    forward = _kernels(coefficients, ("distribution",), path).distribution
+    if _recorded(coefficients):
+        return Fused.apply(Kernel(forward, plain.distribution, 4), force_unit, constants, coefficients)
+    return forward(coefficients, force_unit, constants)
 
 
-def _recorded(inputs: List[Optional[Tensor]]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+def _kernels(like: Tensor, names: Sequence[str], path: Optional[str]) -> Any:
+    """The module that has the kernels, `eager` or `triton_launch`."""
+    return paths.triton_launch() if paths.choose(like.device, like.dtype, names, path) == "triton" else eager
+
+
+def _recorded(*inputs: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def _as_operator(observer: str, like: Tensor, path: Optional[str]) -> bool:
@@ -203,63 +177,64 @@ def _as_operator(observer: str, like: Tensor, path: Optional[str]) -> bool:
     return wanted and paths.has_operators()
 
 
-def _prepare(inputs: List[Optional[Tensor]], force_unit) -> Tuple[str, List[Optional[Tensor]], Tensor]:
-    """Who observes the call (see `paths.observer`), the inputs in one dtype, and σ_ref without gradient."""
-    present = [x for x in inputs if x is not None]
-    observer = paths.observer(present)
+def _prepare(tensors: Dict[str, Tensor], force_unit, constants: Constants) -> Tuple[str, Sequence[Tensor], Tensor]:
+    """Who observes the call (see `paths.observer`), the tensors in one dtype, and σ_ref (N,) without gradient."""
+    observer = paths.observer(list(tensors.values()))
     if not torch.compiler.is_compiling():
-        _check(inputs, force_unit, observer != paths.NOBODY)
-    first = present[0]
-    if first.dtype not in (torch.float32, torch.float64) or any(x.dtype != first.dtype for x in present):
-        dtype = torch.float32
-        for x in present:
-            dtype = torch.promote_types(dtype, x.dtype)
-        inputs = [x if x is None else x.to(dtype) for x in inputs]
-        first = inputs[0]
+        _check(tensors, force_unit, constants, observer != paths.NOBODY)
+    dtype = torch.float32
+    for x in tensors.values():
+        dtype = torch.promote_types(dtype, x.dtype)
+    inputs = [x.to(dtype) for x in tensors.values()]
+    device, count = inputs[0].device, inputs[0].shape[0]
     if isinstance(force_unit, Tensor):
-        force_unit = force_unit.detach().to(dtype=first.dtype, device=first.device, non_blocking=first.is_cuda)
+        force_unit = force_unit.detach().to(dtype=dtype, device=device, non_blocking=device.type == "cuda")
     else:
-        force_unit = float(force_unit)
-    return observer, inputs, force_unit
+        force_unit = torch.full((), force_unit, dtype=dtype, device=device)
+    return observer, inputs, force_unit.expand(count)
 
 
-def _check(inputs: List[Optional[Tensor]], force_unit, traced: bool) -> None:
-    first = inputs[0]
-    for x, (name, shape) in zip(inputs, _SHAPES.items(), strict=False):
-        if x is None and name == "raw_kappa":
-            continue
+def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced: bool) -> None:
+    for name, damper in (("scalar_damper", constants.scalar_damper), ("tensor_damper", constants.tensor_damper)):
+        if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
+            raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
+    if constants.pull_ceiling is not None and not constants.pull_ceiling > 0.0:
+        raise InputError(f"pull_ceiling is {constants.pull_ceiling}; it must be greater than 0 (in units of σ_ref)")
+    first = tensors["coefficients"]
+    for name, x in tensors.items():
+        columns = len(COLUMNS) if x is first else 3
         if not isinstance(x, Tensor):
             raise InputError(f"{name} is a {type(x).__name__}; a tensor is needed")
-        if x.shape != first.shape[:1] + shape or not first.shape:
-            wanted = f"(N, {shape[0]})" if shape else "(N,)"
-            raise InputError(f"{name} has shape {tuple(x.shape)}, expected {wanted} with the same N for all")
+        if x.shape != (*first.shape[:1], columns):
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected (N, {columns}) with the same N for all")
         if x.device != first.device:
-            raise InputError(f"{name} is on {x.device}, s on {first.device}: move all of them to one device")
+            raise InputError(f"{name} is on {x.device}, coefficients on {first.device}: move them to one device")
         if not x.is_floating_point():
             raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
     unit = force_unit
     if isinstance(force_unit, Tensor):
-        if force_unit.dim() > 1 or (force_unit.dim() == 1 and force_unit.shape != first.shape):
-            raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or {tuple(first.shape)}")
+        if force_unit.dim() and force_unit.shape != first.shape[:1]:
+            raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or ({first.shape[0]},)")
         # A 0-d tensor is moved to where the others are, if it has a value.
         if force_unit.device != first.device and (force_unit.dim() or force_unit.is_meta):
-            raise InputError(f"force_unit is on {force_unit.device}, s on {first.device}: move it there")
+            raise InputError(f"force_unit is on {force_unit.device}, coefficients on {first.device}: move it there")
         # Elsewhere to look would make the host wait.
         known = not traced and force_unit.dim() == 0 and force_unit.device.type == "cpu"
         unit = force_unit.item() if known else 1.0
     if not 0.0 < unit < math.inf:
         raise InputError(f"force_unit is {unit}; it must be a number greater than 0 (σ_ref in eV/Å)")
     if os.environ.get("E2IP_DEBUG", "0") not in ("0", "") and not traced and not first.is_meta:
-        for x, name in zip(inputs, _SHAPES, strict=False):
-            if x is not None:
-                _check_finite(name, x)
+        for k, name in enumerate(COLUMNS):
+            if not (constants.coupled and name == "raw_kappa"):
+                _check_finite(f"coefficient {name}", first[:, k : k + 1])
+        if "residual" in tensors:
+            _check_finite("residual", tensors["residual"])
         if isinstance(force_unit, Tensor) and not (force_unit > 0).all():
             raise InputError("force_unit is not greater than 0 for every atom (E2IP_DEBUG=1)")
 
 
 def _check_finite(name: str, x: Tensor) -> None:
-    good = torch.isfinite(x.detach())
-    bad = ~(good if good.dim() == 1 else good.all(1))
+    bad = ~torch.isfinite(x.detach()).all(1)
     if bad.any():
         atoms = bad.nonzero().flatten()
         first = ", ".join(str(int(i)) for i in atoms[:5]) + (", …" if len(atoms) > 5 else "")

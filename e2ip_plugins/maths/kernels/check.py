@@ -5,7 +5,7 @@ dtype. Only errors of this trial are caught: those of the real call that follows
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from e2ip_plugins.maths.kernels.constants import Constants
 #: a GPU divides and exponentiates approximately in float32, and a constant rounded to float32 would cost 1e-8.
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 
-_CONSTANTS = Constants(14.0, 15.0, 4.0, 5.0, pull_ceiling=4.0)
-
 _RESULTS = {
     "forward": ("NLL", "regulariser"),
-    "backward": ("gradient in s", "gradient in t", "gradient in ν", "gradient in κ", "gradient in the residual"),
+    "backward": ("gradient in s", "gradient in ν̂", "gradient in κ̂", "gradient in t", "gradient in the residual"),
     "distribution": ("log Σ0", "Σ0", "ν", "κ", "plateau"),
 }
 
@@ -42,29 +40,38 @@ def failure(launchers, kernel: str, device: torch.device, dtype: torch.dtype) ->
     return _outcomes[key]
 
 
-def _trial(launcher, kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
+def _trial(launcher: Callable, kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
     cpu = torch.device("cpu")
     for coupled in (False, True):
-        expected = _reference(kernel, _arguments(kernel, coupled, cpu, torch.float64))
+        constants = Constants(coupled, (14.0, 15.0), (4.0, 5.0), pull_ceiling=4.0)
+        expected = _reference(kernel, _arguments(kernel, coupled, cpu, torch.float64), constants)
         arguments = _arguments(kernel, coupled, device, dtype)
         if device.type == "cuda":
             # An error of earlier work, which CUDA reports late, is not the kernel's.
             torch.cuda.synchronize(device)
         try:
-            found = [None if x is None else x.to(cpu, torch.float64) for x in launcher(*arguments, _CONSTANTS)]
+            found = [x.to(cpu, torch.float64) for x in launcher(*arguments, constants)]
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # Compiler, assembler, linker and driver have classes of their own.
-            return error
-        for name, ours, theirs in zip(_RESULTS[kernel], found, expected, strict=True):
-            error = 0.0 if ours is None and theirs is None else _largest_error(ours, theirs)
+        except Exception as failed:  # Compiler, assembler, linker and driver have classes of their own.
+            return failed
+        for name, ours, theirs in zip(_RESULTS[kernel], _parts(kernel, found), _parts(kernel, expected), strict=True):
+            error = _largest_error(ours, theirs)
             # NaN is not within any tolerance.
             if not error <= TOLERANCE[dtype]:
                 return ArithmeticError(f"{name} is off by {error:.1e} in {dtype}")
     return None
 
 
-def _arguments(kernel: str, coupled: bool, device: torch.device, dtype: torch.dtype) -> List[Optional[Tensor]]:
+def _parts(kernel: str, results: Sequence[Tensor]) -> List[Tensor]:
+    """What `_RESULTS` names; of results that are one tensor each could hide behind another."""
+    if kernel != "backward":
+        return list(results)
+    by_coefficients, by_residual = results
+    return [*by_coefficients[:, :3].unbind(1), by_coefficients[:, 3:], by_residual]
+
+
+def _arguments(kernel: str, coupled: bool, device: torch.device, dtype: torch.dtype) -> List[Tensor]:
     """What the launcher takes before the constants, the same numbers in every dtype."""
     f64 = {"dtype": torch.float64, "device": "cpu"}
     s = torch.tensor([-16.0, -0.5, 0.75, 14.5], **f64)
@@ -84,30 +91,25 @@ def _arguments(kernel: str, coupled: bool, device: torch.device, dtype: torch.dt
     def put(x: Tensor) -> Tensor:
         return x.float().to(device, dtype)
 
-    # As a head gives them: columns of one tensor.
-    columns = put(torch.cat([s.unsqueeze(1), t, evidence], 1))
-    arguments = [columns[:, 0], columns[:, 1:6], columns[:, 6], None if coupled else columns[:, 7]]
-    if kernel != "distribution":
-        arguments.append(put(residual))
-    arguments.append(put(unit))
-    if kernel == "backward":
-        arguments += [put(x) for x in weights]
-    return arguments
+    coefficients = torch.cat([s.unsqueeze(1), evidence, t], 1)
+    if coupled:
+        # Not read.
+        coefficients[:, 2] = float("nan")
+    inputs = [coefficients] if kernel == "distribution" else [coefficients, residual]
+    return [*map(put, inputs), put(unit).expand(n), *map(put, weights if kernel == "backward" else ())]
 
 
-def _reference(kernel: str, arguments: List[Optional[Tensor]]) -> Tuple[Optional[Tensor], ...]:
-    dampers, ceiling = (_CONSTANTS[:2], _CONSTANTS[2:4]), _CONSTANTS.pull_ceiling
-    if kernel == "distribution":
-        return plain.distribution(*arguments, *dampers)
-    if kernel == "forward":
-        return plain.nll_terms(*arguments, *dampers, ceiling)
-    inputs, unit, weights = arguments[:5], arguments[5], arguments[6:]
-    inputs = [x if x is None else x.detach().requires_grad_() for x in inputs]
-    grads = plain_gradients(inputs, unit, _CONSTANTS, weights, [x is not None for x in inputs])
-    return tuple(x if x is None else x.detach() for x in grads)
+def _reference(kernel: str, arguments: Sequence[Tensor], constants: Constants) -> Sequence[Optional[Tensor]]:
+    # Without autograd, so that gradients are not recorded either.
+    with torch.no_grad():
+        if kernel == "distribution":
+            return plain.distribution(*arguments, constants)
+        if kernel == "forward":
+            return plain.nll_terms(*arguments, constants)
+        return plain_gradients(plain.nll_terms, arguments[:2], arguments[2], constants, arguments[3:])
 
 
 def _largest_error(ours: Tensor, theirs: Tensor) -> float:
     """Of all atoms, the error in the norm of the atom's block, relative to that norm plus 0.1."""
-    ours, theirs = ours.view(len(theirs), -1), theirs.reshape(len(theirs), -1)
+    ours, theirs = (x.reshape(len(theirs), -1) for x in (ours, theirs))
     return ((ours - theirs).norm(dim=1) / (theirs.norm(dim=1) + 0.1)).max().item()

@@ -1,37 +1,35 @@
-r"""What the kernels treat as constants: dampers and pull ceiling of a call, numbers of terms, coefficients.
+r"""What the kernels treat as constants: the options of a call, numbers of terms, coefficients.
 
 For a traceless symmetric B with p = tr(B²)/2 and q = det B, B³ = pB + qI, hence
 exp(B) = a0 I + a1 B + a2 B² with a_k entire in p and q.
 """
 
 import math
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
+from e2ip_plugins.maths.spd import exp_terms
 from e2ip_plugins.maths.student import log_gamma_rest_coefficients
 
 
 class Constants(NamedTuple):
-    """Knee τ and ceiling c of both dampers; above ``pull_ceiling`` σ_ref no σ weakens the pull on a force."""
+    """What is the same for all atoms of a call; dampers are knee τ and ceiling c (see `kernels.nll_terms`)."""
 
-    scalar_knee: float
-    scalar_ceiling: float
-    tensor_knee: float
-    tensor_ceiling: float
+    coupled: bool
+    scalar_damper: Tuple[float, float]
+    tensor_damper: Tuple[float, float]
     pull_ceiling: Optional[float] = None
 
 
 ROOT3 = math.sqrt(3.0)
 LOG_2PI = math.log(2.0 * math.pi)
 
-#: Highest power of B: rounding level for ‖B‖_F ≤ 2.5, half the damper's ceiling.
-SINGLE_TERMS, DOUBLE_TERMS = 14, 24
-
-SINGLE_GAMMA_REST = tuple(log_gamma_rest_coefficients(False))
-DOUBLE_GAMMA_REST = tuple(log_gamma_rest_coefficients(True))
+# For float32 and float64: highest power of B, coefficients of `log_gamma_rest_coefficients`, terms of the series below.
+EXP_TERMS = (exp_terms(False), exp_terms(True))
+GAMMA_REST = (tuple(log_gamma_rest_coefficients(False)), tuple(log_gamma_rest_coefficients(True)))
+LOG_TERMS = (8, 17)
 
 #: log1p(x) - z = Σ_{k≥2} z^k/k with z = x/(1+x); used below `SMALL_Z`, where the difference loses digits.
 SMALL_Z = 0.1
-SINGLE_LOG_TERMS, DOUBLE_LOG_TERMS = 8, 17
 
 
 def exp_polynomials(terms: int) -> list[dict[tuple[int, int], float]]:

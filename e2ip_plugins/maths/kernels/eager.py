@@ -9,25 +9,23 @@ leave float64 alone.
 
 import functools
 import math
-from typing import Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.maths.kernels.constants import (
-    DOUBLE_GAMMA_REST,
-    DOUBLE_LOG_TERMS,
-    DOUBLE_TERMS,
+    EXP_TERMS,
+    GAMMA_REST,
     LOG_2PI,
+    LOG_TERMS,
     ROOT3,
-    SINGLE_GAMMA_REST,
-    SINGLE_TERMS,
     SMALL_Z,
     Constants,
     exp_polynomials,
 )
 from e2ip_plugins.maths.spd import sym6_to_matrix, tangent_to_sym6
-from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU
+from e2ip_plugins.maths.student import MIN_KAPPA, MIN_NU, evidence
 
 #: Rows of this many atoms stay in the processor's cache.
 CHUNK = 8192
@@ -36,7 +34,7 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
-    undamped_up_to: Tensor  # (8,): s, t, raw ν, raw κ that are all below this are finite and below their knees
+    undamped_up_to: Tensor  # (8,) or (7,): rows that are all below this are finite and below their knees
     knee: Tensor  # (2, 1): of s and t
     width: Tensor  # (2, 1): from knee to ceiling
     slope: Tensor  # (2, 1): 1/width
@@ -75,7 +73,7 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     log[[0, 1, 2, 6], 0] = 1.0 / ROOT3
     log[:6, 1:] = basis6.T
 
-    polynomials = exp_polynomials(DOUBLE_TERMS if double else SINGLE_TERMS)
+    polynomials = exp_polynomials(EXP_TERMS[double])
     rows, columns = (1 + max(key[axis] for poly in polynomials for key in poly) for axis in (0, 1))
     exponential = eye.new_zeros(9, rows, columns)
     # Variables are ‖t‖² = 8p and t·∂q/∂t = 3q; ∂p/∂t = t/4, and both gradients come doubled.
@@ -83,22 +81,23 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
         factor = (1.0, 0.5, 2.0)[n // 3]
         for (i, j), value in poly.items():
             exponential[n, i, j] = factor * value / (8.0**i * 3.0**j)
-    gamma_rest = DOUBLE_GAMMA_REST if double else SINGLE_GAMMA_REST
-    rest = [value * 4.0 ** (k + 1) for k, value in enumerate(gamma_rest)]
+    rest = [value * 4.0 ** (k + 1) for k, value in enumerate(GAMMA_REST[double])]
     slope = [2.0 * (k + 1) * value for k, value in enumerate(rest)]
-    log_series = [1.0 / k for k in range(2, DOUBLE_LOG_TERMS + 1)]
-    width = [constants.scalar_ceiling - constants.scalar_knee, constants.tensor_ceiling - constants.tensor_knee]
+    log_series = [1.0 / k for k in range(2, LOG_TERMS[True] + 1)]
+    knees, ceilings = zip(constants.scalar_damper, constants.tensor_damper, strict=True)
+    width = [ceiling - knee for knee, ceiling in zip(knees, ceilings, strict=True)]
+    evidence_rows = 1 if constants.coupled else 2
 
-    def put(x: Union[Tensor, list]) -> Tensor:
+    def put(x: Union[Tensor, Sequence]) -> Tensor:
         return torch.as_tensor(x, dtype=torch.float64, device="cpu").to(device, work).contiguous()
 
-    def column(x: list) -> Tensor:
+    def column(x: Sequence) -> Tensor:
         return put(x).unsqueeze(1)
 
     largest = torch.finfo(work).max
     return _Tables(
-        undamped_up_to=put([constants.scalar_knee] + 5 * [constants.tensor_knee / math.sqrt(5.0)] + 2 * [largest]),
-        knee=column([constants.scalar_knee, constants.tensor_knee]),
+        undamped_up_to=put([knees[0]] + 5 * [knees[1] / math.sqrt(5.0)] + evidence_rows * [largest]),
+        knee=column(knees),
         width=column(width),
         slope=column([1.0 / x for x in width]),
         basis=put(-0.5 * q.reshape(5, 9).T),
@@ -119,41 +118,41 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     )
 
 
-def _setup(out: torch.dtype, device: torch.device, constants: Constants) -> Tuple[torch.dtype, _Tables]:
+def _setup(constants: Constants, force_unit: Tensor, coefficients: Tensor, *further: Tensor) -> tuple:
+    """Tables, σ_ref and its logarithm, and as rows s, t, raw ν, unless coupled raw κ, and what is further.
+
+    All in the dtype of the work; σ_ref is a number where it is known to be the same for all atoms.
+    """
+    out, device = coefficients.dtype, coefficients.device
     # MPS has no float64.
     work = out if device.type == "mps" else torch.float64
-    return work, _tables(out == torch.float64, work, device, constants)
+    tables = _tables(out == torch.float64, work, device, constants)
+    columns = coefficients.t()
+    evidence_columns = columns[1 : 2 if constants.coupled else 3]
+    rows = torch.cat([columns[:1], columns[3:], evidence_columns, *(x.t() for x in further)]).to(work)
+    if device.type == "cpu" and force_unit.stride(0) == 0 and len(force_unit):
+        # Elsewhere reading it would make the host wait.
+        unit = force_unit[0].item()
+        return tables, unit, math.log(unit), rows
+    force_unit = force_unit.to(work)
+    return tables, force_unit, force_unit.log(), rows
 
 
-def _float_where_known(force_unit: Union[float, Tensor]) -> Union[float, Tensor]:
-    """σ_ref as a float, where it is one for all atoms and reading it does not make the host wait."""
-    if isinstance(force_unit, Tensor) and force_unit.device.type == "cpu" and force_unit.dim() == 0:
-        return force_unit.item()
-    return force_unit
+def _damp(
+    rows: Tensor, tables: _Tables, widened: bool, gradients: bool
+) -> Tuple[Tensor, Tensor, Optional[Tuple[Tensor, Tensor, Tensor]]]:
+    """Damped (s, t) (6, N), NaN where one of the rows of `_setup` is not finite, and 1 where past a knee (1, N).
 
-
-class _Damped(NamedTuple):
-    """Damped (s̃, t̃) (6, N), and what the gradient needs unless it is the identity."""
-
-    value: Tensor
-    plateau: Tensor  # (1, N): 1 where past a knee
-    direction: Optional[Tensor] = None  # (5, N): of t, shorter than 1 below the knee
-    ratio: Optional[Tensor] = None  # (2, N): φ(|s|)/|s|, φ(‖t‖)/‖t‖
-    slope: Optional[Tensor] = None  # (2, N): φ'
-
-
-def _damp(rows: Tensor, tables: _Tables, widened: bool, gradients: bool) -> _Damped:
-    """Both dampers on (s, t) out of s, t, raw ν, raw κ (K, N); NaN where one of these is not finite.
-
-    Up to the knee the ratio is exactly 1. ``widened``: these are float32 numbers in float64, no square overflows.
+    With ``gradients``, unless damping is the identity, also t/max(‖t‖, τ) (5, N), and (2, N) of s and ‖t‖ the ratio
+    φ(x)/x, exactly 1 up to the knee, and φ'. ``widened``: these are float32 numbers in float64, no square overflows.
     """
     n = rows.shape[1]
     may_overflow = not widened
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
-        if (largest <= tables.undamped_up_to[: len(rows)]).all().item():
-            return _Damped(rows[:6], tables.zero.expand(1, n))
+        if (largest <= tables.undamped_up_to).all().item():
+            return rows[:6], tables.zero.expand(1, n), None
         may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
     coefficients = rows[:6].clone()
     coefficients[0] += (rows - rows).sum(0)
@@ -168,9 +167,7 @@ def _damp(rows: Tensor, tables: _Tables, widened: bool, gradients: bool) -> _Dam
     th = ((norm - knee) * slope).tanh_()
     ratio = (th * width).add_(knee).div_(norm)
     value = torch.cat([coefficients[:1] * ratio[0], coefficients[1:] * ratio[1]])
-    if not gradients:
-        return _Damped(value, plateau)
-    return _Damped(value, plateau, t / norm[1], ratio, 1.0 - th * th)
+    return value, plateau, (t / norm[1], ratio, 1.0 - th * th) if gradients else None
 
 
 def _monomials(variables: Tensor, tables: _Tables) -> Tensor:
@@ -180,56 +177,30 @@ def _monomials(variables: Tensor, tables: _Tables) -> Tensor:
     return (powers[:, :1] * powers[:columns, 1]).view(rows * columns, n)
 
 
-def loss_and_gradients(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Union[float, Tensor],
-    constants: Constants,
-    gradients: bool,
-) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
-    """NLL (N,), regulariser (N,) and the gradients of the NLL as rows (K, N).
+def _by_chunks(function: Callable, *inputs: Tensor, **options) -> Tuple[Tensor, ...]:
+    """Results of a function, which have atoms along their last axis, computed for at most `CHUNK` atoms at a time."""
+    if len(inputs[0]) <= CHUNK or inputs[0].device.type != "cpu":
+        return function(*inputs, **options)
+    chunks = zip(*(x.split(CHUNK) for x in inputs), strict=True)
+    return tuple(torch.cat(parts, -1) for parts in zip(*(function(*chunk, **options) for chunk in chunks), strict=True))
 
-    Rows are s, raw ν, raw κ (absent without ``raw_kappa``), five of t and three of the residual. Arguments
-    as in `e2ip_plugins.maths.kernels.nll_terms`, all of one dtype (float32 or float64).
+
+def forward(
+    coefficients: Tensor, residual: Tensor, force_unit: Tensor, constants: Constants, gradients: bool = False
+) -> Tuple[Tensor, ...]:
+    """NLL and regulariser (N,); with ``gradients``, those of the NLL in coefficients and residual as rows (11, N), too.
+
+    As `e2ip_plugins.maths.kernels.nll_terms`, with tensors of one dtype, float32 or float64, and σ_ref (N,).
     """
-    n = s.shape[0]
-    if n <= CHUNK or s.device.type != "cpu":
-        return _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants, gradients)
-    nll, regulariser = s.new_empty(n), s.new_empty(n)
-    rows = s.new_empty(10 if raw_kappa is None else 11, n) if gradients else None
-    for part, *inputs in _chunks(n, s, t, raw_nu, raw_kappa, residual, force_unit):
-        done = _loss_and_gradients(*inputs, constants, gradients)
-        nll[part], regulariser[part] = done[0], done[1]
-        if rows is not None:
-            rows[:, part] = done[2]
-    return nll, regulariser, rows
+    return _by_chunks(_loss, coefficients, residual, force_unit, constants=constants, gradients=gradients)
 
 
-def _chunks(n: int, *inputs: Union[float, Tensor, None]) -> Iterator[tuple]:
-    """Slices of at most `CHUNK` atoms, each with the inputs of these atoms; what has no atoms goes to all."""
-    for start in range(0, n, CHUNK):
-        part = slice(start, start + CHUNK)
-        yield part, *(x[part] if isinstance(x, Tensor) and x.dim() else x for x in inputs)
-
-
-def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants, gradients):
-    out, n = s.dtype, s.shape[0]
-    work, tables = _setup(out, s.device, constants)
-    evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
-    rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows, residual.t()]).to(work)
-    raw, residual = rows[6:-3], rows[-3:]
-    force_unit = _float_where_known(force_unit)
-    if isinstance(force_unit, Tensor):
-        force_unit = force_unit.to(work)
-        constant = 3.0 * force_unit.log() + 1.5 * LOG_2PI
-    else:
-        constant = 3.0 * math.log(force_unit) + 1.5 * LOG_2PI
-
-    damped = _damp(rows[:-3], tables, work != out, gradients)
-    s, t = damped.value[0], damped.value[1:]
+def _loss(coefficients, residual, force_unit, constants: Constants, gradients: bool) -> Tuple[Tensor, ...]:
+    out, n = coefficients.dtype, coefficients.shape[0]
+    tables, force_unit, log_unit, rows = _setup(constants, force_unit, coefficients, residual)
+    work, raw, residual = rows.dtype, rows[6:-3], rows[-3:]
+    damped, _, slopes = _damp(rows[:-3], tables, work != out, gradients)
+    s, t = damped[0], damped[1:]
 
     # M = vᵀ exp(-S) v = e^{-s/√3} ‖y‖² with y = exp(B) v.
     grad_q = tables.grad_q @ (t.unsqueeze(1) * t).view(25, n)
@@ -243,8 +214,8 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     shrink = (s * (-1.0 / ROOT3)).exp()
     mahalanobis = shrink * (y * y).sum(0)
 
-    evidence = torch.logaddexp(raw, tables.zero)
-    nu, kappa = evidence[0] + MIN_NU, evidence[-1] + MIN_KAPPA
+    excess = torch.logaddexp(raw, tables.zero)
+    nu, kappa = excess[0] + MIN_NU, excess[-1] + MIN_KAPPA
     inverse = (nu - 1.5).reciprocal_()
     scale = nu * (kappa.reciprocal() + 1.0)
     rest = tables.gamma_rest @ (inverse * inverse).expand(tables.gamma_rest.shape[1], n).cumprod(0)
@@ -252,11 +223,11 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     half = (nu + 1.0).mul_(0.5)
     # 1.5 [log1p(3/(2m+1)) + log1p(1/κ)] = 1.5 log(ν (1 + 1/κ)/(ν - 3/2))
     nll = (half * log_term).add_((scale * inverse).log_(), alpha=1.5).add_(s, alpha=0.5 * ROOT3)
-    nll = nll.sub_(rest[0]).add_(constant)
+    nll = nll.sub_(rest[0]).add_(3.0 * log_unit + 1.5 * LOG_2PI)
     total = nu + kappa
     regulariser = (v * v).sum(0).sqrt_().mul_(total)
     if not gradients:
-        return nll.to(out), regulariser.to(out), None
+        return nll.to(out), regulariser.to(out)
 
     z_over_m = (scale + mahalanobis).reciprocal_()
     z = mahalanobis * z_over_m
@@ -268,8 +239,9 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
         difference = torch.where(z < SMALL_Z, tables.log_series @ series_rows, difference)
     by_nu = difference.mul_(0.5).sub_(z.mul_(0.5).add_(inverse, alpha=2.25).div_(nu)).addcmul_(inverse, rest[1])
     by_kappa = (pull_z - 1.5).div_(kappa * (kappa + 1.0))
-    by_evidence = (by_nu + by_kappa).unsqueeze(0) if raw_kappa is None else torch.stack([by_nu, by_kappa])
-    by_evidence = by_evidence.mul_(raw.sigmoid())
+    by_evidence = torch.stack([by_nu + by_kappa] if constants.coupled else [by_nu, by_kappa]).mul_(raw.sigmoid())
+    # In raw κ, where coupled.
+    by_unused = tables.zero.expand(2 - len(raw), n)
     by_s = 0.5 * ROOT3 - pull_z * (1.0 / ROOT3)
 
     # ∂NLL/∂‖y‖² and from there to t through (p, q) and through the B in y = (a0 + a1 B + a2 B²) v.
@@ -279,10 +251,11 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
     outer = (a[1] * v).addcmul_(a[2], bv).unsqueeze(1) * y
     outer = outer.addcmul_(v.unsqueeze(1), a[2] * by).view(9, n)
     by_t = (tables.project @ outer).addcmul_(by_pq[0], t).addcmul_(by_pq[1], grad_q).mul_(pull)
-    if damped.ratio is not None:
-        by_s = by_s.mul_(damped.slope[0])
-        along = (damped.direction * by_t).sum(0).mul_(damped.slope[1] - damped.ratio[1])
-        by_t = by_t.mul_(damped.ratio[1]).addcmul_(damped.direction, along)
+    if slopes is not None:
+        direction, ratio, slope = slopes
+        by_s = by_s.mul_(slope[0])
+        along = (direction * by_t).sum(0).mul_(slope[1] - ratio[1])
+        by_t = by_t.mul_(ratio[1]).addcmul_(direction, along)
 
     # exp(2B) v = exp(B) y
     by_residual = (a[0] * y).addcmul_(a[1], by).addcmul_(a[2], (b * by).sum(1))
@@ -290,39 +263,44 @@ def _loss_and_gradients(s, t, raw_nu, raw_kappa, residual, force_unit, constants
         variance = scale / ((nu - 2.0) * shrink)
         pull = pull * (variance * constants.pull_ceiling**-2).clamp_(min=1.0)
     by_residual = by_residual.mul_(2.0 * pull).div_(force_unit)
-    rows = torch.cat([by_s.unsqueeze(0), by_evidence, by_t, by_residual])
-    return nll.to(out), regulariser.to(out), rows.to(out)
+    gradient_rows = torch.cat([by_s.unsqueeze(0), by_evidence, by_unused, by_t, by_residual])
+    return nll.to(out), regulariser.to(out), gradient_rows.to(out)
 
 
-def distribution(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    force_unit: Union[float, Tensor],
+def backward(
+    coefficients: Tensor,
+    residual: Tensor,
+    force_unit: Tensor,
+    by_nll: Optional[Tensor],
+    by_regulariser: Optional[Tensor],
+    rows: Tensor,
     constants: Constants,
-) -> Tuple[Tensor, ...]:
-    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); as `e2ip_plugins.maths.kernels.distribution`, arguments of one dtype."""
-    n = s.shape[0]
-    if n <= CHUNK or s.device.type != "cpu":
-        done = _distribution(s, t, raw_nu, raw_kappa, force_unit, constants)
-    else:
-        done = s.new_empty(15, n)
-        for part, *inputs in _chunks(n, s, t, raw_nu, raw_kappa, force_unit):
-            done[:, part] = _distribution(*inputs, constants)
-    return done[:6].t(), done[6:12].t(), done[12], done[13], done[14]
+) -> Tuple[Tensor, Tensor]:
+    """Gradients in coefficients and residual from those in NLL and regulariser, and from the rows of `forward`."""
+    rows = torch.zeros_like(rows) if by_nll is None else rows * by_nll
+    if by_regulariser is not None:
+        # Of (ν + κ) ‖v‖; zero in v where v = 0.
+        v = residual.t() / force_unit
+        norm = (v * v).sum(0).sqrt()
+        raw = coefficients.t()[1 : 2 if constants.coupled else 3]
+        nu, kappa = evidence(raw[0], None if constants.coupled else raw[1])
+        slopes = raw.sigmoid().mul_(2.0 if constants.coupled else 1.0)
+        rows[1 : 1 + len(raw)] += by_regulariser * norm * slopes
+        rows[8:] += by_regulariser * (nu + kappa) / force_unit * torch.where(norm == 0, 0.0, v / norm)
+    return rows[:8].t(), rows[8:].t()
 
 
-def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
-    """Rows (15, N)."""
-    out, n = s.dtype, s.shape[0]
-    work, tables = _setup(out, s.device, constants)
-    evidence_rows = [raw_nu.unsqueeze(0)] if raw_kappa is None else [raw_nu.unsqueeze(0), raw_kappa.unsqueeze(0)]
-    rows = torch.cat([s.unsqueeze(0), t.t(), *evidence_rows]).to(work)
-    damped, plateau, *_ = _damp(rows, tables, work != out, gradients=False)
-    force_unit = _float_where_known(force_unit)
-    log_unit = 2.0 * (force_unit.to(work).log() if isinstance(force_unit, Tensor) else math.log(force_unit))
-    log_sigma0 = (tables.log @ damped).add_(tables.diagonal * log_unit)
+def distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants) -> Tuple[Tensor, ...]:
+    """As `e2ip_plugins.maths.kernels.distribution`, arguments as in `forward`."""
+    (rows,) = _by_chunks(_distribution, coefficients, force_unit, constants=constants)
+    return rows[:6].t(), rows[6:12].t(), rows[12], rows[13], rows[14]
+
+
+def _distribution(coefficients, force_unit, constants: Constants) -> Tuple[Tensor]:
+    n = coefficients.shape[0]
+    tables, _, log_unit, rows = _setup(constants, force_unit, coefficients)
+    damped, plateau, _ = _damp(rows, tables, rows.dtype != coefficients.dtype, gradients=False)
+    log_sigma0 = (tables.log @ damped).add_(tables.diagonal * (2.0 * log_unit))
 
     # exp(T/2) = a0 I + a1 T/2 + a2 (T/2)², squared, in coordinates in which both products are linear in outer products.
     lifted = damped.masked_fill(tables.is_s, 1.0)
@@ -332,5 +310,5 @@ def _distribution(s, t, raw_nu, raw_kappa, force_unit, constants) -> Tensor:
     root = (a.unsqueeze(1) * matrices).sum(0)
     sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
-    evidence = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
-    return torch.cat([log_sigma0[:6], sigma0, evidence, plateau]).to(out)
+    evidence_rows = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
+    return (torch.cat([log_sigma0[:6], sigma0, evidence_rows, plateau]).to(coefficients.dtype),)

@@ -19,7 +19,7 @@ import functools
 import importlib
 import logging
 import os
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -35,13 +35,13 @@ PATHS = ("auto", "eager", "triton")
 TRITON_DEVICES = ("cuda",)
 
 #: Those of `triton_launch` that this folder calls.
-_SIGNATURES = 3
+_SIGNATURES = 4
 
 #: What `observer` finds.
 NOBODY, GRAPH, TRANSFORM = "nobody", "graph", "transform"
 
 logger = logging.getLogger("e2ip_plugins")
-_logged = set()
+_logged: Set[str] = set()
 
 
 def requested(path: Optional[str] = None) -> str:
@@ -74,7 +74,7 @@ def has_triton() -> bool:
 def has_operators() -> bool:
     """Whether torch.ops.e2ip is there for what traces a call. torch.compile takes the answer without looking inside."""
     if has_triton():
-        importlib.import_module("e2ip_plugins.maths.kernels.triton_operators").register()
+        triton_launch().register()
     return has_triton()
 
 

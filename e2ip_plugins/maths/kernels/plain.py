@@ -8,24 +8,29 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, tangent_to_sym6
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_likelihood, predictive_scale_factor
 
 
-def nan_where_not_finite(s: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor]) -> Tensor:
-    """s, but NaN where it or the evidence is not finite: dampers and softplus would make numbers of infinities."""
+def split(coefficients: Tensor, coupled: bool) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    """s, t, raw ν and raw κ (None where coupled) of coefficients (N, 8).
+
+    s is NaN where it or the evidence is not finite: dampers and softplus would make numbers of infinities.
+    """
+    s, raw_nu = coefficients[:, 0], coefficients[:, 1]
     doubt = (s - s) + (raw_nu - raw_nu)
-    if raw_kappa is not None:
+    raw_kappa: Optional[Tensor] = None
+    if not coupled:
+        raw_kappa = coefficients[:, 2]
         doubt = doubt + (raw_kappa - raw_kappa)
-    return s + doubt.detach()
+    return s + doubt.detach(), coefficients[:, 3:], raw_nu, raw_kappa
 
 
-def log_sigma0_of(
-    s: Tensor, t: Tensor, force_unit: Tensor, scalar_damper: Tuple[float, float], tensor_damper: Tuple[float, float]
-) -> Tensor:
-    """log Σ0/(eV²/Å²) as sym6 (N, 6); arguments as in `nll_terms`."""
-    damped_s = damp(s, scalar_damper[0], scalar_damper[1])
-    damped_t = damp_vector(t, tensor_damper[0], tensor_damper[1])
+def log_sigma0_of(s: Tensor, t: Tensor, force_unit: Tensor, constants: Constants) -> Tensor:
+    """log Σ0/(eV²/Å²) as sym6 (N, 6)."""
+    damped_s = damp(s, constants.scalar_damper[0], constants.scalar_damper[1])
+    damped_t = damp_vector(t, constants.tensor_damper[0], constants.tensor_damper[1])
     unit_diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=s.dtype, device=s.device)
     log_unit = 2.0 * torch.log(force_unit).unsqueeze(-1)
     return tangent_to_sym6(damped_s, damped_t) + log_unit * unit_diagonal
@@ -46,21 +51,13 @@ def keep_pull(
 
 
 def nll_terms(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    scalar_damper: Tuple[float, float],
-    tensor_damper: Tuple[float, float],
-    pull_ceiling: Optional[float] = None,
+    coefficients: Tensor, residual: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, Tensor]:
     """As `e2ip_plugins.maths.kernels.nll_terms`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
-    s = nan_where_not_finite(s, raw_nu, raw_kappa)
-    log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
+    s, t, raw_nu, raw_kappa = split(coefficients, constants.coupled)
+    log_sigma0 = log_sigma0_of(s, t, force_unit, constants)
     nu, kappa = evidence(raw_nu, raw_kappa)
-    scored = residual
+    scored, pull_ceiling = residual, constants.pull_ceiling
     if pull_ceiling is not None:
         scored = keep_pull(residual, log_sigma0, nu, kappa, force_unit, pull_ceiling)
     nll = negative_log_likelihood(log_sigma0, nu, kappa, scored)
@@ -68,17 +65,12 @@ def nll_terms(
 
 
 def distribution(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    force_unit: Tensor,
-    scalar_damper: Tuple[float, float],
-    tensor_damper: Tuple[float, float],
+    coefficients: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `e2ip_plugins.maths.kernels.distribution`, with σ_ref (0-d or (N,)) and all others tensors of one dtype."""
-    s = nan_where_not_finite(s, raw_nu, raw_kappa)
-    log_sigma0 = log_sigma0_of(s, t, force_unit, scalar_damper, tensor_damper)
+    """As `e2ip_plugins.maths.kernels.distribution`, with σ_ref (0-d or (N,)) and coefficients of one dtype."""
+    s, t, raw_nu, raw_kappa = split(coefficients, constants.coupled)
+    log_sigma0 = log_sigma0_of(s, t, force_unit, constants)
     nu, kappa = evidence(raw_nu, raw_kappa)
-    past_knee = (s.square() > scalar_damper[0] ** 2) | (t.square().sum(-1) > tensor_damper[0] ** 2)
+    scalar_knee, tensor_knee = constants.scalar_damper[0], constants.tensor_damper[0]
+    past_knee = (s.square() > scalar_knee**2) | (t.square().sum(-1) > tensor_knee**2)
     return log_sigma0, exp_sym6(log_sigma0), nu, kappa, past_knee.to(s.dtype)

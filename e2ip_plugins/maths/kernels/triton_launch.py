@@ -1,15 +1,19 @@
-"""The calls of `triton_kernels`: grids, strides and results for tensors of any layout."""
+"""The calls of `triton_kernels`, for tensors of any layout, and operators that graphs can contain in their place."""
 
-from typing import List, Optional, Tuple
+import functools
+from inspect import Parameter, Signature
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from e2ip_plugins.maths.kernels import eager, plain
+from e2ip_plugins.maths.kernels.autograd import fresh, plain_gradients, weighted_gradients
 from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.kernels.triton_kernels import backward_kernel, distribution_kernel, forward_kernel
 
-#: Of the functions here and in `triton_operators`: a packaged model may bring their callers from another version.
-SIGNATURES = 3
+#: Of the functions here: a packaged model may bring their callers from another version.
+SIGNATURES = 4
 
 #: Atoms per program. 256 would need twice the registers per thread in the backward kernel.
 BLOCK = 128
@@ -17,91 +21,145 @@ BLOCK = 128
 FUSION = {"enable_fp_fusion": True}
 
 
-def _unit_stride(force_unit: Tensor) -> int:
-    return force_unit.stride(0) if force_unit.dim() else 0
+def fixed(constants: Constants, double: bool) -> dict:
+    """What every kernel is compiled for."""
+    (s_knee, s_ceiling), (t_knee, t_ceiling) = constants.scalar_damper, constants.tensor_damper
+    return {
+        "S_KNEE": s_knee, "S_CEILING": s_ceiling, "T_KNEE": t_knee, "T_CEILING": t_ceiling,
+        "COUPLED": constants.coupled, "PULL_CEILING": constants.pull_ceiling, "DOUBLE": double, "BLOCK": BLOCK,
+    }  # fmt: skip
 
 
-def grid(n: int) -> Tuple[int]:
-    return ((n + BLOCK - 1) // BLOCK,)
-
-
-def _launch(kernel, n: int, device: torch.device, *args, **constants) -> None:
-    if n == 0:
+def _launch(
+    kernel, inputs: Sequence[Tensor], outputs: Sequence[Tensor], constants: Constants, wrap: Optional[Callable], **flags
+) -> None:
+    n, device = inputs[0].shape[0], inputs[0].device
+    arguments = (*inputs, *outputs, n, *(stride for x in inputs for stride in x.stride()))
+    flags.update(fixed(constants, inputs[0].dtype == torch.float64))
+    grid = ((n + BLOCK - 1) // BLOCK,)
+    if wrap is not None:
+        wrap(kernel)[grid](*arguments, **flags)
+    elif n == 0:
         return
-    if device.type != "cuda":
-        kernel[grid(n)](*args, **constants)
-        return
-    # Triton launches on the current device, not on that of its arguments.
-    with torch.cuda.device(device):
-        kernel[grid(n)](*args, **constants, **FUSION)
-
-
-def dampers(constants: Constants) -> dict:
-    return dict(zip(("S_KNEE", "S_CEILING", "T_KNEE", "T_CEILING"), constants[:4], strict=True))
+    elif device.type != "cuda":
+        kernel[grid](*arguments, **flags)
+    else:
+        # Triton launches on the current device, not on that of its arguments.
+        with torch.cuda.device(device):
+            kernel[grid](*arguments, **flags, **FUSION)
 
 
 def forward(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
-    residual: Tensor,
-    force_unit: Tensor,
-    constants: Constants,
+    coefficients: Tensor, residual: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
 ) -> Tuple[Tensor, Tensor]:
-    """NLL and regulariser (N,); as `e2ip_plugins.maths.kernels.nll_terms`, tensors of one dtype and device."""
-    n = s.shape[0]
-    nll, regulariser = torch.empty_like(s, memory_format=torch.contiguous_format), s.new_empty(n)
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    _launch(
-        forward_kernel, n, s.device,
-        s, t, raw_nu, kappa, residual, force_unit, nll, regulariser, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), *residual.stride(), _unit_stride(force_unit),
-        **dampers(constants), COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
-    return nll, regulariser
+    """NLL and regulariser (N,); as `e2ip_plugins.maths.kernels.nll_terms`, tensors of one dtype and device, σ_ref (N,).
+
+    ``wrap`` is torch's `wrap_triton` inside operators.
+    """
+    n = coefficients.shape[0]
+    outputs = coefficients.new_empty(n), coefficients.new_empty(n)
+    _launch(forward_kernel, (coefficients, residual, force_unit), outputs, constants, wrap)
+    return outputs
 
 
 def backward(
-    s: Tensor,
-    t: Tensor,
-    raw_nu: Tensor,
-    raw_kappa: Optional[Tensor],
+    coefficients: Tensor,
     residual: Tensor,
     force_unit: Tensor,
     by_nll: Optional[Tensor],
     by_regulariser: Optional[Tensor],
     constants: Constants,
-) -> List[Optional[Tensor]]:
-    """Gradients in s, t, raw ν, raw κ and residual from those in NLL and regulariser (N,)."""
-    n = s.shape[0]
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    by_nll = s.new_zeros(()).expand(n) if by_nll is None else by_nll
-    other = by_nll if by_regulariser is None else by_regulariser
-    by_s, by_t, by_nu, by_residual = s.new_empty(n), s.new_empty(n, 5), s.new_empty(n), s.new_empty(n, 3)
-    by_kappa = by_nu if raw_kappa is None else s.new_empty(n)
-    _launch(
-        backward_kernel, n, s.device,
-        s, t, raw_nu, kappa, residual, force_unit, by_nll, other, by_s, by_t, by_nu, by_kappa, by_residual, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), *residual.stride(), _unit_stride(force_unit),
-        by_nll.stride(0), other.stride(0),
-        **dampers(constants), PULL_CEILING=constants.pull_ceiling, COUPLED=raw_kappa is None,
-        REGULARISER=by_regulariser is not None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
-    return [by_s, by_t, by_nu, None if raw_kappa is None else by_kappa, by_residual]
+    wrap: Optional[Callable] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Gradients in coefficients and residual from those in NLL and regulariser (N,)."""
+    n = coefficients.shape[0]
+    by_nll = coefficients.new_zeros(()).expand(n) if by_nll is None else by_nll
+    inputs = (coefficients, residual, force_unit, by_nll, by_nll if by_regulariser is None else by_regulariser)
+    outputs = coefficients.new_empty(n, 8), coefficients.new_empty(n, 3)
+    _launch(backward_kernel, inputs, outputs, constants, wrap, REGULARISER=by_regulariser is not None)
+    return outputs
 
 
 def distribution(
-    s: Tensor, t: Tensor, raw_nu: Tensor, raw_kappa: Optional[Tensor], force_unit: Tensor, constants: Constants
+    coefficients: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
 ) -> Tuple[Tensor, ...]:
     """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `forward`."""
-    n = s.shape[0]
-    outputs = (s.new_empty(n, 6), s.new_empty(n, 6), s.new_empty(n), s.new_empty(n), s.new_empty(n))
-    kappa = raw_nu if raw_kappa is None else raw_kappa
-    _launch(
-        distribution_kernel, n, s.device,
-        s, t, raw_nu, kappa, force_unit, *outputs, n,
-        s.stride(0), *t.stride(), raw_nu.stride(0), kappa.stride(0), _unit_stride(force_unit),
-        **dampers(constants), COUPLED=raw_kappa is None, DOUBLE=s.dtype == torch.float64, BLOCK=BLOCK,
-    )  # fmt: skip
+    n = coefficients.shape[0]
+    outputs = tuple(coefficients.new_empty(shape) for shape in ((n, 6), (n, 6), (n,), (n,), (n,)))
+    _launch(distribution_kernel, (coefficients, force_unit), outputs, constants, wrap)
     return outputs
+
+
+#: Those of `Constants`, in types that operators can have.
+_FIELDS = dict(zip(Constants._fields, (bool, List[float], List[float], Optional[float]), strict=True))
+_COUNT = len(_FIELDS)
+
+
+def _constants(fields: tuple) -> Constants:
+    return Constants(*(tuple(x) if isinstance(x, (list, tuple)) else x for x in fields))
+
+
+def _operator(name: str, tensors: str, results: int, launcher: Callable, on_cpu: Callable) -> Any:
+    """An operator on tensors and constants from two functions that take them."""
+
+    def launch(*arguments):
+        constants = _constants(arguments[-_COUNT:])
+        return launcher(*arguments[:-_COUNT], constants, wrap=torch.library.wrap_triton)
+
+    def compute(*arguments):
+        return on_cpu(*arguments[:-_COUNT], _constants(arguments[-_COUNT:]))
+
+    # What torch makes the operator's schema of.
+    types = {**dict.fromkeys(tensors.split(), Tensor), **_FIELDS}
+    parameters = [Parameter(k, Parameter.POSITIONAL_OR_KEYWORD, annotation=x) for k, x in types.items()]
+    signature = Signature(parameters, return_annotation=Tuple[results * (Tensor,)])
+    vars(launch)["__signature__"] = signature
+    operator: Any = torch.library.triton_op(f"e2ip::{name}", launch, mutates_args={})
+    operator.register_kernel("cpu")(compute)
+    return operator
+
+
+def _eager_gradients(coefficients, residual, force_unit, by_nll, by_regulariser, constants) -> tuple[Tensor, ...]:
+    # Autograd is off inside operators, hence no plain form.
+    rows = eager.forward(coefficients, residual, force_unit, constants, gradients=True)[2]
+    grads = eager.backward(coefficients, residual, force_unit, by_nll, by_regulariser, rows, constants)
+    return tuple(x.clone(memory_format=torch.contiguous_format) for x in grads)
+
+
+@functools.cache
+def register() -> None:
+    """Make torch.ops.e2ip.nll_terms and torch.ops.e2ip.distribution, when something first traces for a GPU.
+
+    They take `Constants` field by field; on the CPU they are the plain form.
+    """
+    inputs = "coefficients residual force_unit"
+    nll = _operator("nll_terms", inputs, 2, forward, plain.nll_terms)
+    nll_grad = _operator("nll_terms_backward", f"{inputs} by_nll by_regulariser", 2, backward, _eager_gradients)
+    spread = _operator("distribution", "coefficients force_unit", 5, distribution, plain.distribution)
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:-_COUNT])
+        ctx.fields = inputs[-_COUNT:]
+
+    no_fields = _COUNT * (None,)
+
+    def nll_backward(ctx, by_nll, by_regulariser):
+        return (*nll_grad(*ctx.saved_tensors, by_nll, by_regulariser, *ctx.fields), None, *no_fields)
+
+    def second_backward(ctx, *weights):
+        coefficients, residual, force_unit, *by = ctx.saved_tensors
+        with torch.enable_grad():
+            views = fresh((coefficients, residual, *by), connected=True)
+            grads = plain_gradients(plain.nll_terms, views[:2], force_unit, _constants(ctx.fields), views[2:])
+            second = weighted_gradients(grads, views, weights, create_graph=True)
+        return (*second[:2], None, *second[2:], *no_fields)
+
+    def spread_backward(ctx, *weights):
+        coefficients, force_unit = ctx.saved_tensors
+        # The last one, the plateau, has no gradient.
+        grads = plain_gradients(plain.distribution, (coefficients,), force_unit, _constants(ctx.fields), weights[:4])
+        return (*grads, None, *no_fields)
+
+    nll.register_autograd(nll_backward, setup_context=keep)
+    nll_grad.register_autograd(second_backward, setup_context=keep)
+    spread.register_autograd(spread_backward, setup_context=keep)

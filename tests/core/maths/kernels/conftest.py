@@ -24,7 +24,7 @@ def nothing_known(monkeypatch):
 
 @pytest.fixture
 def draw():
-    """Function that gives s, t, raw ν, raw κ, residual of so many atoms, some past the knees."""
+    """Function that gives coefficients and residual of so many atoms, some past the knees."""
     return _draw
 
 
@@ -46,25 +46,24 @@ def assert_same():
     return _assert_same
 
 
-def _draw(count: int, dtype=F64, coupled: bool = False, seed: int = 0) -> list:
+def _draw(count: int, dtype=F64, seed: int = 0) -> list:
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
         return torch.randn(*shape, dtype=F64, generator=gen)
 
-    s, t, nu, kappa = 6 * normal(count), 2 * normal(count, 5), 2 * normal(count), 2 * normal(count)
-    residual = 0.1 * normal(count, 3)
-    return [x if x is None else x.to(dtype) for x in (s, t, nu, None if coupled else kappa, residual)]
+    scales = torch.tensor([6.0] + 7 * [2.0], dtype=F64)
+    return [x.to(dtype) for x in (scales * normal(count, 8), 0.1 * normal(count, 3))]
 
 
 def _leaves(inputs: list) -> list:
-    return [x if x is None else x.detach().clone().requires_grad_() for x in inputs]
+    return [x.detach().clone().requires_grad_() for x in inputs]
 
 
 def _gradients(inputs: list, outputs) -> list:
     weights = torch.linspace(1, 2, len(outputs[0]), dtype=outputs[0].dtype)
     total = (weights * outputs[0] + 0.3 * weights.flip(0) * outputs[1]).sum()
-    return list(torch.autograd.grad(total, [x for x in inputs if x is not None]))
+    return list(torch.autograd.grad(total, inputs))
 
 
 def _assert_same(ours: list, theirs: list, tolerance: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from e2ip_plugins.maths.kernels import distribution, nll_terms, paths, plain
+from e2ip_plugins.maths.kernels.constants import Constants
 
 F64 = torch.float64
 UNIT = 0.0433641
@@ -48,13 +49,13 @@ def cases() -> list[tuple]:
 
 @functools.cache
 def inputs() -> list[torch.Tensor]:
-    """s, t, raw ν, raw κ, residual of every case, exact in float32."""
+    """Coefficients and residual of every case, exact in float32."""
     rows = cases()
     unit = torch.tensor([DIRECTIONS[row[2]] for row in rows], dtype=F64)
     t = torch.tensor([row[1] for row in rows], dtype=F64)[:, None] * unit / unit.norm(dim=1, keepdim=True)
     v = torch.tensor([row[5] for row in rows], dtype=F64)[:, None] * torch.tensor([0.6, -0.48, 0.64], dtype=F64)
-    columns = [torch.tensor([row[k] for row in rows], dtype=F64) for k in (0, 3, 4)]
-    return [x.float().to(F64) for x in (columns[0], t, columns[1], columns[2], UNIT * v)]
+    others = torch.tensor([[row[k] for k in (0, 3, 4)] for row in rows], dtype=F64)
+    return [x.float().to(F64) for x in (torch.cat([others, t], 1), UNIT * v)]
 
 
 def damp(x, knee: float, ceiling: float):
@@ -146,9 +147,9 @@ def table() -> dict[str, torch.Tensor]:
     """The reference of every case."""
     found = []
     with mpmath.workdps(60):
-        for s, t, nu, kappa, r in zip(*(x.tolist() for x in inputs()), strict=True):
-            point = [mpmath.mpf(x) for x in (s, *t, nu, kappa, *r)]
-            found.append(reference(point[0], point[1:6], point[6], point[7], point[8:]))
+        for row in torch.cat(inputs(), 1).tolist():
+            s, nu, kappa, *others = (mpmath.mpf(x) for x in row)
+            found.append(reference(s, others[:5], nu, kappa, others[5:]))
     as_float = [
         {k: [float(y) for y in x] if isinstance(x, list) else float(x) for k, x in row.items()} for row in found
     ]
@@ -159,17 +160,15 @@ def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     on_gpu = path == "triton" and not paths.interpreted()
     leaves = [x.to(dtype).to("cuda" if on_gpu else "cpu").requires_grad_() for x in inputs()]
     if path == "plain":
-        nll, regulariser = plain.nll_terms(*leaves, torch.tensor(UNIT, dtype=dtype), SCALAR, TENSOR)
+        rest = (torch.tensor(UNIT, dtype=dtype), Constants(False, SCALAR, TENSOR))
+        (nll, regulariser), spread = plain.nll_terms(*leaves, *rest), plain.distribution(leaves[0], *rest)
     else:
-        nll, regulariser = nll_terms(*leaves, UNIT, SCALAR, TENSOR, path=path)
-    names = ("by_s", "by_t", "by_nu", "by_kappa", "by_residual")
-    out = dict(zip(names, torch.autograd.grad(nll.sum(), leaves), strict=True))
-    with torch.no_grad():
-        if path == "plain":
-            sigma0 = plain.distribution(*leaves[:4], torch.tensor(UNIT, dtype=dtype), SCALAR, TENSOR)[1]
-        else:
-            sigma0 = distribution(*leaves[:4], UNIT, SCALAR, TENSOR, path=path)[1]
-    out |= {"nll": nll, "regulariser": regulariser, "sigma0": sigma0}
+        rest = (UNIT, False, SCALAR, TENSOR)
+        (nll, regulariser), spread = nll_terms(*leaves, *rest, path=path), distribution(leaves[0], *rest, path=path)
+    by_coefficients, by_residual = torch.autograd.grad(nll.sum(), leaves)
+    out = dict(zip(("by_s", "by_nu", "by_kappa"), by_coefficients.unbind(1), strict=False))
+    out |= {"by_t": by_coefficients[:, 3:], "by_residual": by_residual}
+    out |= {"nll": nll, "regulariser": regulariser, "sigma0": spread[1]}
     return {name: x.detach().cpu().to(F64) for name, x in out.items()}
 
 

@@ -13,6 +13,8 @@ from e2ip_plugins.maths.kernels import check, distribution, nll_terms, paths
 F64 = torch.float64
 UNIT = 0.0433641
 DAMPERS = ((14.0, 15.0), (4.0, 5.0))
+#: σ_ref, mode and dampers.
+REST = (UNIT, False, *DAMPERS)
 
 
 def test_switch(monkeypatch, caplog, nothing_known):
@@ -104,8 +106,8 @@ def test_observer_in_torch_compile():
 
 
 class Loss(torch.nn.Module):
-    def forward(self, s, t, nu, residual):
-        nll, regulariser = nll_terms(s, t, nu, None, residual, UNIT, *DAMPERS, pull_ceiling=4.0)
+    def forward(self, coefficients, residual):
+        nll, regulariser = nll_terms(coefficients, residual, UNIT, True, *DAMPERS, pull_ceiling=4.0)
         return (nll + 0.1 * regulariser).mean()
 
 
@@ -114,50 +116,42 @@ class Readout(torch.nn.Module):
         super().__init__()
         self.register_buffer("force_unit", torch.tensor(UNIT))
 
-    def forward(self, s: torch.Tensor, t: torch.Tensor, nu: torch.Tensor, kappa: torch.Tensor):
-        return distribution(s, t, nu, kappa, self.force_unit, (14.0, 15.0), (4.0, 5.0))
+    def forward(self, coefficients: torch.Tensor):
+        return distribution(coefficients, self.force_unit, False, (14.0, 15.0), (4.0, 5.0))
 
 
 def test_inside_a_compiled_module(draw, leaves):
-    s, t, nu, _, residual = leaves(draw(12, torch.float32, coupled=True))
-    expected = Loss()(s, t, nu, residual)
+    inputs = leaves(draw(12, torch.float32))
+    expected = Loss()(*inputs)
     # The graph that a compiler gets, and its gradients, without the wait for one.
-    traced = torch.compile(Loss(), backend="aot_eager", fullgraph=True)(s, t, nu, residual)
+    traced = torch.compile(Loss(), backend="aot_eager", fullgraph=True)(*inputs)
     torch.testing.assert_close(traced, expected, rtol=1e-5, atol=1e-6)
-    for a, b in zip(
-        torch.autograd.grad(traced, (s, t, nu, residual)),
-        torch.autograd.grad(expected, (s, t, nu, residual)),
-        strict=True,
-    ):
+    for a, b in zip(torch.autograd.grad(traced, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["script", "export", "make_fx"])
 def test_traced_readout(how, draw):
-    inputs = draw(12, torch.float32)[:4]
-    expected = Readout()(*inputs)
+    coefficients = draw(12, torch.float32)[0]
+    expected = Readout()(coefficients)
     if how == "script":
         traced = torch.jit.script(Readout())
     elif how == "export":
         atoms = torch.export.Dim("atoms", min=2)
-        shapes = ({0: atoms},) * 4
-        program = torch.export.export(Readout(), tuple(draw(7, torch.float32)[:4]), dynamic_shapes=shapes)
+        program = torch.export.export(Readout(), (draw(7, torch.float32)[0],), dynamic_shapes=({0: atoms},))
         assert not any("e2ip" in str(n.target) for n in program.graph.nodes)
         traced = program.module()
     else:
-        example = draw(12, torch.float32, seed=1)[:4]
-        traced = make_fx(lambda *x: distribution(*x, UNIT, *DAMPERS))(*example)
-    for a, b in zip(traced(*inputs), expected, strict=True):
+        traced = make_fx(lambda x: distribution(x, *REST))(draw(12, torch.float32, seed=1)[0])
+    for a, b in zip(traced(coefficients), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-6)
 
 
 def test_scripted_loss(draw, assert_same):
     @torch.jit.script
-    def loss(
-        s: torch.Tensor, t: torch.Tensor, nu: torch.Tensor, kappa: torch.Tensor, r: torch.Tensor, unit: torch.Tensor
-    ):
-        return nll_terms(s, t, nu, kappa, r, unit, (14.0, 15.0), (4.0, 5.0), 4.0)
+    def loss(coefficients: torch.Tensor, residual: torch.Tensor, unit: torch.Tensor):
+        return nll_terms(coefficients, residual, unit, False, (14.0, 15.0), (4.0, 5.0), 4.0)
 
     inputs = draw(5)
     unit = torch.tensor(UNIT, dtype=F64)
-    assert_same(list(loss(*inputs, unit)), list(nll_terms(*inputs, unit, *DAMPERS, 4.0)), 1e-12)
+    assert_same(list(loss(*inputs, unit)), list(nll_terms(*inputs, unit, *REST[1:], 4.0)), 1e-12)

@@ -14,6 +14,7 @@ from e2ip_plugins.maths.kernels.constants import Constants
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
+DAMPERS = ((14.0, 15.0), (4.0, 5.0))
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -28,21 +29,21 @@ def test_in_the_interpreter():
     assert "passed" in done.stdout
 
 
-def test_operators_on_the_cpu():
+@pytest.mark.parametrize("coupled", [False, True])
+def test_operators_on_the_cpu(coupled):
     from e2ip_plugins.maths.kernels import paths, plain
 
     assert paths.has_operators()
 
-    constants = Constants(14.0, 15.0, 4.0, 5.0)
+    constants = Constants(coupled, *DAMPERS)
     gen = torch.Generator().manual_seed(0)
-    shapes = ((4,), (4, 5), (4,), (4,), (4, 3))
-    inputs = [torch.randn(shape, dtype=torch.float64, generator=gen).requires_grad_() for shape in shapes]
+    inputs = [torch.randn(shape, dtype=torch.float64, generator=gen).requires_grad_() for shape in ((4, 8), (4, 3))]
     unit = torch.tensor(0.5, dtype=torch.float64)
 
     def operator(*x):
         return torch.ops.e2ip.nll_terms(*x, unit.expand(len(x[0])), *constants)
 
-    expected = plain.nll_terms(*inputs, unit, constants[:2], constants[2:4])
+    expected = plain.nll_terms(*inputs, unit, constants)
     for a, b in zip(operator(*inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
     assert torch.autograd.gradcheck(operator, inputs)
@@ -51,14 +52,14 @@ def test_operators_on_the_cpu():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.e2ip.nll_terms.default, (*inputs, unit.expand(4), *constants), test_utils=checks)
     torch.library.opcheck(
-        torch.ops.e2ip.distribution.default, (*inputs[:4], unit.expand(4), *constants[:4]), test_utils=checks
+        torch.ops.e2ip.distribution.default, (inputs[0], unit.expand(4), *constants), test_utils=checks
     )
 
-    def spread(*x):
-        return torch.ops.e2ip.distribution(*x, unit.expand(len(x[0])), *constants[:4])[:4]
+    def spread(x):
+        return torch.ops.e2ip.distribution(x, unit.expand(len(x)), *constants)[:4]
 
-    assert torch.autograd.gradcheck(spread, inputs[:4])
-    assert torch.autograd.gradgradcheck(spread, one[:4])
+    assert torch.autograd.gradcheck(spread, inputs[:1])
+    assert torch.autograd.gradgradcheck(spread, one[:1])
 
 
 def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypatch):
@@ -68,14 +69,14 @@ def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypa
 
     from e2ip_plugins.maths.kernels import distribution, nll_terms
 
-    def readout(s, t, nu, kappa, residual, unit):
-        nll, _ = nll_terms(s, t, nu, kappa, residual, unit, (14.0, 15.0), (4.0, 5.0))
-        return nll, *distribution(s, t, nu, kappa, unit, (14.0, 15.0), (4.0, 5.0))
+    def readout(coefficients, residual, unit):
+        nll, _ = nll_terms(coefficients, residual, unit, False, *DAMPERS)
+        return nll, *distribution(coefficients, unit, False, *DAMPERS)
 
     def operators(device):
         # Fake tensors need no GPU.
         with FakeTensorMode():
-            inputs = [torch.empty(shape, device=device) for shape in ((4,), (4, 5), (4,), (4,), (4, 3), ())]
+            inputs = [torch.empty(shape, device=device) for shape in ((4, 8), (4, 3), ())]
             graph = make_fx(readout)(*inputs).graph
         return [str(node.target) for node in graph.nodes if "e2ip" in str(node.target)]
 
@@ -89,14 +90,14 @@ def test_torch_compile_takes_the_operators_in(monkeypatch):
     from e2ip_plugins.maths.kernels import nll_terms, paths
 
     def loss(*inputs):
-        return nll_terms(*inputs, 0.5, (14.0, 15.0), (4.0, 5.0))[0].sum()
+        return nll_terms(*inputs, 0.5, False, *DAMPERS)[0].sum()
 
     def backend(module, _):
         found.extend(str(node.target) for node in module.graph.nodes if "e2ip" in str(node.target))
         return module
 
     found, gen = [], torch.Generator().manual_seed(0)
-    inputs = [torch.randn(shape, generator=gen).requires_grad_() for shape in ((4,), (4, 5), (4,), (4,), (4, 3))]
+    inputs = [torch.randn(shape, generator=gen).requires_grad_() for shape in ((4, 8), (4, 3))]
     expected = torch.autograd.grad(loss(*inputs), inputs)
     monkeypatch.setattr(paths, "TRITON_DEVICES", ("cpu",))
     monkeypatch.setenv("E2IP_KERNEL", "triton")
@@ -122,16 +123,15 @@ def test_launches_on_a_gpu():
 
     from e2ip_plugins.maths.kernels import distribution, nll_terms
 
-    shapes = ((100,), (100, 5), (100,), (100,), (100, 3))
-    inputs = [torch.randn(shape, device="cuda").requires_grad_() for shape in shapes]
+    inputs = [torch.randn(shape, device="cuda").requires_grad_() for shape in ((100, 8), (100, 3))]
     unit = torch.tensor(0.5, device="cuda")
 
     def map_alone():
         with torch.no_grad():
-            distribution(*inputs[:4], unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+            distribution(inputs[0], unit, False, *DAMPERS, path="triton")
 
     def loss():
-        nll, _ = nll_terms(*inputs, unit, (14.0, 15.0), (4.0, 5.0), path="triton")
+        nll, _ = nll_terms(*inputs, unit, False, *DAMPERS, path="triton")
         torch.autograd.grad(nll, inputs, torch.ones_like(nll))
 
     for function, kernels in ((map_alone, {"distribution_kernel"}), (loss, {"forward_kernel", "backward_kernel"})):
@@ -161,7 +161,7 @@ def triton_build():
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel", "distribution_kernel"])
 def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
     """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
-    built = triton_build.build(name, double, Constants(14.0, 15.0, 4.0, 5.0, 4.0))
+    built = triton_build.build(name, double, Constants(False, *DAMPERS, 4.0))
     # 1/24! as a double.
     assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
     spilled = triton_build.spilled_bytes(built, tmp_path)
@@ -172,7 +172,7 @@ def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
 
 def test_issue_bound(triton_build):
     """An H200 (132 multiprocessors, 1.98 GHz) cannot need more than twice the memory floor for a million atoms."""
-    constants = Constants(14.0, 15.0, 4.0, 5.0, 4.0)
+    constants = Constants(False, *DAMPERS, 4.0)
     bound = {kind: triton_build.issue_bound(kind, False, constants, 90, 132, 1.98e9) for kind in triton_build.KERNELS}
     assert 0 < bound["map"] < bound["forward"] < bound["forward+backward"] < 2 * 148 / 4.3e12
 

@@ -10,10 +10,14 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.kernels import api, distribution, eager, nll_terms, plain
+from e2ip_plugins.maths.kernels.constants import Constants
 
 F64 = torch.float64
 UNIT = 0.0433641
 DAMPERS = ((14.0, 15.0), (4.0, 5.0))
+#: σ_ref, mode and dampers; as the composition takes them.
+REST = (UNIT, False, *DAMPERS)
+COMPOSED = (torch.tensor(UNIT, dtype=F64), Constants(False, *DAMPERS))
 
 
 def test_examples_of_the_documentation(path, monkeypatch):
@@ -34,7 +38,7 @@ def special_points() -> list:
     nu = torch.tensor([0.3, -2.0, 4.0, 60.0, 0.0, 1.0, 2.0], dtype=F64)
     kappa = torch.tensor([-0.5, 1.0, 0.0, 30.0, -3.0, 2.0, 0.1], dtype=F64)
     residual = UNIT * torch.tensor([[0.4, -0.1, 0.2]], dtype=F64) * torch.tensor([1, 2, 3, 1, 1, 5, 0.3])[:, None]
-    return [s, t, nu, kappa, residual]
+    return [torch.cat([torch.stack([s, nu, kappa], 1), t], 1), residual]
 
 
 @pytest.mark.parametrize("per_atom_unit", [False, True])
@@ -43,29 +47,29 @@ def special_points() -> list:
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_equals_the_composition(path, dtype, coupled, ceiling, per_atom_unit, draw, leaves, gradients, assert_same):
     unit = torch.full((), UNIT, dtype=F64)
-    ours, theirs = leaves(draw(60, dtype, coupled)), leaves(draw(60, F64, coupled))
+    ours, theirs = leaves(draw(60, dtype)), leaves(draw(60, F64))
     if per_atom_unit:
         unit = UNIT * torch.linspace(1, 3, 60, dtype=F64)
-    fused = nll_terms(*ours, unit.to(dtype), *DAMPERS, pull_ceiling=ceiling, path=path)
-    composed = plain.nll_terms(*theirs, unit, *DAMPERS, ceiling)
+    fused = nll_terms(*ours, unit.to(dtype), coupled, *DAMPERS, pull_ceiling=ceiling, path=path)
+    composed = plain.nll_terms(*theirs, unit, Constants(coupled, *DAMPERS, ceiling))
     tolerance = 2e-6 if dtype == torch.float32 else 1e-13
     assert all(x.dtype == dtype for x in fused)
     assert_same([*fused, *gradients(ours, fused)], [*composed, *gradients(theirs, composed)], tolerance)
     with torch.no_grad():
-        fused = distribution(*ours[:4], unit.to(dtype), *DAMPERS, path=path)
-        composed = plain.distribution(*theirs[:4], unit, *DAMPERS)
+        fused = distribution(ours[0], unit.to(dtype), coupled, *DAMPERS, path=path)
+        composed = plain.distribution(theirs[0], unit, Constants(coupled, *DAMPERS))
     assert_same(list(fused), list(composed), tolerance)
 
 
 def test_pull_ceiling_changes_the_pull_alone(path, draw, leaves, assert_same):
     inputs, all_grads = leaves(draw(200)), []
     for ceiling in (None, 4.0):
-        nll, _ = nll_terms(*inputs, UNIT, *DAMPERS, pull_ceiling=ceiling, path=path)
+        nll, _ = nll_terms(*inputs, *REST, pull_ceiling=ceiling, path=path)
         all_grads.append((nll, *torch.autograd.grad(nll.sum(), inputs)))
     (*without, pull), (*with_, kept) = all_grads
     assert_same(list(with_), list(without), 1e-14)
     with torch.no_grad():
-        _, sigma0, nu, kappa, _ = distribution(*inputs[:4], UNIT, *DAMPERS)
+        _, sigma0, nu, kappa, _ = distribution(inputs[0], *REST)
         matrix = sigma0[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].view(-1, 3, 3)
         variance = torch.linalg.det((nu * (1 + 1 / kappa) / (nu - 2))[:, None, None] * matrix) ** (1 / 3)
     factor = (variance / (4.0 * UNIT) ** 2).clamp(min=1)
@@ -75,41 +79,54 @@ def test_pull_ceiling_changes_the_pull_alone(path, draw, leaves, assert_same):
 
 @pytest.mark.parametrize("coupled", [False, True])
 def test_gradcheck_and_gradgradcheck(path, coupled, leaves):
+    def function(*inputs):
+        return nll_terms(*inputs, UNIT, coupled, *DAMPERS, path=path)
+
     inputs = leaves(special_points())
-    if coupled:
-        inputs[3] = None
+    assert torch.autograd.gradcheck(function, inputs, eps=1e-7, rtol=1e-6, atol=1e-5, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, eps=1e-7, rtol=1e-5, atol=1e-3, fast_mode=True)
 
-    def function(*tensors):
-        rest = list(tensors)
-        return nll_terms(*rest[:3], None if coupled else rest.pop(3), rest[3], UNIT, *DAMPERS, path=path)
 
-    present = [x for x in inputs if x is not None]
-    assert torch.autograd.gradcheck(function, present, eps=1e-7, rtol=1e-6, atol=1e-5, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, present, eps=1e-7, rtol=1e-5, atol=1e-3, fast_mode=True)
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_coupled_evidence_does_not_read_kappa(path, value, draw, leaves, gradients):
+    results = []
+    for kappa in (1.0, value):
+        coefficients, residual = draw(5)
+        coefficients[:, 2] = kappa
+        inputs = leaves([coefficients, residual])
+        outputs = nll_terms(*inputs, UNIT, True, *DAMPERS, path=path)
+        spread = distribution(inputs[0], UNIT, True, *DAMPERS, path=path)
+        by_spread = torch.autograd.grad(sum(x.sum() for x in spread), inputs[0])[0]
+        grads = gradients(inputs, outputs)
+        assert (grads[0][:, 2] == 0).all() and (by_spread[:, 2] == 0).all()
+        results.append([x.detach() for x in (*outputs, *grads, *spread, by_spread)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_gradients_at_zero_residual(path, leaves, gradients):
-    inputs = leaves([x if k < 4 else torch.zeros_like(x) for k, x in enumerate(special_points())])
-    outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
+    coefficients, residual = special_points()
+    inputs = leaves([coefficients, torch.zeros_like(residual)])
+    outputs = nll_terms(*inputs, *REST, path=path)
     composed = leaves(inputs)
-    theirs = plain.nll_terms(*composed, torch.tensor(UNIT, dtype=F64), *DAMPERS)
+    theirs = plain.nll_terms(*composed, *COMPOSED)
     for a, b in zip(gradients(inputs, outputs), gradients(composed, theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
-    first = torch.autograd.grad(outputs[0].sum(), inputs[4], create_graph=True)[0]
-    assert torch.isfinite(torch.autograd.grad(first.sum(), inputs[4])[0]).all()
+    outputs = nll_terms(*inputs, *REST, path=path)
+    first = torch.autograd.grad(outputs[0].sum(), inputs[1], create_graph=True)[0]
+    assert torch.isfinite(torch.autograd.grad(first.sum(), inputs[1])[0]).all()
 
 
 def test_an_input_made_of_another_one_counts_once(path, draw, leaves, assert_same):
-    s, t, nu, _, residual = leaves(draw(5))
+    (coefficients,) = leaves(draw(5)[:1])
 
     def gradient(function, *options):
-        outputs = function(s, t, nu, torch.tanh(nu) + s, residual, *options)
-        first = torch.autograd.grad(outputs[0].sum(), nu, create_graph=True)[0]
-        return first, torch.autograd.grad(first.sum(), nu)[0]
+        outputs = function(coefficients, torch.tanh(coefficients[:, :3]) + coefficients[:, 3:6], *options)
+        first = torch.autograd.grad(outputs[0].sum(), coefficients, create_graph=True)[0]
+        return first, torch.autograd.grad(first.sum(), coefficients)[0]
 
-    ours = gradient(lambda *a: nll_terms(*a, path=path), UNIT, *DAMPERS)
-    theirs = gradient(plain.nll_terms, torch.tensor(UNIT, dtype=F64), *DAMPERS)
+    ours = gradient(lambda *a: nll_terms(*a, path=path), *REST)
+    theirs = gradient(plain.nll_terms, *COMPOSED)
     assert_same(list(ours), list(theirs), 1e-12)
 
 
@@ -118,7 +135,7 @@ def test_forward_derivatives(path, draw):
     tangents = tuple(torch.ones_like(x) for x in inputs)
 
     def nll(*x):
-        return nll_terms(*x, UNIT, *DAMPERS, path=path)[0]
+        return nll_terms(*x, *REST, path=path)[0]
 
     _, tangent = torch.func.jvp(nll, inputs, tangents)
     step = 1e-6
@@ -132,47 +149,48 @@ def test_forward_derivatives(path, draw):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("position", range(5))
+@pytest.mark.parametrize("where", ["s", "raw_nu", "raw_kappa", "t1", "t5", "residual"])
 @pytest.mark.parametrize("composed", [False, True], ids=["fused", "plain"])
-def test_bad_atoms_stay_alone(path, composed, position, value, draw, leaves, gradients):
+def test_bad_atoms_stay_alone(path, composed, where, value, draw, leaves, gradients):
     clean, bad = leaves(draw(9, torch.float32)), draw(9, torch.float32)
-    bad[position][4] = value
+    position, column = (1, 0) if where == "residual" else (0, api.COLUMNS.index(where))
+    bad[position][4, column] = value
     bad = leaves(bad)
     others = torch.arange(9) != 4
     results = []
     for inputs in (clean, bad):
         if composed:
             unit = torch.tensor(UNIT)
-            outputs = plain.nll_terms(*inputs, unit, *DAMPERS, 4.0)
-            spread = plain.distribution(*inputs[:4], unit, *DAMPERS)
+            outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS, 4.0))
+            spread = plain.distribution(inputs[0], unit, Constants(False, *DAMPERS))
         else:
-            outputs = nll_terms(*inputs, UNIT, *DAMPERS, pull_ceiling=4.0, path=path)
-            spread = distribution(*inputs[:4], UNIT, *DAMPERS, path=path)
+            outputs = nll_terms(*inputs, *REST, pull_ceiling=4.0, path=path)
+            spread = distribution(inputs[0], *REST, path=path)
         results.append([x.detach() for x in (*outputs, *gradients(inputs, outputs), *spread)])
     for a, b in zip(*results, strict=True):
         # To rounding: vectorised and remaining elements may round differently.
         torch.testing.assert_close(a[others], b[others], rtol=1e-6, atol=1e-12)
-    nll, _, *grads = results[1][:7]
-    if position < 4 or value != value:
-        assert torch.isnan(nll[4]) and torch.isnan(grads[position][4]).any()
-    if position < 4:
-        assert torch.isnan(results[1][8][4]).all()  # Σ0
+    nll, _, *grads = results[1][:4]
+    if position == 0 or value != value:
+        assert torch.isnan(nll[4]) and torch.isnan(grads[position][4, column])
+    if position == 0:
+        assert torch.isnan(results[1][5][4]).all()  # Σ0
 
 
 def test_below_every_knee_nothing_is_damped(path, draw, leaves, assert_same):
     """The eager path leaves the dampers out there; one atom on a plateau must not change the others."""
     inputs = [x / 10 for x in draw(30)]
-    assert inputs[0].abs().max() < 14 and inputs[1].abs().max() < 4 / 5**0.5
+    assert inputs[0][:, 0].abs().max() < 14 and inputs[0][:, 3:].abs().max() < 4 / 5**0.5
     further = [torch.cat([x, torch.full_like(x[:1], 20.0)]) for x in inputs]
     results = []
     for given in (inputs, further):
         given, theirs = leaves(given), leaves(given)
-        outputs = nll_terms(*given, UNIT, *DAMPERS, path=path)
-        composed = plain.nll_terms(*theirs, torch.tensor(UNIT, dtype=F64), *DAMPERS)
+        outputs = nll_terms(*given, *REST, path=path)
+        composed = plain.nll_terms(*theirs, *COMPOSED)
         grads = torch.autograd.grad(outputs[0].sum(), given)
         assert_same([*outputs, *grads], [*composed, *torch.autograd.grad(composed[0].sum(), theirs)], 1e-13)
         with torch.no_grad():
-            outputs = [*outputs, *grads, *distribution(*given[:4], UNIT, *DAMPERS, path=path)]
+            outputs = [*outputs, *grads, *distribution(given[0], *REST, path=path)]
         results.append([x.detach() for x in outputs])
     assert results[0][-1].sum() == 0 and results[1][-1].sum() == 1
     for a, b in zip(*results, strict=True):
@@ -181,25 +199,32 @@ def test_below_every_knee_nothing_is_damped(path, draw, leaves, assert_same):
 
 @pytest.mark.parametrize("size", [1e19, 1e160, 1e305])
 def test_no_finite_coefficient_overflows(path, size, draw, assert_same):
-    inputs = draw(5)
-    inputs[1][2], inputs[0][3] = torch.tensor([1.0, 0.5, -0.3, 0.1, 0.0], dtype=F64) * size, -size
-    with torch.no_grad():
-        ours = distribution(*inputs[:4], UNIT, *DAMPERS, path=path)
-        theirs = plain.distribution(*inputs[:4], torch.tensor(UNIT, dtype=F64), *DAMPERS)
+    coefficients = draw(5)[0]
+    coefficients[2, 3:], coefficients[3, 0] = torch.tensor([1.0, 0.5, -0.3, 0.1, 0.0], dtype=F64) * size, -size
+    ours = distribution(coefficients, *REST, path=path)
+    theirs = plain.distribution(coefficients, *COMPOSED)
     assert_same(list(ours), list(theirs), 1e-13)
     assert ours[-1][2:4].tolist() == [1, 1]
 
 
-def test_debug_mode_names_the_tensor(path, monkeypatch, draw):
-    inputs = draw(20)
-    inputs[1][[3, 7], 2] = float("nan")
-    nll_terms(*inputs, UNIT, *DAMPERS, path=path)
+def test_debug_mode_names_column_and_atoms(path, monkeypatch, draw):
+    coefficients, residual = draw(20)
+    coefficients[[3, 7], 5] = float("nan")
+    nll_terms(coefficients, residual, *REST, path=path)
     monkeypatch.setenv("E2IP_DEBUG", "1")
-    with pytest.raises(InputError, match=r"t is NaN or infinite for 2 of 20 atoms: 3, 7"):
-        nll_terms(*inputs, UNIT, *DAMPERS, path=path)
-    with pytest.raises(InputError, match="t is NaN"):
-        distribution(*inputs[:4], UNIT, *DAMPERS, path=path)
-    nll_terms(*draw(20), UNIT, *DAMPERS, path=path)
+    with pytest.raises(InputError, match=r"^coefficient t3 is NaN or infinite for 2 of 20 atoms: 3, 7"):
+        nll_terms(coefficients, residual, *REST, path=path)
+    with pytest.raises(InputError, match=r"^coefficient t3 is NaN"):
+        distribution(coefficients, *REST, path=path)
+    coefficients, residual = draw(20)
+    nll_terms(coefficients, residual, *REST, path=path)
+    residual[1, 1] = float("inf")
+    with pytest.raises(InputError, match=r"^residual is NaN or infinite for 1 of 20 atoms: 1 "):
+        nll_terms(coefficients, residual, *REST, path=path)
+    coefficients[4, 2] = float("inf")
+    distribution(coefficients, UNIT, True, *DAMPERS, path=path)
+    with pytest.raises(InputError, match=r"^coefficient raw_kappa is NaN"):
+        distribution(coefficients, *REST, path=path)
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
@@ -207,32 +232,33 @@ def test_debug_mode_names_the_tensor(path, monkeypatch, draw):
 def test_few_atoms(path, count, debug, monkeypatch, draw, leaves, gradients):
     monkeypatch.setenv("E2IP_DEBUG", debug)
     inputs = leaves(draw(count))
-    outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
+    outputs = nll_terms(*inputs, *REST, path=path)
     assert outputs[0].shape == outputs[1].shape == (count,)
     grads = gradients(inputs, outputs)
     assert [x.shape for x in grads] == [x.shape for x in inputs]
     with torch.no_grad():
-        shapes = [tuple(x.shape) for x in distribution(*inputs[:4], UNIT, *DAMPERS, path=path)]
+        shapes = [tuple(x.shape) for x in distribution(inputs[0], *REST, path=path)]
     assert shapes == [(count, 6), (count, 6), (count,), (count,), (count,)]
 
 
 def test_not_contiguous(path, draw, leaves, gradients, assert_same):
     inputs = draw(30)
     strided = [torch.stack([x, -x], -1)[..., 0] for x in inputs]
-    strided[1], strided[4] = inputs[1].t().contiguous().t(), inputs[4].t().contiguous().t()
+    transposed = [x.t().contiguous().t() for x in inputs]
     results = []
-    for tensors in (leaves(inputs), [x.requires_grad_() for x in strided]):
-        outputs = nll_terms(*tensors, UNIT, *DAMPERS, path=path)
+    for tensors in (leaves(inputs), [x.requires_grad_() for x in strided], [x.requires_grad_() for x in transposed]):
+        outputs = nll_terms(*tensors, *REST, path=path)
         results.append([*outputs, *gradients(tensors, outputs)])
-    assert_same(*results, 1e-14)
+    assert_same(results[0], results[1], 1e-14)
+    assert_same(results[0], results[2], 1e-14)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_single(path, half, draw, leaves, gradients, assert_same):
     inputs = leaves(draw(30, half))
-    outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
+    outputs = nll_terms(*inputs, *REST, path=path)
     single = leaves([x.float() for x in inputs])
-    expected = nll_terms(*single, UNIT, *DAMPERS, path=path)
+    expected = nll_terms(*single, *REST, path=path)
     assert_same(list(outputs), list(expected), 1e-7)
     grads = gradients(inputs, outputs)
     assert all(x.dtype == half for x in grads) and outputs[0].dtype == torch.float32
@@ -241,45 +267,48 @@ def test_half_precision_is_computed_in_single(path, half, draw, leaves, gradient
 
 
 def test_mixed_dtypes_are_promoted(path, draw, leaves, gradients):
-    inputs = [x if k == 4 else x.float() for k, x in enumerate(draw(10))]
-    inputs = leaves(inputs)
-    outputs = nll_terms(*inputs, UNIT, *DAMPERS, path=path)
+    coefficients, residual = draw(10)
+    inputs = leaves([coefficients.float(), residual])
+    outputs = nll_terms(*inputs, *REST, path=path)
     assert outputs[0].dtype == F64
     assert [x.dtype for x in gradients(inputs, outputs)] == [x.dtype for x in inputs]
 
 
 def test_bad_arguments(path, monkeypatch, draw):
-    s, t, nu, kappa, residual = draw(4)
+    coefficients, residual = inputs = draw(4)
     for bad, message in (
-        ((s, t[:, :4], nu, kappa, residual), r"t has shape \(4, 4\)"),
-        ((s, t, nu[:3], kappa, residual), "raw_nu has shape"),
-        ((s, t, nu, kappa, residual.to("meta")), "residual is on meta, s on cpu"),
-        ((s, t, nu.long(), kappa, residual), "raw_nu has dtype"),
-        ((s.numpy(), t, nu, kappa, residual), "s is a ndarray; a tensor is needed"),
-        ((s, t, None, kappa, residual), "raw_nu is a NoneType"),
+        ((coefficients[:, :7], residual), r"coefficients has shape \(4, 7\), expected \(N, 8\)"),
+        ((coefficients[0], residual), r"coefficients has shape \(8,\)"),
+        ((coefficients[0, 0], residual), r"coefficients has shape \(\)"),
+        ((coefficients, residual[:3]), r"residual has shape \(3, 3\), expected \(N, 3\) with the same N"),
+        ((coefficients, residual.to("meta")), "residual is on meta, coefficients on cpu"),
+        ((coefficients.long(), residual), "coefficients has dtype"),
+        ((coefficients.numpy(), residual), "coefficients is a ndarray; a tensor is needed"),
+        ((coefficients, None), "residual is a NoneType"),
     ):
         with pytest.raises(InputError, match=message):
-            nll_terms(*bad, UNIT, *DAMPERS, path=path)
-    with pytest.raises(InputError, match="force_unit has shape"):
-        nll_terms(s, t, nu, kappa, residual, torch.ones(3), *DAMPERS, path=path)
+            nll_terms(*bad, *REST, path=path)
+    for shape in ((3,), (4, 1)):
+        with pytest.raises(InputError, match="force_unit has shape"):
+            nll_terms(*inputs, torch.ones(shape), False, *DAMPERS, path=path)
     for unit in (0.0, -1.0, float("nan"), float("inf")):
         for force_unit in (unit, torch.tensor(unit)):
             with pytest.raises(InputError, match=f"force_unit is {unit}; it must be"):
-                nll_terms(s, t, nu, kappa, residual, force_unit, *DAMPERS, path=path)
+                nll_terms(*inputs, force_unit, False, *DAMPERS, path=path)
     with pytest.raises(InputError, match="force_unit is on meta"):
-        nll_terms(s, t, nu, kappa, residual, torch.ones((), device="meta"), *DAMPERS, path=path)
+        nll_terms(*inputs, torch.ones((), device="meta"), False, *DAMPERS, path=path)
     for damper in ((5.0, 4.0), (5.0, 5.0), (-5.0, 6.0), (1.0, 2.0, 3.0)):
         with pytest.raises(InputError, match=r"tensor_damper is .* 0 < knee < ceiling"):
-            distribution(s, t, nu, kappa, UNIT, DAMPERS[0], damper, path=path)
+            distribution(coefficients, UNIT, False, DAMPERS[0], damper, path=path)
     with pytest.raises(InputError, match=r"pull_ceiling is 0\.0"):
-        nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS, pull_ceiling=0.0, path=path)
+        nll_terms(*inputs, *REST, pull_ceiling=0.0, path=path)
     with pytest.raises(InputError, match=r"path is 'fast'; choose from: auto, eager, triton$"):
-        nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS, path="fast")
+        nll_terms(*inputs, *REST, path="fast")
     with pytest.raises(InputError, match="path is 'compiled'; choose from"):
-        nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS, path="compiled")
+        nll_terms(*inputs, *REST, path="compiled")
     monkeypatch.setenv("E2IP_KERNEL", "fast")
     with pytest.raises(InputError, match="E2IP_KERNEL is 'fast'"):
-        nll_terms(s, t, nu, kappa, residual, UNIT, *DAMPERS)
+        nll_terms(*inputs, *REST)
 
 
 @pytest.mark.parametrize("coupled", [False, True])
@@ -287,22 +316,21 @@ def test_bad_arguments(path, monkeypatch, draw):
 def test_more_atoms_than_fit_the_cache(coupled, per_atom_unit, draw, leaves):
     """The eager path takes chunks of 8192 atoms; two halves that fit give what belongs to each atom."""
     n = eager.CHUNK + 1500
-    inputs = draw(n, F64, coupled)
+    inputs = draw(n)
     unit = UNIT * torch.linspace(1, 3, n, dtype=F64) if per_atom_unit else torch.tensor(UNIT, dtype=F64)
 
     def results(part):
-        given = leaves([x if x is None else x[part] for x in inputs])
-        present = [x for x in given if x is not None]
-        sigma = unit[part] if per_atom_unit else unit
-        loss = nll_terms(*given, sigma, *DAMPERS, 4.0, path="eager")
+        given = leaves([x[part] for x in inputs])
+        rest = (unit[part] if per_atom_unit else unit, coupled, *DAMPERS)
+        loss = nll_terms(*given, *rest, 4.0, path="eager")
         weights = torch.linspace(1, 2, n, dtype=F64)[part]
-        by_loss = torch.autograd.grad((weights * (loss[0] + 0.3 * loss[1])).sum(), present)
-        spread = distribution(*given[:4], sigma, *DAMPERS, path="eager")
+        by_loss = torch.autograd.grad((weights * (loss[0] + 0.3 * loss[1])).sum(), given)
+        spread = distribution(given[0], *rest, path="eager")
         by_spread = torch.autograd.grad(
-            sum(x.flatten(1).sum(1) if x.dim() > 1 else x for x in spread) @ weights, present[:-1]
+            sum(x.flatten(1).sum(1) if x.dim() > 1 else x for x in spread) @ weights, given[:1]
         )
         with torch.no_grad():
-            unrecorded = nll_terms(*given, sigma, *DAMPERS, path="eager")
+            unrecorded = nll_terms(*given, *rest, path="eager")
         return [*loss, *by_loss, *spread, *by_spread, *unrecorded]
 
     whole, halves = results(slice(None)), [results(slice(0, n // 2)), results(slice(n // 2, n))]
