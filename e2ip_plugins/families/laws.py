@@ -95,6 +95,14 @@ class Elliptical(Law):
         m > 2; default: a Gaussian, whose covariance is Λ.
     epistemic_share : (N,), optional
         Epistemic part of the covariance; default 0.
+
+    Examples
+    --------
+    A Gaussian with a standard deviation of 0.1 eV/Å, and an error of just that along x:
+
+    >>> law = Elliptical(np.full((1, 3), 2 * np.log(0.1)), np.eye(3)[None])
+    >>> law.pit(np.array([[0.1, 0.0, 0.0]])), law.total_std()
+    (array([0.1987]), array([0.1]))
     """
 
     def __init__(

@@ -173,6 +173,9 @@ def exp_sym6(log_matrix: Tensor) -> Tensor:
 
     Accurate to rounding while the traceless part of L has Frobenius norm ≤ 5, which the damper
     guarantees for every model output.
+
+    >>> exp_sym6(torch.log(torch.tensor([[2.0, 3.0, 4.0, 1.0, 1.0, 1.0]])))
+    tensor([[2., 3., 4., 0., 0., 0.]])
     """
     mean, traceless = split_trace(log_matrix)
     b = 0.5 * traceless

@@ -93,6 +93,13 @@ def negative_log_likelihood(log_sigma0: Tensor, nu: Tensor, kappa: Tensor, resid
     Returns
     -------
     (...,)
+
+    Examples
+    --------
+    At the location of a Student-t with m = 6 and Λ = 8/3 I:
+
+    >>> negative_log_likelihood(torch.zeros(6), torch.tensor(8.0), torch.tensor(1.0), torch.zeros(3))
+    tensor(4.1154)
     """
     mahalanobis = half_exp_matvec(log_sigma0, residual, -1.0).square().sum(-1)
     m = nu - 2.0
