@@ -83,7 +83,7 @@ class E2IPCalculator(NequIPCalculator):
         data = self.atoms_to_data(atoms)
         readout = find_readout(self.model)
         if readout is not None:
-            uncertainty = in_units(uncertainty, type(readout.family), factor)
+            uncertainty = in_units(uncertainty, families.get(readout.settings.family), factor)
         value, gradient = uncertainty_gradient(self.model, data, uncertainty)
         return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
 

@@ -13,14 +13,17 @@ from e2ip_plugins import families
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
 
 KEYS = families.get(families.DEFAULT).output_keys()
-ARCHITECTURES = {"scalar-only": {"l_max": 0}, "l2": {"l_max": 2}}
+ARCHITECTURES = [
+    pytest.param({"l_max": 0}, id="scalar-only"),
+    pytest.param({"l_max": 2}, id="l2", marks=pytest.mark.nightly),
+]
 
 
 def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, architecture, monkeypatch):
     """``compile_mode: compile`` traces once, here in eval mode; the trace must fit other sizes and training.
 

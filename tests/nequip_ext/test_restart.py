@@ -85,7 +85,7 @@ def last_line_of_failure(command, environment):
     return run
 
 
-@pytest.mark.parametrize("split", ["train", pytest.param("val", marks=pytest.mark.nightly), "test"])
+@pytest.mark.parametrize("split", [*(pytest.param(s, marks=pytest.mark.nightly) for s in ("train", "val")), "test"])
 def test_missing_forces_key_ends_before_training(tmp_path, train_files, last_line_of_failure, split):
     renamed = tmp_path / "renamed.xyz"
     renamed.write_text(train_files[split].read_text().replace("REF_forces", "dft_forces"))
@@ -98,7 +98,11 @@ def test_missing_forces_key_ends_before_training(tmp_path, train_files, last_lin
 @pytest.mark.parametrize(
     ("checkpoint", "config", "override", "message"),
     [
-        ("nequip_e2ip", "nequip_e2ip", "evidence=independent", "evidence independent.*trained with evidence coupled"),
+        pytest.param(
+            *("nequip_e2ip", "nequip_e2ip", "evidence=independent"),
+            "evidence independent.*trained with evidence coupled",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             *("nequip_e2ip", "nequip_baseline", "seed=1", "readout stock.*trained with.*readout e2ip"),
             marks=pytest.mark.nightly,
