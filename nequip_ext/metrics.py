@@ -112,7 +112,7 @@ class ForceFigure(torch.nn.Module):
             names = [key.name for key in self.shared.family.parameter_keys]
             check_outputs(preds, [*names, PLATEAU_KEY], self.owner)
             self.shared(reference_forces(target), preds[AtomicDataDict.FORCE_KEY], preds)
-        return self._value(self.shared._forward_cache)
+        return self._value(self.shared.latest)
 
     def compute(self) -> torch.Tensor:
         """Value over all atoms added."""

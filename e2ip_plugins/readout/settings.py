@@ -55,7 +55,7 @@ class Settings(NamedTuple):
         """Settings from `to_dict`; `InputError` for those of another version, ``where`` names model or file."""
         if saved.get("version") != VERSION:
             raise InputError(outdated(where, saved.get("version", 1)))
-        return cls(saved["family"], dict(saved["options"]), saved["force_unit"])
+        return cls(saved["family"], dict(saved["options"]), saved["force_unit"], frozenset(saved.get("given", ())))
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain Python, for checkpoints."""
@@ -64,6 +64,7 @@ class Settings(NamedTuple):
             "family": self.family,
             "force_unit": self.force_unit,
             "options": dict(self.options),
+            "given": sorted(self.given),
         }
 
     def build(self) -> Family:

@@ -101,6 +101,11 @@ class ForceUncertainty(Metric):
         # metric's own dtype, so that it fits what torchmetrics puts in for a rank without atoms.
         self.add_state("atoms", default=[], dist_reduce_fx="cat")
 
+    def forward(self, *args, **kwargs) -> Dict[str, float]:
+        """The figures of one batch, also kept as ``latest``; its atoms are added."""
+        self.latest = super().forward(*args, **kwargs)
+        return self.latest
+
     def update(self, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> None:
         """Add atoms: forces in eV/Å (N, 3), the model's outputs (N, …)."""
         self.atoms.append(rows(self.family, reference, forces, outputs).to(self.dtype).reshape(-1))

@@ -49,7 +49,7 @@ def nll_terms(
     pull_ceiling : float, optional
         In units of σ_ref: the gradient of the NLL in the residual is multiplied by
         max(1, det(Λ)^(1/3)/(pull_ceiling σ_ref)²), so that a larger predicted σ does not weaken the pull on the force
-        (see `e2ip_plugins.readout.loss`). Values and all other gradients are those of the likelihood.
+        (see `e2ip_plugins.families.e2ip`). Values and all other gradients are those of the likelihood.
     path : str, optional
         Overrides ``E2IP_KERNEL`` (see `e2ip_plugins.maths.kernels.paths`).
 

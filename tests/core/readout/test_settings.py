@@ -14,7 +14,8 @@ def settings(**options):
 def test_what_is_saved_comes_back():
     saved = settings(evidence="independent", evidence_weight=0.2)
     again = Settings.from_dict(saved.to_dict(), "x.model")
-    assert again.differences(saved) == [] and again.build().evidence_weight == 0.2
+    assert again == saved and again.differences(saved) == [] and again.build().evidence_weight == 0.2
+    assert again.with_aliases(None, {"evidence": "independent"}, "E2IPLoss") == saved
 
 
 @pytest.mark.parametrize("saved", [{"version": 1, "preset": "default"}, {"preset": "default"}])
