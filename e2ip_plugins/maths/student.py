@@ -1,4 +1,4 @@
-r"""The Normal-Inverse-Wishart distribution over atomic forces and its Student-t predictive (d = 3).
+r"""The Student-t distribution of an atomic force with evidence ν and κ (d = 3).
 
 Parameters per atom: location γ (the host's forces), L = log Σ0 as sym6 in log(eV²/Å²), evidence ν > 5
 and κ > 0. The predictive is a Student-t with m = ν - 2 degrees of freedom and scale matrix
