@@ -2,8 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from e2ip_plugins.families.e2ip import E2IP
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype():
+    """Torch's own, whatever tests of hosts in the same process left."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(scope="session")
