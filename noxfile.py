@@ -107,7 +107,7 @@ def tests_of(host: str) -> list[str]:
 
 @nox.session(venv_backend="none", requires=["demo_nequip", "demo_mace"])
 def demo(session: nox.Session) -> None:
-    """Train a baseline and an e²IP model in both frameworks, evaluate and compare them (under 10 minutes)."""
+    """Train a baseline and an e²IP model in both frameworks, evaluate, compare (10 minutes on two idle cores)."""
     session.log("Tables and figures: runs/demo/nequip and runs/demo/mace")
 
 
@@ -118,7 +118,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting, and which room of the package imports from which (seconds)."""
+    """Check style and formatting, and which wing of the package imports from which (seconds)."""
     session.install(*CONSTRAINED, "ruff", "import-linter")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")

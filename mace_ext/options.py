@@ -5,7 +5,6 @@ from argparse import ArgumentParser, Namespace
 from typing import Any, Dict
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Option
 from e2ip_plugins.readout.settings import Settings
 
@@ -39,7 +38,7 @@ def add_options(parser: ArgumentParser) -> None:
     for name, owners in known_options().items():
         texts = [f"readout {readout}: {option.help}" for readout, option in owners.items()]
         text = FORCE_UNIT.help if name == FORCE_UNIT.name else "; ".join(texts)
-        # Strings, converted by `settings_of`: families may share a name. "%(default).0s" prints nothing and keeps
+        # Strings, converted by `Settings.of`: families may share a name. "%(default).0s" prints nothing and keeps
         # MACE's formatter from adding "(default: None)".
         group.add_argument(f"--e2ip_{name}", help=text.replace("%", "%%") + "%(default).0s")
 
@@ -70,13 +69,6 @@ def settings_of(args: Namespace, force_unit: float = math.nan) -> Settings:
     InputError
         For values that mean nothing or do not go together.
     """
-    given, own = given_options(args), families.get(args.readout).options
-    options = {option.name: _converted(option, given[option.name]) for option in own if option.name in given}
+    own = [option.name for option in families.get(args.readout).options]
+    options = {name: value for name, value in given_options(args).items() if name in own}
     return Settings.of(args.readout, options, force_unit)
-
-
-def _converted(option: Option, value: Any) -> Any:
-    try:
-        return option.type(value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"--e2ip_{option.name}: '{value}' is not a {option.type.__name__}") from error

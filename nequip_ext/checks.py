@@ -14,11 +14,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.train import NequIPLightningModule
+from nequip.train.callbacks.write_xyz import XYZFileWriter
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from nequip_ext.evaluate import name_family_in_files
 from nequip_ext.loss import WRAP, ForceLoss
@@ -46,6 +48,7 @@ class E2IPInputCheck(lightning.Callback):
         if bind(pl_module):
             check_restart(pl_module)
             name_family_in_files()
+            check_files_written(trainer.callbacks, find_readout(pl_module))
         data = trainer.datamodule
         if stage != "fit" or data is None:
             return
@@ -93,6 +96,20 @@ def bind(pl_module: torch.nn.Module) -> bool:
     # Packaged models carry a class of their own.
     readout.settings = type(readout.settings)(*settings)
     return True
+
+
+def check_files_written(callbacks: List[lightning.Callback], readout: Optional[Readout]) -> None:
+    """Raise `InputError` for xyz writers that are to write outputs of another readout; NequIP notices in the test."""
+    assert readout is not None
+    own = [key.name for key in readout.family.output_keys()]
+    known = {key.name for family in families.table().values() for key in family.output_keys()}
+    for fields in (callback.extra_fields for callback in callbacks if isinstance(callback, XYZFileWriter)):
+        wrong = [name for name in fields if name in known and name not in own]
+        if wrong:
+            raise InputError(
+                f"extra_fields of the xyz writer names {', '.join(wrong)}, which the model does not put out; "
+                f"readout '{readout.settings.family}' puts out: {', '.join(own)}"
+            )
 
 
 def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[torch.utils.data.Dataset]) -> None:

@@ -184,7 +184,10 @@ class ForceLoss(Metric):
         if self.family is None:
             self.family = families.get(self.readout)(families.get(self.readout).resolve(self.options))
         self._check(self.family, preds)
-        outputs = {COEFFICIENTS_KEY: preds[COEFFICIENTS_KEY], FORCE_UNIT_KEY: preds[FORCE_UNIT_KEY].squeeze(-1)}
+        outputs = {
+            key.name: preds[key.name].reshape(-1, *key.shape) for key in self.family.output_keys() if key.name in preds
+        }
+        outputs |= {COEFFICIENTS_KEY: preds[COEFFICIENTS_KEY], FORCE_UNIT_KEY: preds[FORCE_UNIT_KEY].squeeze(-1)}
         loss, mask = force_loss(self.family, reference_forces(target), preds[AtomicDataDict.FORCE_KEY], outputs)
         # A look at the mask makes a GPU wait: there only once an epoch, and the data statistics have counted already.
         if (self._update_count == 0 or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):

@@ -49,9 +49,7 @@ def of_file(uq_family: str, where: str) -> Type[Family]:
 
 
 def of_outputs(names: Iterable[str]) -> Optional[Type[Family]]:
-    """Family whose parameters are all among the ``names`` of outputs or columns, None where there is none."""
-    names = set(names)
-    for family in table().values():
-        if all(key.name in names for key in family.parameter_keys):
-            return family
-    return None
+    """Family whose parameters are all among the ``names`` of outputs or columns, the one with most of them; or None."""
+    there = set(names)
+    found = [f for f in table().values() if all(key.name in there for key in f.parameter_keys)]
+    return max(found, key=lambda family: len(family.parameter_keys), default=None)

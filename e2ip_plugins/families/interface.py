@@ -1,7 +1,8 @@
 """What a predictive family is: all that the rest of this package asks of one.
 
 A family turns coefficients, which the trunk computes from a host's features, into the parameters of a distribution over
-every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`.
+every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`; its law for
+NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as ``e2ip`` does.
 """
 
 import math
@@ -16,13 +17,13 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 
 
 class Option(NamedTuple):
-    """An option of a family, under the same name in both hosts.
+    """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
 
     Attributes
     ----------
     name, help : str
     type : callable
-        From a command line's string to the value.
+        From a string to the value: what MACE's command line gives, and NequIP's YAML may.
     loss_only : bool
         Whether the weights of a readout mean the same whatever it is.
     """
@@ -71,7 +72,7 @@ class Family(nn.Module):
         super().__init__()
 
     def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
-        """Every key of `output_keys`, and ``e2ip_plateau``.
+        """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
 
         Parameters
         ----------
@@ -83,7 +84,8 @@ class Family(nn.Module):
         raise NotImplementedError
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """Loss per atom (N,).
+        """Loss per atom (N,), in (eV/Å)² and about as large as a mean square error, so that force weights keep
+        their meaning; better not negative, because schedulers with a relative threshold misread that.
 
         Parameters
         ----------
@@ -122,7 +124,10 @@ class Family(nn.Module):
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options from those that the user gave; `InputError` for what does not go together."""
+        """Complete options from those that the user gave; `InputError` for what does not go together.
+
+        A family with options fills in its defaults here.
+        """
         cls.check_names(given)
         return dict(given)
 

@@ -47,7 +47,14 @@ class Settings(NamedTuple):
         >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
         'coupled'
         """
+        types = {option.name: option.type for option in families.get(family).options}
         given = {name: value for name, value in options.items() if value is not None}
+        for name, value in given.items():
+            if isinstance(value, str) and name in types:
+                try:
+                    given[name] = types[name](value)
+                except ValueError as error:
+                    raise InputError(f"{name} must be a {types[name].__name__}, got '{value}'") from error
         return cls(family, families.get(family).resolve(given), force_unit, frozenset(given))
 
     @classmethod

@@ -62,10 +62,13 @@ class Trunk(nn.Module):
             torch.manual_seed(seed)
             self.hidden = nn.Linear(num_scalars, hidden)
             self.out = nn.Linear(hidden, wanted_scalars + num_gates)
-            # Plain matrices, scaled to keep variance: a bias would break equivariance.
-            pairs = torch.cat([torch.randn(num_vectors, channels) for _ in range(2)], dim=1)
-            self.mix_vectors = nn.Parameter(pairs / math.sqrt(max(1, num_vectors)))
-            self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(max(1, num_tensors)))
+            # Plain matrices, scaled to keep variance: a bias would break equivariance. What is not used is not there:
+            # DDP does not take weights without gradients.
+            if self.has_vectors:
+                pairs = torch.cat([torch.randn(num_vectors, channels) for _ in range(2)], dim=1)
+                self.mix_vectors = nn.Parameter(pairs / math.sqrt(num_vectors))
+            if self.has_tensors:
+                self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(num_tensors))
         # Near isotropy at the start, but not at t = 0 exactly: gates and mixers learn at once.
         with torch.no_grad():
             self.out.weight.mul_(0.1)

@@ -196,11 +196,15 @@ def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family
     if family is None and not _uncertain(frame, prefix):
         return None
     # Without name and parameters there is nothing to tell which family the views are of.
-    wanted = [key.name for key in (family or families.get(families.DEFAULT)).parameter_keys]
-    missing = [prefix + name for name in wanted if prefix + name not in frame["arrays"]]
-    if missing:
+    possible = families.table().values() if family is None else [family]
+    missing = {
+        f.uq_family: [prefix + key.name for key in f.parameter_keys if prefix + key.name not in frame["arrays"]]
+        for f in possible
+    }
+    if all(missing.values()):
+        wanted = " or ".join(f"{_listed(columns)} ({name})" for name, columns in missing.items())
         raise InputError(
-            f"{path}: has uncertainties, but not the columns {_listed(missing)} that scores are computed from; "
+            f"{path}: has uncertainties, but not the columns {wanted} that scores are computed from; "
             "NequIP's xyz writer wants them in extra_fields"
         )
     return family

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Family, force_views
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 
 
 class Isotropic(Family):
@@ -32,7 +32,8 @@ class Isotropic(Family):
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         unit = outputs[FORCE_UNIT_KEY]
-        log_std = outputs[COEFFICIENTS_KEY][:, 0]
+        # A family may start from its parameters as well as from e2ip_coefficients.
+        log_std = outputs["isotropic_log_std"] - torch.log(unit)
         nll = 3.0 * log_std + 0.5 * (residual / unit.unsqueeze(-1)).square().sum(-1) * torch.exp(-2.0 * log_std)
         return unit.square() * nll
 

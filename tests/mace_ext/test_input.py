@@ -29,7 +29,7 @@ def parse(training_command):
         (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
         (["--e2ip_force_unit=0.1"], "--e2ip_force_unit has no effect without --readout e2ip"),
         (["--readout=other"], "argument --readout: invalid choice: 'other' (choose from"),
-        ([E2IP, "--e2ip_evidence_weight=much"], "--e2ip_evidence_weight: 'much' is not a float"),
+        ([E2IP, "--e2ip_evidence_weight=much"], "--e2ip_evidence_weight must be a float, got 'much'"),
         ([E2IP, "--e2ip_preset=best"], "unknown preset 'best'"),
         ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ase.io
 import numpy as np
+import pytest
 
 
 def test_toy_family_from_training_to_comparison(tmp_path, train, train_files, toy_family_environment, logged):
@@ -28,13 +29,22 @@ def test_toy_family_from_training_to_comparison(tmp_path, train, train_files, to
     assert scores["uq_family"] == "isotropic" and np.isfinite(scores["overall"]["nll"])
 
 
-def test_option_of_another_family_ends_before_anything_is_built(tmp_path, command, train_files, toy_family_environment):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("preset=default", "preset is no option of readout 'isotropic', whose options are: none"),
+        ("preset=null", "extra_fields of the xyz writer names e2ip_log_sigma0, e2ip_nu, e2ip_kappa, which the model"),
+    ],
+)
+def test_what_belongs_to_another_family_ends_before_training(
+    tmp_path, command, train_files, toy_family_environment, option, message
+):
     done = subprocess.run(
-        command("nequip_e2ip", tmp_path / "run", train_files, "readout=isotropic"),
+        command("nequip_e2ip", tmp_path / "run", train_files, "readout=isotropic", option),
         env=toy_family_environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode != 0
-    last = done.stderr.strip().splitlines()[-1]
-    assert "preset is no option of readout 'isotropic', whose options are: none" in last
+    assert message in done.stderr.strip().splitlines()[-1]
+    assert not list((tmp_path / "run").glob("*.ckpt"))

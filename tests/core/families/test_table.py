@@ -21,6 +21,14 @@ def test_every_family_fills_the_interface():
         assert parameters.setdefault(names, family.uq_family) == family.uq_family
 
 
+def test_options_have_names_of_their_own():
+    """Not those of arguments that every readout has in NequIP or MACE."""
+    taken = {"model", "seed", "readout", "force_unit", "forces_rms", "model_dtype", "compile_mode", "coeffs"}
+    taken |= {"per_atom_energy", "type_names", "ignore_nan", "extra_metrics"}
+    for family in families.table().values():
+        assert not taken & {option.name for option in family.options}
+
+
 def test_one_file_more_is_one_family_more(toy_family):
     assert set(families.table()) >= {toy_family.name, families.DEFAULT}
     assert families.of_file("isotropic", "x.xyz") is toy_family

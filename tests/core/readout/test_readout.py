@@ -133,14 +133,17 @@ def test_double_outputs_of_a_single_precision_readout():
         assert value.dtype == F64, key
 
 
-def test_every_parameter_gets_a_gradient_from_the_start():
-    built = Readout(Settings.of(families.DEFAULT, {"evidence": "independent"}, 0.05), POOLED)
+@pytest.mark.parametrize("layout", [FULL, POOLED, POOLED._replace(vectors=[])], ids=["all", "pool", "pool alone"])
+@pytest.mark.parametrize("name", [families.DEFAULT, "isotropic"])
+def test_every_parameter_gets_a_gradient_from_the_start(toy_family, name, layout):
+    """Weights without one would end a training on several processes."""
+    given = {"evidence": "independent"} if name == families.DEFAULT else {}
+    built = Readout(Settings.of(name, given, 0.05), layout)
     x, edges = features()
     outputs = built(x, x, edges)
     built.family.force_loss(torch.randn(10, 3), outputs).sum().backward()
     for name, parameter in built.named_parameters():
-        if parameter.numel():
-            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
 def test_initial_weights_leave_the_global_stream_alone():

@@ -29,6 +29,12 @@ def test_what_a_later_version_saved_is_refused():
         Settings.from_dict({**settings().to_dict(), "version": 99}, "x.model")
 
 
+def test_strings_become_what_the_option_is():
+    assert settings(evidence="independent", evidence_weight="0.5").options["evidence_weight"] == 0.5
+    with pytest.raises(InputError, match="evidence_weight must be a float, got 'much'"):
+        settings(evidence="independent", evidence_weight="much")
+
+
 def test_unknown_family():
     with pytest.raises(InputError, match="unknown readout 'mve'"):
         Settings.of("mve", {}, 0.05)
