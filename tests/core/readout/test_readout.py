@@ -5,7 +5,6 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths import spd
 from e2ip_plugins.readout.layout import Edges, Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -16,14 +15,6 @@ F64 = torch.float64
 FULL = Layout([(0, 6)], [(6, 4)], [(18, 3)])
 #: the same without tensors: edges are pooled
 POOLED = Layout([(0, 6)], [(6, 4)], [], num_radial=5)
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(F64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def readout(layout=FULL, family=families.DEFAULT, num_heads=1, **options):
@@ -41,13 +32,7 @@ def features(count=10, edges=30):
     return x, Edges(vectors, radial, *torch.randint(0, count, (2, edges), generator=generator))
 
 
-def wigner2(rotation):
-    """Representation (5, 5) of an orthogonal matrix on 2e, from the pinned basis itself."""
-    basis = spd.sym6_to_matrix(spd.tangent_to_sym6(torch.zeros(5), torch.eye(5)))
-    return torch.einsum("aij,ik,bkl,jl->ab", basis, rotation, basis, rotation)
-
-
-def rotate(x, edges, q):
+def rotate(x, edges, q, wigner2):
     vectors = (x[:, 6:18].view(-1, 4, 3) @ q.T).flatten(1)
     tensors = (x[:, 18:].view(-1, 3, 5) @ wigner2(q).T).flatten(1)
     return torch.cat([x[:, :6], vectors, tensors], dim=1), edges._replace(vectors=edges.vectors @ q.T)
@@ -55,14 +40,14 @@ def rotate(x, edges, q):
 
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 @pytest.mark.parametrize("family", sorted(families.table()))
-def test_equivariant_with_reflections(family, layout):
+def test_equivariant_with_reflections(family, layout, wigner2):
     built = readout(layout, family)
     x, edges = features()
     out = built(x, x, edges)
     for seed in range(20):
         q, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)))
         q = -q if seed % 2 else q
-        turned_x, turned_edges = rotate(x, edges, q)
+        turned_x, turned_edges = rotate(x, edges, q, wigner2)
         turned = built(turned_x, turned_x, turned_edges)
         for key in ("forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov"):
             expected = q @ out[key] @ q.T

@@ -3,27 +3,12 @@
 import pytest
 import torch
 
-from e2ip_plugins.maths import spd
 from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(F64)
-    yield
-    torch.set_default_dtype(before)
-
-
-def wigner2(rotation: torch.Tensor) -> torch.Tensor:
-    """Representation (5, 5) of an orthogonal matrix on 2e, from the pinned basis itself."""
-    basis = spd.sym6_to_matrix(spd.tangent_to_sym6(torch.zeros(5), torch.eye(5)))
-    return torch.einsum("aij,ik,bkl,jl->ab", basis, rotation, basis, rotation)
-
-
-def test_edge_pool_is_equivariant_and_sums_neighbours():
+def test_edge_pool_is_equivariant_and_sums_neighbours(wigner2):
     torch.manual_seed(0)
     pool = EdgePool(5, 4, channels=3)
     sender, receiver = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 0, 1, 2])
@@ -37,7 +22,7 @@ def test_edge_pool_is_equivariant_and_sums_neighbours():
 
 
 @pytest.mark.parametrize(("vectors", "tensors"), [(4, 0), (0, 3), (4, 3)])
-def test_trunk_is_equivariant_and_scripts(vectors, tensors):
+def test_trunk_is_equivariant_and_scripts(vectors, tensors, wigner2):
     torch.manual_seed(0)
     trunk = Trunk(6, vectors, tensors, 2, 1, (0.5, -0.5))
     h, v, t = torch.randn(10, 6), torch.randn(10, vectors, 3), torch.randn(10, tensors, 5)
