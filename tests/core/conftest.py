@@ -9,10 +9,11 @@ from e2ip_plugins.families.e2ip import E2IP
 
 @pytest.fixture(autouse=True)
 def _default_dtype():
-    """Torch's own, whatever tests of hosts in the same process left."""
+    """Torch's own, whatever hosts' tests in the same process have set, which they find again."""
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     yield
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture(scope="session")
