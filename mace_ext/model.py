@@ -12,6 +12,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges
+from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
 from mace_ext import seams
 from mace_ext.pickling import constructor
@@ -48,6 +49,14 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
     def __reduce__(self):
         return constructor("model", "open_model"), (self.e2ip_readout.settings.to_dict(),), self.__dict__
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        readout = self.e2ip_readout
+        if not hasattr(readout, "leverage"):  # saved before there was one
+            parameter = readout.trunks[0].hidden.weight
+            leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
+            readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
 
     def forward(
         self,
@@ -95,22 +104,22 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         self, data: Dict[str, Tensor], node_feats: Tensor, positions: Tensor, shifts: Tensor
     ) -> Dict[str, Tensor]:
         """The readout's outputs for node features (N, F)."""
+        index = data["edge_index"]
+        vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
+        envelope = self.radial_embedding.cutoff_fn(lengths).squeeze(-1)
+        neighbours = Neighbours(lengths.squeeze(-1), envelope, index[0], index[1])
         edges: Optional[Edges] = None
         if self.e2ip_readout.has_pool:
-            edges = self._edges(data, positions, shifts)
+            # MACE's radial functions are zero at the cutoff once it is multiplied in.
+            radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
+            if cutoff is not None:
+                radial = radial * cutoff
+            edges = Edges(vectors, radial, index[0], index[1], None)
         node_heads = torch.zeros_like(data["batch"])
         if "head" in data:
             node_heads = data["head"][data["batch"]]
-        return self.e2ip_readout(node_feats, node_feats, edges, node_heads)
-
-    def _edges(self, data: Dict[str, Tensor], positions: Tensor, shifts: Tensor) -> Edges:
-        """What the edge pool reads; MACE's radial functions are zero at the cutoff once it is multiplied in."""
-        index = data["edge_index"]
-        vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
-        radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
-        if cutoff is not None:
-            radial = radial * cutoff
-        return Edges(vectors, radial, index[0], index[1], None)
+        species = torch.argmax(data["node_attrs"], dim=1)
+        return self.e2ip_readout(node_feats, node_feats, species, neighbours, edges, node_heads)
 
 
 def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:

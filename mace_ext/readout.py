@@ -46,4 +46,5 @@ def _layout(model: Any) -> Layout:
         tensors=blocks(layers, 2, 1),
         components_first=get_layout(getattr(model.products[0], "cueq_config", None)) == "ir_mul",
         num_radial=model.radial_embedding.out_dim,
+        num_species=len(model.atomic_numbers),
     )

@@ -121,7 +121,9 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     if len(layers) > 1:  # before the only layer there are type embeddings, nothing directional
         name, layer = layers[-1]
         sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in)), before=name)
-    readout = GraphReadout(dict(sequence.irreps_out), graph_model.model_dtype, settings, seed)
+    readout = GraphReadout(
+        dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
+    )
     parameter = next(graph_model.parameters(), None)
     if parameter is not None:
         readout.to(parameter.device)

@@ -13,8 +13,9 @@ from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, PLATEAU_KEY
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
+from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout, refuse_version_1
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
@@ -58,6 +59,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         Of the energy model's outputs, with `TAP_KEY` if there is a tap.
     model_dtype : torch.dtype
         Of the network; outputs are float64 like NequIP's forces.
+    num_species : int
+        NequIP's atom types.
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
     """
@@ -65,7 +68,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
     _init_irreps: Callable[..., None]
     irreps_out: Dict[str, Irreps]
 
-    def __init__(self, irreps_in: Dict[str, Irreps], model_dtype: torch.dtype, settings: Settings, seed: int) -> None:
+    def __init__(
+        self, irreps_in: Dict[str, Irreps], model_dtype: torch.dtype, num_species: int, settings: Settings, seed: int
+    ) -> None:
         super().__init__()
         tapped = irreps_in.get(TAP_KEY)
         self.scalars_from_edges = AtomicDataDict.NODE_FEATURES_KEY not in irreps_in
@@ -82,6 +87,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             tensors=_blocks(tapped, 2, 1),
             num_radial=count(self.radial_blocks),
             num_senders=max(1, count(self.sender_blocks)),
+            num_species=num_species,
+            strictly_local=self.scalars_from_edges,
         )
         self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
         self.to(model_dtype)
@@ -93,7 +100,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         irreps = {(): "0e", (3, 3): "1o"}
         family = self.readout.family
         irreps_out = {key.name: irreps[key.shape] for key in family.output_keys() if key.shape in irreps}
-        irreps_out.update({FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
+        irreps_out.update({LEVERAGE.name: "0e", FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
         irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x0e+{family.num_tensors}x2e"
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         self.irreps_out.pop(TAP_KEY, None)
@@ -114,9 +121,20 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             invariant = sum_over_edges(invariant, centre, AtomicDataDict.num_nodes(data))
         equivariant = data.pop(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
-        for name, value in self.readout(invariant, equivariant, edges).items():
+        species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]
+        outputs = self.readout(invariant, equivariant, species, self._neighbours(data), edges)
+        for name, value in outputs.items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data
+
+    def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:
+        if AtomicDataDict.LMP_MLIAP_DATA_KEY in data:
+            return None  # the leverage of ghost atoms is not known here
+        data = with_edge_vectors_(data, with_lengths=True)
+        lengths = data[AtomicDataDict.EDGE_LENGTH_KEY].reshape(-1)
+        envelope = data[AtomicDataDict.EDGE_CUTOFF_KEY].reshape(-1)
+        centre, neighbour = data[AtomicDataDict.EDGE_INDEX_KEY]
+        return Neighbours(lengths, envelope, neighbour, centre)
 
     def _edges(self, data: AtomicDataDict.Type, dtype: torch.dtype) -> Edges:
         data = with_edge_vectors_(data, with_lengths=False)

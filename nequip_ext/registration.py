@@ -4,7 +4,7 @@ from nequip.data._key_registry import register_fields
 from nequip.scripts._compile_utils import COMPILE_TARGET_DICT, register_compile_targets
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, PLATEAU_KEY
 
 #: NequIP's own targets; every readout has them with its outputs added, under the name <readout>_<target>.
 COMPILE_TARGETS = ("ase", "pair_nequip", "batch")
@@ -14,7 +14,7 @@ def register() -> None:
     """Register fields and compile targets of every family; safe to call more than once."""
     for family in families.table().values():
         keys = family.output_keys()
-        names = [key.name for key in keys]
+        names = [key.name for key in (*keys, LEVERAGE)]
         register_fields(
             node_fields=[*names, FORCE_UNIT_KEY, PLATEAU_KEY, COEFFICIENTS_KEY],
             cartesian_tensor_fields={key.name: "ij=ji" for key in keys if key.shape == (3, 3)},

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, convert_log_matrix, force_views
+from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.kernels import distribution, nll_terms
 from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor, predictive_scale_factor
 
-EVIDENCE_MODES = ("independent", "coupled")
+#: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
+EVIDENCE_MODES = ("independent", "coupled", "leverage")
 
 #: Knee τ and ceiling c of the damper on the traceless (2e) coefficients; conditioning of Σ0
 #: depends on these alone, so both presets share them (paper, appendix on damping functions).
@@ -46,7 +47,7 @@ class Preset(NamedTuple):
     Attributes
     ----------
     evidence : str
-        ``independent`` or ``coupled``.
+        One of `EVIDENCE_MODES`.
     evidence_weight : float
         λ of the evidence regulariser.
     scalar_damper : tuple of float
@@ -80,14 +81,15 @@ _NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["def
 class E2IP(Family):
     """See the module and `Family`; options ``preset``, ``evidence`` and ``evidence_weight``.
 
-    Coefficients are s, ν̂, κ̂ and t; mode ``coupled`` ignores κ̂, so that a readout has the same weights in both modes.
+    Coefficients are s, ν̂, κ̂ and t; only mode ``independent`` reads κ̂, so that a readout has the same weights in all
+    modes.
     """
 
     name = "e2ip"
     uq_family = "niw"
     options = (
         Option("preset", "settings of readout and loss: default (the default) or paper"),
-        Option("evidence", "independent or coupled (default: the preset's)"),
+        Option("evidence", "leverage, coupled or independent (default: the preset's)"),
         Option(
             "evidence_weight",
             "weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)",
@@ -106,11 +108,14 @@ class E2IP(Family):
     num_scalars = 3
     num_tensors = 1
     coupled: Final[bool]
+    # For models that were pickled before there was a leverage.
+    takes_support: bool = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         preset = PRESETS[options["preset"]]
-        self.coupled = options["evidence"] == "coupled"
+        self.coupled = options["evidence"] != "independent"
+        self.takes_support = options["evidence"] == "leverage"
         self.evidence_weight = float(options["evidence_weight"])
         self.mse_like = preset.mse_like
         self.scalar_damper: Tuple[float, float] = preset.scalar_damper
@@ -119,7 +124,7 @@ class E2IP(Family):
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options; a ``coupled`` readout has no regulariser: an explicit weight is an error.
+        """Complete options; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
 
         >>> E2IP.resolve({"evidence": "independent"})
         {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
@@ -133,30 +138,44 @@ class E2IP(Family):
         if evidence not in EVIDENCE_MODES:
             raise InputError(f"unknown evidence mode '{evidence}'; choose from: {', '.join(EVIDENCE_MODES)}")
         weight = given.get("evidence_weight")
-        if weight is not None and evidence == "coupled":
+        if weight is not None and evidence != "independent":
             raise InputError(
-                f"evidence_weight is {weight}, but evidence mode 'coupled' has no regulariser; "
+                f"evidence_weight is {weight}, but evidence mode '{evidence}' has no regulariser; "
                 "leave evidence_weight out or choose evidence mode 'independent'"
             )
         if weight is None:
             # A preset that is made independent by hand has no weight of its own.
             default = preset.evidence_weight if preset.evidence == "independent" else 0.01
-            weight = 0.0 if evidence == "coupled" else default
+            weight = default if evidence == "independent" else 0.0
         if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
             raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
         return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
         """See `Family`."""
         log_sigma0, sigma0, nu, kappa, plateau = distribution(
             coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
         )
+        if self.takes_support:
+            shift, kappa = _recount(log_sigma0, kappa, support)
+            log_sigma0 = torch.cat([log_sigma0[:, :3] + shift.unsqueeze(-1), log_sigma0[:, 3:]], dim=1)
+            sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
         outputs = _views(sigma0, nu, kappa)
         outputs["e2ip_log_sigma0"] = log_sigma0
         outputs["e2ip_nu"] = nu
         outputs["e2ip_kappa"] = kappa
         outputs["e2ip_plateau"] = plateau
         return outputs
+
+    def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
+        """See `Family`; ν from 5.1 to 37."""
+        s, _, kappa = self.initial_scalars
+        return tuple((s, nu, kappa) for nu in (-2.0, 0.0, 2.0, 4.0, 8.0, 16.0, 32.0))
+
+    @staticmethod
+    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+        """See `Family`; of (1 + 1/κ) Σ0, which is what the likelihood sees."""
+        return _log_variance(parameters["e2ip_log_sigma0"], parameters["e2ip_kappa"])
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
@@ -206,6 +225,20 @@ class E2IP(Family):
             dof=nu.numpy() - 2.0,
             epistemic_share=1.0 / (1.0 + kappa.numpy()),
         )
+
+
+def _log_variance(log_sigma0: Tensor, kappa: Tensor) -> Tensor:
+    return log_sigma0[..., :3].mean(-1) + torch.log1p(1.0 / kappa)
+
+
+def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
+    """What to add to log Σ0 isotropically, and κ (N,), once κ is counted by the leverage.
+
+    Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
+    """
+    log_factor, excess = inflate(support, _log_variance(log_sigma0, kappa))
+    shift = torch.log1p(1.0 / kappa) + log_factor
+    return torch.where(support.fitted, shift, torch.zeros_like(shift)), torch.where(support.fitted, 1.0 / excess, kappa)
 
 
 def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 
+#: Of epistemic and aleatoric variance, either way.
+MAX_RATIO = 1e6
+
 
 class Option(NamedTuple):
     """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
@@ -32,6 +35,35 @@ class Option(NamedTuple):
     help: str
     type: Callable[[str], Any] = str
     loss_only: bool = False
+
+
+class Support(NamedTuple):
+    """How well the training set supports every atom, as `e2ip_plugins.readout.leverage.Leverage` finds it.
+
+    A family that takes it multiplies its covariance by the factor of `inflate`; without ``fitted`` it leaves its
+    parameters as they were trained.
+
+    Attributes
+    ----------
+    leverage : (N,)
+        Dimensionless, 1: like a training atom on average; NaN unless fitted.
+    distance : (N,)
+        Leverage of the atom plus its mean over neighbours, finite: 2 on average.
+    growth : (N,) or (1,)
+        Constant a: the standard deviation grows like 1 + a · distance.
+    log_variance : (N,)
+        `Family.log_variance` of the training atoms of the same species, on average.
+    log_scale : (N,)
+        Logarithm of the factor that makes the variances of supported atoms right.
+    fitted : () bool
+    """
+
+    leverage: Tensor
+    distance: Tensor
+    growth: Tensor
+    log_variance: Tensor
+    log_scale: Tensor
+    fitted: Tensor
 
 
 class Family(nn.Module):
@@ -55,6 +87,8 @@ class Family(nn.Module):
         Coefficients that it wants per atom: 0e ones, and 0 or 1 of 2e (five components).
     initial_scalars : tuple of float
         Where the 0e coefficients start.
+    takes_support : bool
+        Whether, with its options, it grows its covariance with the leverage.
     """
 
     name: ClassVar[str]
@@ -66,12 +100,13 @@ class Family(nn.Module):
     num_scalars: int
     num_tensors: int
     initial_scalars: Tuple[float, ...]
+    takes_support: bool = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """``options`` are complete, as `resolve` gives them."""
         super().__init__()
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
         """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
 
         Parameters
@@ -80,7 +115,18 @@ class Family(nn.Module):
             0e coefficients first, then 2e in e3nn's component order.
         force_unit : ()
             σ_ref in eV/Å.
+        support : Support
+            To be ignored unless ``takes_support``.
         """
+        raise NotImplementedError
+
+    def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
+        """0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
+        return (self.initial_scalars,)
+
+    @staticmethod
+    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+        """Logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
         raise NotImplementedError
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
@@ -139,6 +185,29 @@ class Family(nn.Module):
             if name not in known:
                 listed = ", ".join(known) or "none"
                 raise InputError(f"{name} is no option of readout '{cls.name}', whose options are: {listed}")
+
+
+def inflate(support: Support, log_variance: Tensor) -> Tuple[Tensor, Tensor]:
+    """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
+
+    The excess is the epistemic part in units of the other: (1 + a · distance)² - 1, weighted by the square root of the
+    ratio of the species' variance to the atom's own, because what has grown by itself need not grow twice.
+
+    Parameters
+    ----------
+    support : Support
+    log_variance : (N,)
+        `Family.log_variance` without support.
+
+    Returns
+    -------
+    log_factor, excess : (N,)
+        The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
+    """
+    relative = torch.exp(0.5 * (support.log_variance - log_variance))
+    excess = ((1.0 + support.growth * support.distance).square() - 1.0) * relative
+    log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)
+    return log_factor, excess.clamp(min=1.0 / MAX_RATIO, max=MAX_RATIO)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:

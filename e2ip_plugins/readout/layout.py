@@ -25,6 +25,9 @@ class Layout(NamedTuple):
         Radial functions of an edge. Without 2e channels, edges are pooled.
     num_senders : int
         Scalars of an edge's sender; 0: its 0e features.
+    num_species : int
+    strictly_local : bool
+        Whether an atom's outputs must not depend on atoms beyond its cutoff.
     """
 
     scalars: Blocks
@@ -33,6 +36,8 @@ class Layout(NamedTuple):
     components_first: bool = False
     num_radial: int = 0
     num_senders: int = 0
+    num_species: int = 1
+    strictly_local: bool = False
 
 
 class Edges(NamedTuple):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
+from e2ip_plugins.readout.leverage import ROUNDS, Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
@@ -56,6 +57,8 @@ class Readout(nn.Module):
         self.trunks = nn.ModuleList(
             [Trunk(num_scalars, num_vectors, num_tensors, *wanted, seed=seed + i) for i in range(num_heads)]
         )
+        rounds = 0 if layout.strictly_local else ROUNDS
+        self.leverage = Leverage(num_scalars, layout.num_species, num_heads, rounds)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
         self._register_load_state_dict_pre_hook(refuse_version_1)
 
@@ -63,15 +66,23 @@ class Readout(nn.Module):
         self,
         invariant: Tensor,
         equivariant: Tensor,
+        species: Tensor,
+        neighbours: Optional[Neighbours] = None,
         edges: Optional[Edges] = None,
         node_heads: Optional[Tensor] = None,
     ) -> Dict[str, Tensor]:
-        """Outputs of the family (N, …), and for its loss ``e2ip_force_unit`` (N,) and ``e2ip_coefficients`` (N, C).
+        """Outputs of the family and ``e2ip_leverage`` (N, …); ``e2ip_force_unit`` (N,), ``e2ip_coefficients`` (N, C).
+
+        The last two are for the family's loss.
 
         Parameters
         ----------
         invariant, equivariant : (N, F), (N″, G)
             Features as the layout describes them; of the second the first N rows are read.
+        species : (N,) int
+            Index among the model's species.
+        neighbours : Neighbours, optional
+            For the leverage; None: of the atom alone.
         edges : Edges, optional
             Needed where ``has_pool``.
         node_heads : (N,) int, optional
@@ -100,7 +111,9 @@ class Readout(nn.Module):
         force_unit = self.force_unit
         if self.double_outputs:
             coefficients, force_unit = coefficients.double(), force_unit.double()
-        outputs = self.family(coefficients, force_unit)
+        support = self.leverage(scalars, species, node_heads, neighbours)
+        outputs = self.family(coefficients, force_unit, support)
+        outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         outputs["e2ip_coefficients"] = coefficients
         return outputs

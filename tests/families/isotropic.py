@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.families.interface import Family, force_views
+from e2ip_plugins.families.interface import Family, Support, force_views
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 
 
@@ -23,7 +23,7 @@ class Isotropic(Family):
     num_tensors = 0
     initial_scalars = (2.0,)
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
         log_std = coefficients[:, 0] + torch.log(force_unit)
         outputs = _views(log_std)
         outputs["isotropic_log_std"] = log_std

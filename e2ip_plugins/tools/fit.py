@@ -1,0 +1,476 @@
+"""Fit of the leverage: moments of the features from training atoms, two constants from validation configurations.
+
+Hosts do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without forces
+and one over the validation set. Nothing of it depends on a seed or on the order of the data, but for rounding.
+"""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family, Support, inflate
+from e2ip_plugins.readout.leverage import Leverage
+from e2ip_plugins.readout.readout import Readout
+
+#: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
+RIDGE = 1e-4
+
+#: Where the growth a is expected, and how many e-folds around it (docs/uncertainty.md): validation configurations come
+#: from where the training set does and say little about it.
+PRIOR_GROWTH, PRIOR_WIDTH = 0.5, 1.0
+_STARTS = (PRIOR_GROWTH, 0.05, 3.0)
+
+
+@dataclass
+class Labelled:
+    """Predictions for a batch of validation atoms.
+
+    Attributes
+    ----------
+    residual : (N, 3)
+        Reference minus predicted forces in eV/Å; atoms with one that is not finite are left out.
+    frames : (N,) int
+        Configuration of every atom, counted from 0 in each batch.
+    """
+
+    residual: Tensor
+    frames: Tensor
+
+
+@dataclass
+class Constants:
+    """What was fitted for one data set of the host.
+
+    Attributes
+    ----------
+    growth : float
+        a; the standard deviation grows by 1 + a (h + h̄).
+    growth_interval : tuple of float
+        What the configurations leave open, one standard error up and down.
+    log_scale : float
+        Logarithm of the factor on the variance at leverage 1.
+    log_scale_error : float
+        Its standard error.
+    nll : tuple of float
+        Mean over configurations of the mean over atoms before and after, in nats for a density in (eV/Å)⁻³.
+    configurations, atoms : int
+        Number of those with finite reference forces.
+    """
+
+    growth: float
+    growth_interval: Tuple[float, float]
+    log_scale: float
+    log_scale_error: float
+    nll: Tuple[float, float]
+    configurations: int
+    atoms: int
+
+
+@dataclass
+class Report:
+    """What a fit found.
+
+    Attributes
+    ----------
+    atoms : dict
+        Training atoms by (head, species).
+    shrinkage : dict
+        Weight of the pooled moments in those of species with few atoms.
+    constants : dict
+        `Constants` by head; empty for families that do not take the leverage.
+    warnings : list of str
+    """
+
+    atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
+    shrinkage: Dict[Tuple[int, int], float] = field(default_factory=dict)
+    constants: Dict[int, Constants] = field(default_factory=dict)
+    warnings: List[str] = field(default_factory=list)
+
+    def lines(self, heads: Sequence[str] = ()) -> List[str]:
+        """The fit in words, one line per data set."""
+        lines = [f"leverage: moments of {sum(self.atoms.values())} training atoms, {len(self.atoms)} species"]
+        for head, c in self.constants.items():
+            where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
+            low, high = c.growth_interval
+            lines.append(
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), standard deviation times "
+                f"{math.exp(0.5 * c.log_scale):.3f} +- {0.5 * c.log_scale_error:.3f} at leverage 1; NLL of "
+                f"{c.configurations} validation configurations {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+            )
+        return lines
+
+
+class Moments:
+    """Sums over training atoms, per kind of atom (head and species)."""
+
+    def __init__(self, kinds: int, features: int) -> None:
+        self.count = torch.zeros(kinds, dtype=torch.float64)
+        self.log_variance = torch.zeros(kinds, dtype=torch.float64)
+        self.total = torch.zeros(kinds, features, dtype=torch.float64)
+        self.outer = torch.zeros(kinds, features, features, dtype=torch.float64)
+
+    def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
+        """Atoms of a batch; `InputError` for features that are not finite."""
+        if not bool(torch.isfinite(scalars).all()):
+            raise InputError(
+                "the model's features of the training set are not finite: the training has diverged, or two atoms of "
+                "a frame are at the same place"
+            )
+        scalars, kinds = scalars.double().cpu(), kinds.cpu()
+        for kind in kinds.unique().tolist():
+            chosen = kinds == kind
+            own = scalars[chosen]
+            self.count[kind] += len(own)
+            self.log_variance[kind] += log_variance.double().cpu()[chosen].sum()
+            self.total[kind] += own.sum(0)
+            self.outer[kind] += own.T @ own
+
+    def reduce(self, device: torch.device) -> None:
+        """Sum over the processes of a distributed training."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for name in ("count", "log_variance", "total", "outer"):
+                shared = getattr(self, name).to(device)
+                torch.distributed.all_reduce(shared)
+                setattr(self, name, shared.cpu())
+
+    def store(self, leverage: Leverage, ridge: float = RIDGE) -> Dict[int, float]:
+        """Means and whitening matrices into the leverage's buffers; gives the weight of the pool, by kind.
+
+        A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
+        had been seen on as many atoms as there are features.
+        """
+        features = self.total.shape[1]
+        seen = self.count.nonzero().flatten().tolist()
+        means = self.total / self.count.clamp(min=1)[:, None]
+        centred = self.outer - self.count[:, None, None] * means[:, :, None] * means[:, None, :]
+        pooled = centred.sum(0) / self.count.sum()
+        weights = {}
+        leverage.rows.fill_(-1)
+        for row, kind in enumerate(seen):
+            count = float(self.count[kind])
+            weights[kind] = features / (features + count)
+            own = centred[kind] / count
+            covariance = (1.0 - weights[kind]) * own + weights[kind] * pooled
+            values, vectors = torch.linalg.eigh(covariance)
+            values = values.clamp(min=0.0) + ridge * values.clamp(min=0.0).mean() + 1e-300
+            matrix = vectors / values.sqrt()
+            # So that the mean over the training atoms is 1, shrunk or not.
+            effective = float((matrix.T @ own @ matrix).trace())
+            leverage.rows[kind] = row
+            leverage.means[row] = means[kind].to(leverage.means)
+            leverage.whitening[:, row] = (matrix / math.sqrt(max(effective, 1e-300))).to(leverage.whitening)
+            leverage.log_variance[row] = float(self.log_variance[kind]) / count
+        return weights
+
+
+@contextmanager
+def _seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
+    """What the readout's last call was given and gave: scalars, kinds, heads, support, outputs."""
+    seen: Dict[str, Any] = {}
+
+    def of_leverage(module: Any, inputs: Tuple[Any, ...], support: Support) -> None:
+        scalars, species, heads = inputs[0], inputs[1], inputs[2]
+        per_head = len(module.rows) // len(module.growth)
+        heads = torch.zeros_like(species) if heads is None else heads
+        support = Support(*(value.detach() for value in support))
+        seen.update(scalars=scalars.detach(), kinds=heads * per_head + species, heads=heads, support=support)
+
+    def of_readout(module: Any, inputs: Any, outputs: Dict[str, Tensor]) -> None:
+        seen["outputs"] = {name: value.detach() for name, value in outputs.items()}
+
+    handles = [readout.leverage.register_forward_hook(of_leverage), readout.register_forward_hook(of_readout)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def fit_leverage(
+    readout: Readout,
+    training: Iterable[Any],
+    validation: Iterable[Labelled],
+    species: Sequence[str] = (),
+    constant: bool = False,
+    ridge: float = RIDGE,
+) -> Report:
+    """Fit the leverage of a readout, and with it the constants of a family that takes it.
+
+    Parameters
+    ----------
+    readout : Readout
+        Its buffers are filled in place.
+    training : iterable
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms.
+    validation : iterable of Labelled
+        The same for validation atoms. Not taken for families that do not take the leverage.
+    species : sequence of str
+        Names of the model's species, for messages.
+    constant : bool
+        For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
+        every species. This is what a model gets that was trained without a readout.
+
+    Raises
+    ------
+    InputError
+        Training set without atoms, features that are not finite, validation set without forces.
+    """
+    leverage, report = readout.leverage, Report()
+    leverage.reset()
+    device = leverage.means.device
+    moments = Moments(len(leverage.rows), leverage.means.shape[1])
+    with _seen_by(readout) as seen:
+        for _ in training:
+            outputs = seen["outputs"]
+            parameters = {key.name: outputs[key.name] for key in readout.family.parameter_keys}
+            takes = readout.family.takes_support
+            log_variance = readout.family.log_variance(parameters) if takes else torch.zeros(len(seen["kinds"]))
+            moments.add(seen["scalars"], seen["kinds"], log_variance)
+    moments.reduce(device)
+    if not moments.count.any():
+        raise InputError("the training set has no atoms: there is nothing to fit the leverage to")
+    weights = moments.store(leverage, ridge)
+    per_head = len(leverage.rows) // len(leverage.growth)
+    report.atoms = {divmod(kind, per_head): int(moments.count[kind]) for kind in weights}
+    report.shrinkage = {divmod(kind, per_head): weight for kind, weight in weights.items()}
+    report.warnings += _warnings(report, leverage, species)
+    if readout.family.takes_support:
+        fit = _fit_constant if constant else _fit_trained
+        report.constants = {head: fit(readout, head, table) for head, table in _collect(readout, validation).items()}
+    leverage.fitted.fill_(True)
+    return report
+
+
+def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> List[str]:
+    def name(kind: int) -> str:
+        return species[kind] if kind < len(species) else f"species {kind}"
+
+    warnings, features = [], leverage.means.shape[1]
+    few = sorted({kind for (_, kind), count in report.atoms.items() if count < features})
+    if few:
+        listed = ", ".join(
+            f"{name(kind)} ({report.atoms[key]} atoms, {report.shrinkage[key]:.0%} of the pooled moments)"
+            for key in sorted(report.atoms)
+            for kind in [key[1]]
+            if report.atoms[key] < features
+        )
+        warnings.append(f"fewer training atoms than features ({features}): {listed}")
+    missing = [name(kind) for kind in range(len(species)) if kind not in {kind for _, kind in report.atoms}]
+    if missing:
+        warnings.append(
+            f"no training atoms of {', '.join(missing)}: their leverage is {1e6:g}, their epistemic variance at its "
+            "ceiling"
+        )
+    return warnings
+
+
+class _Samples:
+    """Validation atoms with finite reference forces, and their negative log likelihood as a function of the constants.
+
+    Parameters
+    ----------
+    law : Law
+        Of the parameters without support.
+    residual : (N, 3)
+    support : Support
+        CPU, float64.
+    log_variance : (N,)
+        `Family.log_variance` without support.
+    frames, kinds : (N,) int
+    """
+
+    def __init__(
+        self,
+        law: Any,
+        residual: np.ndarray,
+        support: Support,
+        log_variance: Tensor,
+        frames: np.ndarray,
+        kinds: np.ndarray,
+    ) -> None:
+        self.law, self.residual, self.support, self.log_variance = law, residual, support, log_variance
+        _, self.frames = np.unique(frames, return_inverse=True)
+        self.sizes = np.bincount(self.frames)
+        self.kinds = kinds
+
+    def per_configuration(self, constants: np.ndarray) -> np.ndarray:
+        """Mean over the atoms of every configuration, at (ln a, ln scale)."""
+        one = torch.ones(1, dtype=torch.float64)
+        support = self.support._replace(
+            growth=one * math.exp(constants[0]), log_scale=self.support.log_scale + constants[1]
+        )
+        log_factor, excess = inflate(support, self.log_variance)
+        return self._mean((log_factor + torch.log1p(excess)).numpy())
+
+    def as_trained(self) -> np.ndarray:
+        """The same without support."""
+        return self._mean(self.support.log_scale.numpy())
+
+    def _mean(self, log_factor: np.ndarray) -> np.ndarray:
+        # A factor on the covariance is a factor on the unit of the error.
+        nll = self.law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
+        return np.bincount(self.frames, nll) / self.sizes
+
+    def fit(self) -> Constants:
+        """Constants of the largest posterior density, a configuration counting like one atom.
+
+        The atoms of a configuration are no independent witnesses. The likelihood has flat and false minima (a -> 0).
+        """
+        starts = [np.array([math.log(start), 0.0]) for start in _STARTS]
+        found = min((minimize(self._objective, s, method="Nelder-Mead") for s in starts), key=lambda f: f.fun)
+        return self._constants(found.x)
+
+    def fit_by_species(self) -> Tuple[Constants, Dict[int, float]]:
+        """The same with a scale for every species, for a readout that knows nothing of the atoms but that.
+
+        Returns
+        -------
+        constants : Constants
+        log_scale : dict
+            By kind.
+        """
+        kinds, index = np.unique(self.kinds, return_inverse=True)
+        square = np.bincount(index, np.square(self.residual).mean(-1)) / np.bincount(index)
+        start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_variance.numpy()) / np.bincount(index)
+
+        def objective(constants: np.ndarray) -> float:
+            scaled = self.support._replace(log_scale=torch.from_numpy(constants[1:][index]))
+            return _Samples._objective(self._with(scaled), np.array([constants[0], 0.0]))
+
+        starts = [np.concatenate([[math.log(growth)], start]) for growth in _STARTS]
+        found = min((minimize(objective, s, method="BFGS") for s in starts), key=lambda f: f.fun)
+        scaled = self._with(self.support._replace(log_scale=torch.from_numpy(found.x[1:][index])))
+        log_scale = dict(zip(kinds.tolist(), found.x[1:].tolist(), strict=True))
+        return scaled._constants(np.array([found.x[0], 0.0])), log_scale
+
+    def _with(self, support: Support) -> "_Samples":
+        return _Samples(self.law, self.residual, support, self.log_variance, self.frames, self.kinds)
+
+    def _objective(self, constants: np.ndarray) -> float:
+        prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+        return float(self.per_configuration(constants).sum()) + prior
+
+    def _constants(self, found: np.ndarray) -> Constants:
+        error = self._standard_errors(found)
+        return Constants(
+            growth=math.exp(found[0]),
+            growth_interval=(math.exp(found[0] - error[0]), math.exp(found[0] + error[0])),
+            log_scale=float(found[1]),
+            log_scale_error=float(error[1]),
+            nll=(float(self.as_trained().mean()), float(self.per_configuration(found).mean())),
+            configurations=len(self.sizes),
+            atoms=len(self.residual),
+        )
+
+    def _standard_errors(self, constants: np.ndarray, step: float = 1e-2) -> np.ndarray:
+        """Of both constants, by the sandwich estimator over configurations."""
+        prior_curvature = np.diag([PRIOR_WIDTH**-2, 0.0])
+        at = {
+            (i, j): self.per_configuration(constants + step * np.array([i, j])) for i in (-1, 0, 1) for j in (-1, 0, 1)
+        }
+        score = np.stack([at[1, 0] - at[-1, 0], at[0, 1] - at[0, -1]]) / (2.0 * step)
+        curvature = np.empty((2, 2))
+        curvature[0, 0] = (at[1, 0] - 2.0 * at[0, 0] + at[-1, 0]).sum()
+        curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
+        curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
+        inverse = np.linalg.pinv(curvature / step**2 + prior_curvature, hermitian=True)
+        return np.sqrt(np.diag(inverse @ (np.cov(score) * score.shape[1] + prior_curvature) @ inverse).clip(min=0.0))
+
+
+def _collect(readout: Readout, validation: Iterable[Labelled]) -> Dict[int, Dict[str, np.ndarray]]:
+    """Run the validation set; what its atoms are, by head, and the same in every process of a distributed training."""
+    parts: List[Dict[str, np.ndarray]] = []
+    frames = 0
+    with _seen_by(readout) as seen:
+        for batch in validation:
+            usable = torch.isfinite(batch.residual).all(-1)
+            support = seen["support"]
+            part = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
+            part |= {"residual": batch.residual, "frames": batch.frames + frames}
+            part |= {"heads": seen["heads"], "kinds": seen["kinds"]}
+            part |= {"distance": support.distance, "typical": support.log_variance}
+            parts.append({name: value[usable].detach().cpu().numpy() for name, value in part.items()})
+            frames += int(batch.frames.max()) + 1
+    parts = _from_all_processes(parts)
+    if not sum(len(part["residual"]) for part in parts):
+        raise InputError(
+            "the validation set has no atom with finite reference forces: the constants of evidence mode 'leverage' "
+            "are fitted to those; give it validation configurations with forces"
+        )
+    table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
+    of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
+    return {head: {name: values[chosen] for name, values in table.items()} for head, chosen in of_head.items()}
+
+
+def _samples(family: Family, parameters: Dict[str, np.ndarray], table: Dict[str, np.ndarray]) -> _Samples:
+    none = torch.zeros(1, dtype=torch.float64)
+    support = Support(
+        leverage=none,
+        distance=torch.from_numpy(table["distance"]),
+        growth=none,
+        log_variance=torch.from_numpy(table["typical"]),
+        log_scale=torch.zeros(len(table["distance"]), dtype=torch.float64),
+        fitted=torch.tensor(True),
+    )
+    log_variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
+    frames, kinds = table["frames"].astype(int), table["kinds"].astype(int)
+    return _Samples(family.law(parameters), table["residual"], support, log_variance, frames, kinds)
+
+
+def _fit_trained(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Constants:
+    """Constants into the leverage's buffers."""
+    leverage = readout.leverage
+    found = _samples(readout.family, {key.name: table[key.name] for key in readout.family.parameter_keys}, table).fit()
+    per_head = len(leverage.rows) // len(leverage.growth)
+    rows = leverage.rows[head * per_head : (head + 1) * per_head]
+    leverage.growth[head] = found.growth
+    leverage.log_scale[rows[rows >= 0]] = found.log_scale
+    return found
+
+
+def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Constants:
+    """The same, with the 0e coefficients that the trunk gives to every atom and a scale for every species."""
+    leverage, family, atoms = readout.leverage, readout.family, len(table["residual"])
+    best: Any = None
+    for scalars in family.constant_scalars():
+        coefficients = torch.zeros(1, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64)
+        coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
+        one = torch.ones(1, dtype=torch.float64)
+        unfitted = Support(one, one, one, one, one, torch.tensor(False))
+        outputs = family(coefficients, readout.force_unit.double().cpu(), unfitted)
+        parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
+        variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
+        found, log_scale = _samples(family, parameters, {**table, "typical": variance.numpy()}).fit_by_species()
+        if best is None or found.nll[1] < best[0].nll[1]:
+            best = found, log_scale, scalars, float(variance[0])
+    found, log_scale, scalars, variance = best
+    per_head = len(leverage.rows) // len(leverage.growth)
+    with torch.no_grad():
+        readout.trunks[head].out.bias[: family.num_scalars] = torch.tensor(scalars).to(readout.force_unit)
+    leverage.growth[head] = found.growth
+    # A species that only the training set has gets the mean of the others.
+    rows = leverage.rows[head * per_head : (head + 1) * per_head]
+    leverage.log_scale[rows[rows >= 0]] = float(np.mean(list(log_scale.values())))
+    leverage.log_variance[rows[rows >= 0]] = variance
+    for kind, value in log_scale.items():
+        leverage.log_scale[leverage.rows[kind]] = value
+    return found
+
+
+def _from_all_processes(parts: List[Dict[str, np.ndarray]]) -> List[Dict[str, np.ndarray]]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return parts
+    gathered: List[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, parts)
+    together, first = [], 0
+    for own in gathered:
+        together += [{**part, "frames": part["frames"] + first} for part in own]
+        first = max((int(part["frames"].max(initial=-1)) + 1 for part in together), default=first)
+    return together
