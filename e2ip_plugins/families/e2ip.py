@@ -151,6 +151,11 @@ class E2IP(Family):
             raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
         return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
 
+    @classmethod
+    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
+        """See `Family`."""
+        return {**options, "evidence": "coupled"} if options["evidence"] == "leverage" else dict(options)
+
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
         """See `Family`."""
         log_sigma0, sigma0, nu, kappa, plateau = distribution(

@@ -178,6 +178,11 @@ class Family(nn.Module):
         return dict(given)
 
     @classmethod
+    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
+        """Options with those made equal under which the weights of a readout mean the same."""
+        return dict(options)
+
+    @classmethod
     def check_names(cls, given: Mapping[str, Any]) -> None:
         """Raise `InputError` for options of another family."""
         known = [option.name for option in cls.options]

@@ -18,6 +18,11 @@ LAST_COMMIT_OF_VERSION_1 = "e824b4f"
 AUTO_FORCE_UNIT_FRACTION = 0.03
 
 
+#: What trains the forces: the likelihood of the readout; or the host's own loss alone, to the last bit, while the
+#: readout learns from detached features and residuals.
+FORCES = ("likelihood", "host")
+
+
 class Settings(NamedTuple):
     """Settings of a readout.
 
@@ -32,6 +37,8 @@ class Settings(NamedTuple):
     given : frozenset of str
         Options that the user wrote, as against defaults.
     version : int
+    forces : str
+        One of `FORCES`.
     """
 
     family: str
@@ -39,9 +46,10 @@ class Settings(NamedTuple):
     force_unit: float
     given: FrozenSet[str] = frozenset()
     version: int = VERSION
+    forces: str = FORCES[0]
 
     @classmethod
-    def of(cls, family: str, options: Mapping[str, Any], force_unit: float) -> "Settings":
+    def of(cls, family: str, options: Mapping[str, Any], force_unit: float, forces: Optional[str] = None) -> "Settings":
         """Settings from a user's options (None: not given); `InputError` for unknown and contradictory ones.
 
         >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
@@ -55,14 +63,18 @@ class Settings(NamedTuple):
                     given[name] = types[name](value)
                 except ValueError as error:
                     raise InputError(f"{name} must be a {types[name].__name__}, got '{value}'") from error
-        return cls(family, families.get(family).resolve(given), force_unit, frozenset(given))
+        forces = FORCES[0] if forces is None else forces
+        if forces not in FORCES:
+            raise InputError(f"forces is '{forces}'; choose from: {', '.join(FORCES)}")
+        return cls(family, families.get(family).resolve(given), force_unit, frozenset(given), forces=forces)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any], where: str) -> "Settings":
         """Settings from `to_dict`; `InputError` for those of another version, ``where`` names model or file."""
         if saved.get("version") != VERSION:
             raise InputError(outdated(where, saved.get("version", 1)))
-        return cls(saved["family"], dict(saved["options"]), saved["force_unit"], frozenset(saved.get("given", ())))
+        given, forces = frozenset(saved.get("given", ())), saved.get("forces", FORCES[0])
+        return cls(saved["family"], dict(saved["options"]), saved["force_unit"], given, forces=forces)
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain Python, for checkpoints."""
@@ -72,6 +84,7 @@ class Settings(NamedTuple):
             "force_unit": self.force_unit,
             "options": dict(self.options),
             "given": sorted(self.given),
+            "forces": self.forces,
         }
 
     def build(self) -> Family:
@@ -109,21 +122,25 @@ class Settings(NamedTuple):
                     f"{owner} has {name} {value}, the model {self.options[name]}: give them the same, or leave it out "
                     f"of {owner}"
                 )
-        return self.of(self.family, chosen, self.force_unit)
+        return self.of(self.family, chosen, self.force_unit, self.forces)
 
     def differences(self, other: "Settings", weights_only: bool = False) -> List[str]:
         """Names of what differs; ``weights_only``: of what changes the meaning of a readout's weights."""
         if self.family != other.family:
             return ["readout"]
         skipped = {o.name for o in families.get(self.family).options if weights_only and o.loss_only}
-        names = [name for name in self.options if name not in skipped and self.options[name] != other.options[name]]
+        own, others = self.options, other.options
+        if weights_only:
+            own, others = (families.get(self.family).of_weights(options) for options in (own, others))
+        names = [name for name in own if name not in skipped and own[name] != others[name]]
         # Saved in single precision by some models.
         same_unit = math.isclose(self.force_unit, other.force_unit, rel_tol=1e-6)
-        return names if same_unit else [*names, "force_unit"]
+        names = names if same_unit else [*names, "force_unit"]
+        return names if weights_only or self.forces == other.forces else [*names, "forces"]
 
     def describe(self, name: str) -> Any:
         """Value of what `differences` names."""
-        return {"readout": self.family, "force_unit": self.force_unit, **self.options}[name]
+        return {"readout": self.family, "force_unit": self.force_unit, "forces": self.forces, **self.options}[name]
 
 
 def outdated(where: str, version: int = 1) -> str:
