@@ -1,0 +1,96 @@
+"""Frames with reference forces from a user's data files: what ``e2ip fit`` hands to the hosts' ``fit_file``."""
+
+from pathlib import Path
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from e2ip_plugins.errors import InputError
+
+#: Names that the communities of both hosts give to reference forces, most wanted first.
+FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
+
+
+class Frame(NamedTuple):
+    """One configuration.
+
+    Attributes
+    ----------
+    atoms : ase.Atoms
+        Without calculator.
+    forces : (N, 3)
+        Reference in eV/Å; NaN where the file has none.
+    where : str
+        File and number of the frame, for messages.
+    """
+
+    atoms: Any
+    forces: np.ndarray
+    where: str
+
+
+def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_forces: bool = True) -> List[Frame]:
+    """All frames of some files, isolated atoms (``config_type=IsolatedAtom``, MACE's E0s) left out.
+
+    Parameters
+    ----------
+    paths
+        Anything that ASE reads.
+    forces_key : str, optional
+        Array with the reference forces; default: the first of `FORCES_KEYS` that a file has.
+    need_forces : bool
+        Whether a file without a finite reference force is an error.
+
+    Raises
+    ------
+    InputError
+        Missing, unreadable and empty files, and those without the forces.
+    """
+    import ase.io
+
+    frames: List[Frame] = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+        try:
+            found = ase.io.read(path, index=":")
+        # ASE's readers let whatever goes wrong inside them through.
+        except Exception as error:
+            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error})") from error
+        own = [Frame(_bare(a), _forces(a, forces_key), f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
+        if not own:
+            raise InputError(f"{path}: has no frames")
+        if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in own):
+            wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
+            raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
+        frames += own
+    return frames
+
+
+def _counts(atoms: Any) -> bool:
+    return len(atoms) > 0 and not (len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom")
+
+
+def _forces(atoms: Any, key: Optional[str]) -> np.ndarray:
+    # ASE's reader takes columns named like calculator results out of the arrays.
+    there = {**atoms.arrays, **(atoms.calc.results if atoms.calc is not None else {})}
+    for name in (key,) if key else FORCES_KEYS:
+        if name in there:
+            return np.asarray(there[name], dtype=np.float64).reshape(len(atoms), 3)
+    return np.full((len(atoms), 3), np.nan)
+
+
+def _bare(atoms: Any) -> Any:
+    bare = atoms.copy()
+    bare.calc = None
+    return bare
+
+
+def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
+    """How many frames of ``b`` are also in ``a``, by species and positions."""
+
+    def key(frame: Frame) -> bytes:
+        return frame.atoms.numbers.tobytes() + np.round(frame.atoms.positions, 6).tobytes()
+
+    known = {key(frame) for frame in a}
+    return sum(key(frame) in known for frame in b)
