@@ -6,9 +6,10 @@
 predicted forces       ``forces``                             ``MACE_forces`` (any prefix)
 reference forces       ``original_dataset_forces``            the data set's, e.g. ``REF_forces``
 parameters             ``e2ip_log_sigma0``, …                 ``MACE_e2ip_log_sigma0``, …
+leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_leverage``
 =====================  =====================================  ==================================
 
-Energies follow the prefix of the forces.
+Energies and leverage follow the prefix of the forces.
 """
 
 import re
@@ -21,7 +22,7 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 
 _REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
@@ -45,6 +46,8 @@ class Predictions:
         None for deterministic predictions.
     parameters : dict of str to array
         The family's parameters, by their unprefixed key.
+    leverage : (N,) or None
+        Dimensionless, at least 0, may be infinite; NaN for atoms without one. None where the file has no such column.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class Predictions:
     energy: np.ndarray
     family: Optional[Type[Family]]
     parameters: Dict[str, np.ndarray]
+    leverage: Optional[np.ndarray] = None
 
     @property
     def frame_of_atom(self) -> np.ndarray:
@@ -78,7 +82,7 @@ def read_predictions(
     Raises
     ------
     InputError
-        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid.
+        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage invalid.
     """
     path = Path(path)
     frames = _read_frames(path)
@@ -108,6 +112,7 @@ def read_predictions(
         energy=_energies(path, frames, prefix + "energy"),
         family=family,
         parameters=parameters,
+        leverage=_leverage(path, frames, prefix + LEVERAGE.name),
     )
 
 
@@ -215,6 +220,14 @@ def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarr
         if np.shape(frame["arrays"].get(name)) != (len(frame["species"]), *shape):
             raise InputError(f"{path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom")
     return np.concatenate([f["arrays"][name] for f in frames]).astype(np.float64)
+
+
+def _leverage(path: Path, frames: List[dict], name: str) -> Optional[np.ndarray]:
+    if not any(name in f["arrays"] for f in frames):
+        return None
+    values = _column(path, frames, name, LEVERAGE.shape)
+    _refuse(path, frames, values < 0.0, f"{name} is negative")
+    return values
 
 
 def _energies(path: Path, frames: List[dict], name: str) -> np.ndarray:

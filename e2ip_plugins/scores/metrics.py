@@ -3,6 +3,7 @@
 from typing import Callable, Dict, Optional
 
 import numpy as np
+from scipy import ndimage
 from scipy.stats import mannwhitneyu, rankdata
 
 from e2ip_plugins.families.laws import Law
@@ -44,13 +45,26 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(ra @ rb / norm) if norm > 0 else float("nan")
 
 
+def auroc(a: np.ndarray, b: np.ndarray) -> float:
+    """Probability that a value of a is larger than one of b, ties count half; NaN where either is empty.
+
+    Values may be infinite; NaN are left out.
+
+    >>> auroc(np.array([2.0, np.inf]), np.array([1.0, 2.0]))
+    0.875
+    """
+    a, b = a[~np.isnan(a)], b[~np.isnan(b)]
+    if not (len(a) and len(b)):
+        return float("nan")
+    return float(mannwhitneyu(a, b, method="asymptotic").statistic / (len(a) * len(b)))
+
+
 def auroc_worst(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
     """Probability that an atom among the worst 10 % errors has a larger uncertainty than one that is not."""
     worst = error_norm > np.quantile(error_norm, 1.0 - WORST_SHARE)
     if worst.all() or not worst.any():
         return float("nan")
-    a, b = uncertainty[worst], uncertainty[~worst]
-    return float(mannwhitneyu(a, b, method="asymptotic").statistic / (len(a) * len(b)))
+    return auroc(uncertainty[worst], uncertainty[~worst])
 
 
 def sparsification(ranking: np.ndarray, error_norm: np.ndarray) -> np.ndarray:
@@ -71,19 +85,59 @@ def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
     return float(np.mean(sparsification(uncertainty, error_norm) - sparsification(error_norm, error_norm)))
 
 
-#: Everything that is computed once per atom, by name; tables of subsets only average these.
-AtomScores = Dict[str, np.ndarray]
+def frame_scores(
+    sizes: np.ndarray, leverage: Optional[np.ndarray], epistemic_std: Optional[np.ndarray]
+) -> Dict[str, np.ndarray]:
+    """What may tell a frame out of distribution from one in distribution.
 
-
-def score_atoms(error: np.ndarray, law: Optional[Law] = None) -> AtomScores:
-    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only.
+    Parameters
+    ----------
+    sizes : (F,)
+        Atoms per frame.
+    leverage : (N,) or None
+        NaN for atoms without one: means leave them out.
+    epistemic_std : (N,) or None
+        In eV/Å.
 
     Returns
     -------
     dict
-        ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å. With a law also ``nll``, ``pit``, ``energy_score``,
-        ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3) along the principal axes,
-        smallest predicted variance first.
+        ``mean_leverage``, ``max_epistemic_std`` and ``mean_epistemic_std`` (F,); NaN for frames without the quantity.
+
+    Examples
+    --------
+    >>> frame_scores(np.array([2, 1]), np.array([1.0, np.nan, 4.0]), None)["mean_leverage"]
+    array([1., 4.])
+    """
+    frames = np.arange(len(sizes))
+    frame = np.repeat(frames, sizes)
+
+    def of_frames(reduce: Callable, values: Optional[np.ndarray]) -> np.ndarray:
+        if values is None:
+            return np.full(len(sizes), np.nan)
+        with np.errstate(invalid="ignore"):
+            return reduce(values, np.where(np.isnan(values), -1, frame), frames)
+
+    return {
+        "mean_leverage": of_frames(ndimage.mean, leverage),
+        "max_epistemic_std": of_frames(ndimage.maximum, epistemic_std),
+        "mean_epistemic_std": of_frames(ndimage.mean, epistemic_std),
+    }
+
+
+#: Everything that is computed once per atom, by name; tables of subsets only average these.
+AtomScores = Dict[str, np.ndarray]
+
+
+def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional[np.ndarray] = None) -> AtomScores:
+    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only, and the leverage (N,) if there is one.
+
+    Returns
+    -------
+    dict
+        ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å; ``leverage`` (N,) as given. With a law also ``nll``,
+        ``pit``, ``energy_score``, ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3)
+        along the principal axes, smallest predicted variance first.
     """
     scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
     if law is not None:
@@ -91,6 +145,8 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None) -> AtomScores:
         scores |= {"energy_score": law.energy_score(error)}
         scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
+    if leverage is not None:
+        scores["leverage"] = leverage
     return scores
 
 
@@ -112,6 +168,11 @@ def _axis_coverage95(pit: np.ndarray) -> float:
 
 def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.square(values).mean()))
+
+
+def _finite_mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 _AXES = ("minor", "middle", "major")
@@ -136,11 +197,13 @@ UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], float]] = {
 def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
     """Averages over atoms; those of `UNCERTAINTY_FIGURES` are None for predictions without a distribution.
 
-    Force MAE and RMSE run over components, as in both hosts' own tables; forces in eV/Å.
+    Force MAE and RMSE run over components, as in both hosts' own tables; forces in eV/Å. The mean leverage is that of
+    atoms with a finite one, and None for predictions without leverage.
     """
     errors: Dict[str, Optional[float]] = {
         "atoms": len(s["error"]),
         "force_mae": float(np.abs(s["error"]).mean()),
         "force_rmse": _rms(s["error"]),
+        "leverage": _finite_mean(s["leverage"]) if "leverage" in s else None,
     }
     return errors | {name: float(of(s)) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()}

@@ -107,6 +107,39 @@ def test_non_finite_references_are_read(tmp_path):
     assert np.flatnonzero(~np.isfinite(p.reference_forces).all(-1)).tolist() == [1, 4]
 
 
+@pytest.mark.parametrize("style, prefix", [("mace", "MACE_"), ("mace", "my_"), ("nequip", "")])
+def test_leverage_is_read(tmp_path, style, prefix):
+    frames = make_frames(style, prefix=prefix)
+    values = [np.array([0.0, 1.5, 20.0]), np.array([np.nan]), np.array([1.0, np.inf, 2.0, 3.0])]
+    for atoms, leverage in zip(frames, values, strict=True):
+        atoms.arrays[prefix + "e2ip_leverage"] = leverage.reshape(-1, 1) if style == "nequip" else leverage
+    p = read_predictions(write(tmp_path / "p.xyz", frames))
+    np.testing.assert_allclose(p.leverage, np.concatenate(values))
+    assert "e2ip_leverage" not in p.parameters
+
+
+def test_leverage_may_be_missing(tmp_path):
+    assert read_predictions(write(tmp_path / "p.xyz", make_frames())).leverage is None
+
+
+def with_leverage(change):
+    def changed(frames):
+        for atoms in frames:
+            atoms.arrays["MACE_e2ip_leverage"] = np.ones(len(atoms))
+        change(frames)
+
+    return changed
+
+
+def leverage_of_some_frames(frames):
+    del frames[0].arrays["MACE_e2ip_leverage"]
+
+
+def leverage_of_components(frames):
+    for atoms in frames:
+        atoms.arrays["MACE_e2ip_leverage"] = np.ones((len(atoms), 3))
+
+
 def without(name):
     def change(frames):
         for atoms in frames:
@@ -172,6 +205,13 @@ def two_references(frames):
         (put("MACE_forces", (1, 1), np.nan), "MACE_forces is not finite for 1 atoms, first in frame 2"),
         (put("MACE_e2ip_nu", 0, 3.0), "MACE_e2ip_nu is not finite or outside its range .* frame 2"),
         (put("MACE_e2ip_kappa", 0, 0.0, frame=1), "MACE_e2ip_kappa .* first in frame 1"),
+        (
+            with_leverage(put("MACE_e2ip_leverage", 3, -1e-6)),
+            "MACE_e2ip_leverage is negative for 1 atoms, first in frame 2",
+        ),
+        (with_leverage(put("MACE_e2ip_leverage", 0, -np.inf)), "MACE_e2ip_leverage is negative"),
+        (with_leverage(leverage_of_some_frames), "frame 0 has no column 'MACE_e2ip_leverage' of 1 numbers"),
+        (with_leverage(leverage_of_components), "no column 'MACE_e2ip_leverage' of 1 numbers"),
     ],
 )
 def test_bad_files_say_what_is_wrong(tmp_path, change, message):

@@ -82,6 +82,36 @@ def test_auroc_by_hand():
     assert np.isnan(metrics.auroc_worst(np.ones(10), np.ones(10)))
 
 
+def test_auroc_counts_pairs():
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 8, 30).astype(float), rng.integers(-2, 6, 45).astype(float)
+    a[:2], a[2:4], b[:1], b[1:3] = np.inf, np.nan, np.inf, np.nan
+    pairs = [(x > y) + 0.5 * (x == y) for x in a[~np.isnan(a)] for y in b[~np.isnan(b)]]
+    assert len(pairs) == 28 * 43
+    assert metrics.auroc(a, b) == pytest.approx(np.mean(pairs), rel=1e-12)
+    assert np.isnan(metrics.auroc(a, b[1:3])) and np.isnan(metrics.auroc(a[:0], b))
+
+
+def test_frame_scores_by_hand():
+    sizes = np.array([2, 1, 3, 1])
+    leverage = np.array([1.0, 3.0, np.nan, 2.0, np.nan, 6.0, np.inf])
+    std = np.array([0.1, 0.3, 0.2, 0.5, 0.4, 0.6, 0.7])
+    scores = metrics.frame_scores(sizes, leverage, std)
+    np.testing.assert_allclose(scores["mean_leverage"], [2.0, np.nan, 4.0, np.inf])
+    np.testing.assert_allclose(scores["max_epistemic_std"], [0.3, 0.2, 0.6, 0.7])
+    np.testing.assert_allclose(scores["mean_epistemic_std"], [0.2, 0.2, 0.5, 0.7])
+    nothing = metrics.frame_scores(sizes, None, None)
+    assert set(nothing) == set(scores) and all(np.isnan(v).all() and v.shape == (4,) for v in nothing.values())
+
+
+def test_mean_leverage_is_of_finite_ones():
+    error = np.ones((4, 3))
+    leverage = np.array([1.0, np.nan, 4.0, np.inf])
+    assert metrics.summarise(metrics.score_atoms(error, leverage=leverage))["leverage"] == pytest.approx(2.5)
+    assert np.isnan(metrics.summarise(metrics.score_atoms(error, leverage=np.full(4, np.nan)))["leverage"])
+    assert metrics.summarise(metrics.score_atoms(error))["leverage"] is None
+
+
 def test_ause_by_hand():
     """Errors 4 3 2 1 (mean 2.5). Dropped in order: means 2.5, 2, 1.5, 1; in reverse order: 2.5, 3, 3.5, 4."""
     error = np.array([4.0, 3.0, 2.0, 1.0])
