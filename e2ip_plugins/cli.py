@@ -57,6 +57,13 @@ def compare_command(
     labels: Annotated[
         Optional[str], typer.Option(help="Names of the models, separated by commas. [default: file names]")
     ] = None,
+    ood: Annotated[
+        Optional[List[Path]],
+        typer.Option(
+            metavar="BASELINE_ood.xyz",
+            help="The models' predictions for out-of-distribution frames: once per model, in the same order.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png and .pdf.")] = Path("e2ip_compare"),
     unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
     ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
@@ -66,29 +73,95 @@ def compare_command(
 
     Reads what `mace_eval_configs` and NequIP's TestTimeXYZFileWriter write, with or without
     uncertainties. Scores that need a distribution stay empty for a deterministic model.
+
+    With --ood every model's figures stand beside those out of distribution, and a table says how
+    well leverage and epistemic uncertainty find the frames out of distribution.
     """
-    for path in files:
+    for path in [*files, *(ood or [])]:
         if not path.is_file():
             what = "is a folder; give the extxyz file in it" if path.is_dir() else "no such file"
             raise InputError(f"{path}: {what}")
     from rich.console import Console
 
-    from e2ip_plugins.report.compare import compare, load_models
+    from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
 
     names = None if labels is None else [label.strip() for label in labels.split(",")]
-    models = load_models(files, names, ref_forces, ref_energy)
+    if ood:
+        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy)
+    else:
+        models, ood_models = load_models(files, names, ref_forces, ref_energy), []
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
-    for m in models:
+    for m in [*models, *ood_models]:
         for text in m.left_out:
             typer.secho(f"e2ip: warning: {m.predictions.path}: {text}", fg=typer.colors.YELLOW, err=True)
-    result = compare(models)
+    result = compare(models, ood_models)
     print_tables(result, unit.value, Console())
     write_json(result, out / "compare.json")
-    write_figure(models, unit.value, out / "compare")
+    write_figure(models, unit.value, out / "compare", ood_models)
     (out / "compare.md").write_text(markdown(result, unit.value, "compare.png"), encoding="utf-8")
     typer.echo(f"Written: {out}/compare.md, .json, .png, .pdf")
+
+
+#: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
+_HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
+
+
+@app.command("fit")
+def fit_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip; with or without a readout.")],
+    train: Annotated[List[Path], typer.Option(help="Training frames, as the model had them; may be repeated.")],
+    valid: Annotated[List[Path], typer.Option(help="Other frames, with forces, to fit constants on; may be repeated.")],
+    output: Annotated[Optional[Path], typer.Option(help="The fitted model. [default: MODEL with -e2ip]")] = None,
+    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head that the frames belong to, where there are more.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
+) -> None:
+    """Fit a model's uncertainty to its training set, without training.
+
+    The epistemic part of the uncertainty then grows where the training set supports an atom's
+    environment less (evidence mode leverage). A model without a readout gets one that knows one
+    standard deviation per species besides. Energies and forces stay what they are.
+    """
+    from e2ip_plugins.tools.frames import read_frames, same_frames
+
+    host = _HOSTS.get(model.suffix)
+    if host is None:
+        raise InputError(f"{model}: is none of {', '.join(_HOSTS)}: give a MACE model, a NequIP checkpoint or package")
+    if not model.is_file():
+        raise InputError(f"{model}: no such file")
+    if output is None:
+        name = model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix)
+        output = model.with_name(f"{name}-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
+    if output.exists() and output.samefile(model):
+        raise InputError(f"--output {output}: is the model itself; give the fitted one another name")
+    training = read_frames(train, need_forces=False)
+    validation = read_frames(valid, forces_key)
+    shared = same_frames(training, validation)
+    if shared:
+        warning = f"{shared} of {len(validation)} validation frames are training frames: the constants come out too small"
+        typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
+    report = _fit_file(host)(model, training, validation, output, head=head, device=device, batch_size=batch_size)
+    for text in report.warnings:
+        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    for line in report.lines():
+        typer.echo(line)
+    typer.echo(f"Written: {output}")
+
+
+def _fit_file(host: str):
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="e2ip_plugins.fit", name=host)
+    try:
+        return found.load()
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"this is a model of {host}, which is not installed here ({error}): run e2ip fit in an environment with "
+            f"e2ip-plugins[{host}]"
+        ) from error

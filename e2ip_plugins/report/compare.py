@@ -1,9 +1,9 @@
-"""Compare predictions of several models on the same frames: read, check, score, write."""
+"""Compare predictions of several models on the same frames, and on frames out of distribution: read, check, score."""
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -11,7 +11,15 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.predictions import Predictions, read_predictions
-from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, AtomScores, observed_coverage, score_atoms, summarise
+from e2ip_plugins.scores.metrics import (
+    CALIBRATION_LEVELS,
+    AtomScores,
+    auroc,
+    frame_scores,
+    observed_coverage,
+    score_atoms,
+    summarise,
+)
 
 #: References may differ by what eight decimals and a passage through float32 do to them.
 REFERENCE_ATOL = 1e-5
@@ -56,6 +64,12 @@ class Model:
         missing = np.count_nonzero(~np.isfinite(self.predictions.reference_energy))
         if 0 < missing < len(self.predictions.sizes):
             texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
+        leverage = self.scores.get("leverage", np.empty(0))
+        # A model that was never fitted to its training set has NaN for every atom: no leverage at all.
+        if not np.isfinite(leverage).all() and not np.isnan(leverage).all():
+            texts.append(
+                f"{np.count_nonzero(~np.isfinite(leverage))} atoms with NaN or Inf leverage left out of its mean"
+            )
         return texts
 
 
@@ -74,16 +88,65 @@ def load_models(
     """
     files = [Path(p) for p in paths]
     labels = _labels(files, labels)
-    predictions = [read_predictions(p, ref_forces, ref_energy) for p in files]
-    for other in predictions[1:]:
-        check_same_frames(predictions[0], other)
+    predictions = _read_same_frames(files, ref_forces, ref_energy)
     return [_score(label, p) for label, p in zip(labels, predictions, strict=True)]
 
 
-def check_same_frames(a: Predictions, b: Predictions) -> None:
-    """Raise `InputError` where two files differ in number of frames, species or reference forces."""
-    if len(a.sizes) != len(b.sizes):
+def load_both_sets(
+    paths: Sequence[Union[str, Path]],
+    ood_paths: Sequence[Union[str, Path]],
+    labels: Optional[Sequence[str]] = None,
+    ref_forces: Optional[str] = None,
+    ref_energy: Optional[str] = None,
+) -> Tuple[List[Model], List[Model]]:
+    """`load_models` in distribution and out of it: one file per model and set, models in the same order.
+
+    Raises
+    ------
+    InputError
+        As `load_models`, for either set; not as many files out of distribution as models; both sets hold the same
+        frames; a model's two files are of different predictive families.
+    """
+    files, ood_files = [Path(p) for p in paths], [Path(p) for p in ood_paths]
+    labels = _labels(files, labels)
+    if len(ood_files) != len(files):
+        raise InputError(f"--ood: {len(ood_files)} files for {len(files)} models; give one for each, in the same order")
+    inside = _read_same_frames(files, ref_forces, ref_energy)
+    outside = _read_same_frames(ood_files, ref_forces, ref_energy)
+    if _difference(inside[0], outside[0]) is None:
         raise InputError(
+            f"--ood {ood_files[0]}: holds the same frames as {files[0]}; give predictions for other frames, those out "
+            "of distribution"
+        )
+    for label, a, b in zip(labels, inside, outside, strict=True):
+        if a.family is not b.family:
+            raise InputError(
+                f"--ood {b.path}: has {_kind(b)}, but {a.path} has {_kind(a)}, and both are to be of model '{label}'; "
+                "give the models' files in the same order"
+            )
+    return (
+        [_score(label, p) for label, p in zip(labels, inside, strict=True)],
+        [_score(label, p) for label, p in zip(labels, outside, strict=True)],
+    )
+
+
+def _read_same_frames(files: List[Path], ref_forces: Optional[str], ref_energy: Optional[str]) -> List[Predictions]:
+    predictions = [read_predictions(p, ref_forces, ref_energy) for p in files]
+    for other in predictions[1:]:
+        problem = _difference(predictions[0], other)
+        if problem:
+            raise InputError(problem)
+    return predictions
+
+
+def _kind(p: Predictions) -> str:
+    return f"uncertainties of family '{p.family.uq_family}'" if p.family else "no uncertainties"
+
+
+def _difference(a: Predictions, b: Predictions) -> Optional[str]:
+    """Where two files differ in number of frames, species or reference forces, for the user; None: nowhere."""
+    if len(a.sizes) != len(b.sizes):
+        return (
             f"{b.path}: has {len(b.sizes)} frames, but {a.path} has {len(a.sizes)}; compare predictions for the same "
             "frames (NequIP's xyz writer appends to a file that is already there)"
         )
@@ -91,13 +154,14 @@ def check_same_frames(a: Predictions, b: Predictions) -> None:
     for i, (size, other_size) in enumerate(zip(a.sizes, b.sizes, strict=True)):
         atoms = slice(ends[i] - size, ends[i])
         if size != other_size or (a.species[atoms] != b.species[atoms]).any():
-            raise InputError(f"{b.path}: the species of frame {i} differ from those in {a.path}")
+            return f"{b.path}: the species of frame {i} differ from those in {a.path}"
         x, y = a.reference_forces[atoms], b.reference_forces[atoms]
         if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
-            raise InputError(
+            return (
                 f"{b.path}: the reference forces of frame {i} differ from those in {a.path}; "
                 "compare predictions for the same frames in the same order"
             )
+    return None
 
 
 def _labels(paths: List[Path], labels: Optional[Sequence[str]]) -> List[str]:
@@ -129,19 +193,22 @@ def _score(label: str, p: Predictions) -> Model:
         label=label,
         predictions=p,
         kept=kept,
-        scores=score_atoms(error, law),
+        scores=score_atoms(error, law, None if p.leverage is None else p.leverage[kept]),
         species=p.species[kept],
         energy_error=energy_error[np.isfinite(energy_error)],
     )
 
 
-def compare(models: List[Model]) -> dict:
+def compare(models: List[Model], ood: Sequence[Model] = ()) -> dict:
     """Every figure of the report, over all atoms and per species, ready for JSON.
 
     Forces in eV/Å and energies in eV; NLL and energy score in kcal/mol/Å as well (``*_kcal``). What
     cannot be computed, such as the NLL of a deterministic model, is None.
+
+    With the same models' predictions out of distribution, in the same order, ``ood`` holds the same figures of those
+    (``models``) and how well each model tells the frames of both sets apart (``frame_auroc``).
     """
-    return {
+    result = {
         "e2ip_version": __version__,
         "units": {
             "force_mae": "eV/Å",
@@ -153,11 +220,29 @@ def compare(models: List[Model]) -> dict:
             "energy_score_kcal": "kcal/mol/Å",
             "epistemic_std": "eV/Å, mean over atoms",
             "total_std": "eV/Å, mean over atoms",
+            "leverage": "1, mean over atoms",
             "everything else": "1",
         },
         "levels": CALIBRATION_LEVELS.tolist(),
         "models": [_report(m) for m in models],
     }
+    if ood:
+        result["ood"] = {
+            "models": [_report(m) for m in ood],
+            "frame_auroc": [_frame_auroc(a, b) for a, b in zip(models, ood, strict=True)],
+        }
+    return result
+
+
+def _frame_auroc(inside: Model, outside: Model) -> Dict[str, Optional[float]]:
+    """By every score of a frame: probability that a frame out of distribution has a larger one than one in it."""
+    a, b = _frame_scores(inside.predictions), _frame_scores(outside.predictions)
+    return {"label": inside.label} | _without_nan({name: auroc(b[name], a[name]) for name in a})
+
+
+def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
+    # Of all atoms: no reference is needed to tell frames apart.
+    return frame_scores(p.sizes, p.leverage, p.family.law(p.parameters).epistemic_std() if p.family else None)
 
 
 def _report(model: Model) -> dict:

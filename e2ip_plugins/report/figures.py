@@ -1,13 +1,15 @@
 """The figure page of ``e2ip compare``: calibration above, usefulness of the uncertainties below."""
 
+from functools import partial
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List, Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import Model
@@ -16,6 +18,8 @@ from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, s
 # Okabe & Ito: told apart with every kind of colour vision. Greys are for models without uncertainties.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREYS = ("0.45", "0.65", "0.8")
+# Where colours tell sets, not models, apart.
+_OOD_COLOUR = "black"
 
 _STYLE = {
     "font.size": 9.5,
@@ -31,39 +35,62 @@ _STYLE = {
     "pdf.fonttype": 42,
 }
 
+Panel = Callable[[Axes], None]
+
 _IDEAL = {"color": "0.25", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1}
 
 
-def figure_page(models: List[Model], unit: str = "eV") -> Figure:
+def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()) -> Figure:
     """Six panels, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
 
     The upper row asks whether the distributions are calibrated, the lower one whether the
     uncertainties find the errors, and how large those are.
+
+    With the same models out of distribution, reliability has a panel for either set, the panel of errors shows both,
+    and every model with leverage gets two panels: errors, and predicted standard deviations, of both sets against it.
+    The other panels stay those in distribution.
     """
     factor, force = (1e3, "meV/Å") if unit == "eV" else (1.0 / KCAL_PER_MOL, "kcal/mol/Å")
     uncertain = [m for m in models if "pit" in m.scores]
     colours = _assign_colours(models)
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 7.6) if uncertain else (5.5, 4.2), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.02, hspace=0.03)
+        panels: List[Panel] = []
         if uncertain:
-            (reliability, pit, ellipsoid), (scatter, dropping, bars) = figure.subplots(2, 3)
-            _reliability(reliability, uncertain, colours)
-            _pit_histogram(pit, uncertain, colours)
-            _ellipsoid_axes(ellipsoid, uncertain, colours)
-            _error_against_std(scatter, uncertain, colours, factor, force)
-            _sparsification(dropping, uncertain, colours)
-        else:
-            bars = figure.subplots()
-        _errors_per_species(bars, models, colours, factor, force)
+            sets = {"": uncertain}
+            if ood:
+                outside = [m for m in ood if "pit" in m.scores]
+                sets = {", in distribution": uncertain, ", out of distribution": outside}
+            panels = [
+                *(partial(_reliability, models=shown, colours=colours, of=of) for of, shown in sets.items()),
+                partial(_pit_histogram, models=uncertain, colours=colours),
+                partial(_ellipsoid_axes, models=uncertain, colours=colours),
+                partial(_error_against_std, models=uncertain, colours=colours, factor=factor, force=force),
+                partial(_sparsification, models=uncertain, colours=colours),
+            ]
+        for a, b in zip(models, ood, strict=False):
+            panels += _leverage_panels(a, b, colours[a.label], factor, force)
+        panels.append(partial(_errors_per_species, models=models, ood=ood, colours=colours, factor=factor, force=force))
+
+        columns = min(3, len(panels))
+        rows = -(-len(panels) // columns)
+        figure = Figure(figsize=(12, 3.8 * rows) if columns == 3 else (5.5 * columns, 4.2 * rows), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.02, hspace=0.03)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for draw, ax in zip(panels, axes, strict=False):
+            draw(ax)
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
         handles = [Patch(color=colours[m.label], label=m.label) for m in models]
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(models), 5), fontsize=10.5)
+        title = "panels in which no set is named: in distribution" if ood and uncertain else None
+        figure.legend(
+            handles=handles, loc="outside upper center", ncols=min(len(models), 5), fontsize=10.5, title=title
+        )
     return figure
 
 
-def write_figure(models: List[Model], unit: str, stem: Path) -> List[Path]:
+def write_figure(models: List[Model], unit: str, stem: Path, ood: Sequence[Model] = ()) -> List[Path]:
     """Save the page as PNG and PDF; returns both paths."""
-    figure = figure_page(models, unit)
+    figure = figure_page(models, unit, ood)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".pdf")]
     with matplotlib.rc_context(_STYLE):
         for path in paths:
@@ -83,8 +110,8 @@ def _assign_colours(models: List[Model]) -> Dict[str, str]:
     return colours
 
 
-def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
-    ax.set_title("Reliability")
+def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str], of: str) -> None:
+    ax.set_title("Reliability" + of)
     ax.plot([0, 1], [0, 1], **_IDEAL | {"zorder": 3})
     levels = np.concatenate([[0.0], CALIBRATION_LEVELS, [1.0]])
     for m in models:
@@ -162,14 +189,65 @@ def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
     )
 
 
-def _errors_per_species(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
+#: Score drawn against leverage: title, label of its axis, number of components that share its square.
+_AGAINST_LEVERAGE = {
+    "error_norm": ("Error", "force error per component", 3),
+    "total_std": ("Uncertainty", "predicted std. deviation", 1),
+}
+
+
+def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, force: str) -> List[Panel]:
+    """Errors, and predicted standard deviations, of both sets against leverage, on the same axes; none without it."""
+    curves: Dict[str, List[tuple]] = {}
+    for m, name, of_set in ((inside, "in distribution", colour), (outside, "out of distribution", _OOD_COLOUR)):
+        leverage = m.scores.get("leverage", np.empty(0))
+        order = np.argsort(leverage)
+        # Others have no place on a logarithmic axis.
+        order = order[np.isfinite(leverage[order]) & (leverage[order] > 0)]
+        bins = np.array_split(order, min(12, len(order))) if len(order) else []
+        x = [np.median(leverage[b]) for b in bins]
+        for score, (_, _, components) in _AGAINST_LEVERAGE.items():
+            if bins and score in m.scores:
+                values = factor * m.scores[score] / np.sqrt(components)
+                bands = np.array([np.quantile(values[b], [0.1, 0.5, 0.9]) for b in bins]).T
+                curves.setdefault(score, []).append((name, of_set, x, bands))
+    ends = [end for sets in curves.values() for *_, bands in sets for end in (bands.min(), bands.max())]
+
+    def draw(ax: Axes, score: str) -> None:
+        what, label, _ = _AGAINST_LEVERAGE[score]
+        ax.set_title(f"{what} against leverage, {inside.label}")
+        ax.set(xscale="log", yscale="log", xlabel="leverage (1: training atoms on average)")
+        ax.set_ylabel(f"{label} ({force})")
+        for name, of_set, x, (low, middle, high) in curves[score]:
+            ax.fill_between(x, low, high, color=of_set, alpha=0.15, linewidth=0)
+            ax.plot(x, middle, "o-", color=of_set, markersize=6, markeredgecolor="white", linewidth=1.8, label=name)
+        # Above there is room for the legend.
+        ax.set_ylim(max(min(ends), 1e-4 * max(ends)) / 1.3, 4.0 * max(ends))
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.legend(title="medians and 10–90 % in bins of equal size", alignment="left", loc="upper left")
+
+    return [partial(draw, score=score) for score in curves]
+
+
+def _errors_per_species(
+    ax: Axes, models: List[Model], ood: Sequence[Model], colours: Dict[str, str], factor: float, force: str
+) -> None:
     ax.set_title("Force MAE")
-    symbols = [str(s) for s in np.unique(models[0].species)]
+    symbols = sorted({str(s) for m in [models[0], *ood[:1]] for s in np.unique(m.species)})
     width = 0.8 / len(models)
-    for i, m in enumerate(models):
-        groups = [np.ones(len(m.species), dtype=bool), *(m.species == s for s in symbols)]
-        maes = [factor * np.abs(m.scores["error"][g]).mean() for g in groups]
-        x = np.arange(len(groups)) + width * (i - 0.5 * (len(models) - 1))
-        ax.bar(x, maes, 0.92 * width, color=colours[m.label])
+    for shown, look in ((models, {}), (ood, {"fill": False, "linewidth": 1.2})):
+        for i, m in enumerate(shown):
+            groups = [np.ones(len(m.species), dtype=bool), *(m.species == s for s in symbols)]
+            # A set need not have every species.
+            maes = [factor * np.abs(m.scores["error"][g]).mean() if g.any() else np.nan for g in groups]
+            x = np.arange(len(groups)) + width * (i - 0.5 * (len(models) - 1))
+            colour = {"edgecolor": colours[m.label]} if look else {"color": colours[m.label]}
+            ax.bar(x, maes, 0.92 * width, **colour, **look)
     ax.set_xticks(range(len(symbols) + 1), ["all", *symbols])
     ax.set(ylabel=f"component MAE ({force})")
+    if ood:
+        ax.set_title("Force MAE, both sets")
+        ax.margins(y=0.15)
+        ax.text(0.03, 0.97, "outlines: out of distribution", color="0.45", va="top", transform=ax.transAxes)

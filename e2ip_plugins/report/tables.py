@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -52,7 +52,15 @@ ROWS = (
     Row("spearman_total", "Spearman, total", "high", "number", "ρ"),
     Row("auroc_total", "AUROC, worst 10 %", "high", "number", "AUROC"),
     Row("ause_total", "AUSE", "0", "number"),
+    Row("leverage", "Mean leverage", "", "number"),
 )
+
+#: Scores that frames are ranked by, as in the result's ``frame_auroc``, and their column titles.
+FRAME_SCORES = {
+    "mean_leverage": "mean leverage",
+    "max_epistemic_std": "largest epistemic std",
+    "mean_epistemic_std": "mean epistemic std",
+}
 
 #: unit name -> (force unit, energy unit, factor from eV, decimals of forces and energies)
 UNITS = {
@@ -76,6 +84,17 @@ NOTES = """\
 - An empty cell means that the file carries no distribution to compute it from.
 """
 
+LEVERAGE_NOTE = """\
+- Leverage: how far an atom's environment is from the training set; 1 is that of the training atoms on average. The mean
+  is over atoms with a finite one.
+"""
+
+OOD_NOTE = """\
+- OOD: the same model on the frames out of distribution. AUROC of frames: probability that a frame out of distribution
+  has a larger value than one in distribution (0.5 is chance). Values are the mean leverage, and the largest and the
+  mean epistemic standard deviation, over the atoms of a frame.
+"""
+
 
 def cell(row: Row, summary: dict, unit: str) -> str:
     """One figure in the table's unit; empty where there is none."""
@@ -96,30 +115,54 @@ def title(row: Row, unit: str) -> str:
     return row.title + suffix
 
 
+def named_reports(result: dict) -> List[Tuple[str, dict]]:
+    """Every model's report, that out of distribution beside the one in distribution, and what to call it."""
+    ood = result.get("ood", {"models": []})["models"]
+    inside = [(m["label"], m) for m in result["models"]]
+    outside = [(f"{m['label']} OOD", m) for m in ood]
+    return [pair for pairs in zip(inside, outside, strict=True) for pair in pairs] if ood else inside
+
+
 def overall_table(result: dict, unit: str) -> List[List[str]]:
-    """Header and rows: one row per figure, one column per model."""
-    models = result["models"]
-    header = ["", "ideal", *(m["label"] for m in models)]
-    return [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for m in models)] for r in ROWS]
+    """Header and rows: one row per figure, one column per model and set; the leverage only where a model has it."""
+    reports = named_reports(result)
+    header = ["", "ideal", *(name for name, _ in reports)]
+    rows = [r for r in ROWS if r.key != "leverage" or _have_leverage(result)]
+    return [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
+
+
+def _have_leverage(result: dict) -> bool:
+    return any(m["overall"]["leverage"] is not None for _, m in named_reports(result))
 
 
 def species_table(result: dict, unit: str) -> List[List[str]]:
-    """Header and rows: one row per species and model, the most telling figures as columns."""
+    """Header and rows: one row per species, model and set that has it, the most telling figures as columns."""
     rows = [r for r in ROWS if r.short]
     table = [["", "model", *(r.short for r in rows)]]
-    for symbol in result["models"][0]["species"]:
-        for m in result["models"]:
-            summary = m["species"][symbol]
-            table.append([symbol, m["label"], *(cell(r, summary, unit) for r in rows)])
+    reports = named_reports(result)
+    for symbol in sorted({symbol for _, m in reports for symbol in m["species"]}):
+        for name, m in reports:
+            if symbol in m["species"]:
+                table.append([symbol, name, *(cell(r, m["species"][symbol], unit) for r in rows)])
+    return table
+
+
+def frames_table(result: dict) -> List[List[str]]:
+    """Header and rows: the AUROC of frames, one row per model, one column per score."""
+    table = [["AUROC by", *FRAME_SCORES.values()]]
+    for m in result["ood"]["frame_auroc"]:
+        table.append([m["label"], *("" if m[key] is None else f"{m[key]:.3f}" for key in FRAME_SCORES)])
     return table
 
 
 def print_tables(result: dict, unit: str, console: Console) -> None:
-    """Both tables on the terminal; long labels wrap, figures are never cut."""
-    first = result["models"][0]
-    overall = Table(title=f"Over all atoms ({first['frames']} frames, {first['overall']['atoms']} atoms)", **_LOOK)
+    """All tables on the terminal; long labels wrap, figures are never cut."""
+    heading = f"Over all atoms ({_size(result['models'][0])}"
+    if "ood" in result:
+        heading += f"; OOD: {_size(result['ood']['models'][0])}"
+    overall = Table(title=heading + ")", **_LOOK)
     header, *rows = overall_table(result, unit)
-    overall.add_column(header[0], no_wrap=True)
+    overall.add_column(header[0], no_wrap=True, min_width=max(len(row[0]) for row in rows))
     overall.add_column(header[1], no_wrap=True, style="dim")
     for label in header[2:]:
         overall.add_column(label, justify="right", overflow="fold", min_width=9)
@@ -134,7 +177,27 @@ def print_tables(result: dict, unit: str, console: Console) -> None:
         species.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
         species.add_row(*row, end_section=i + 1 < len(rows) and rows[i + 1][0] != row[0])
-    console.print(overall, species)
+    tables = [overall, species]
+    if "ood" in result:
+        frames = Table(title=FRAMES_TITLE, **_LOOK)
+        header, *rows = frames_table(result)
+        frames.add_column(header[0], overflow="fold", min_width=12)
+        for name in header[1:]:
+            frames.add_column(name, justify="right")
+        for row in rows:
+            frames.add_row(*row)
+        tables.append(frames)
+    # Rich would cut off the columns that have no room.
+    unbounded = console.options.update(max_width=10_000)
+    console.width = max(console.width, *(console.measure(t, options=unbounded).minimum for t in tables))
+    console.print(*tables)
+
+
+FRAMES_TITLE = "Finding out-of-distribution frames"
+
+
+def _size(report: dict) -> str:
+    return f"{report['frames']} frames, {report['overall']['atoms']} atoms"
 
 
 _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "header_style": "bold", "pad_edge": False}
@@ -142,16 +205,19 @@ _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "he
 
 def markdown(result: dict, unit: str, figure: str) -> str:
     """The report as Markdown, with a link to the figure page."""
-    models = result["models"]
     density = "(eV/Å)⁻³" if unit == "eV" else "(kcal/mol/Å)⁻³"
     lines = ["# Comparison of force predictions", ""]
-    for m in models:
+    for name, m in named_reports(result):
         kind = f"uncertainties: {m['uq_family']}" if m["uq_family"] else "no uncertainties"
-        lines.append(f"- **{m['label']}**: `{m['file']}`, {m['frames']} frames, {m['overall']['atoms']} atoms, {kind}")
+        lines.append(f"- **{name}**: `{m['file']}`, {_size(m)}, {kind}")
         lines += [f"  - {text}" for text in m["left_out"]]
     lines += ["", "## Over all atoms", "", *_markdown_table(overall_table(result, unit), 2)]
     lines += ["", f"## Per species (forces in {UNITS[unit][0]})", "", *_markdown_table(species_table(result, unit), 2)]
-    lines += ["", f"![Figure page]({figure})", "", "## What the numbers mean", "", NOTES.format(density=density)]
+    notes = NOTES.format(density=density) + (LEVERAGE_NOTE if _have_leverage(result) else "")
+    if "ood" in result:
+        lines += ["", f"## {FRAMES_TITLE}", "", *_markdown_table(frames_table(result), 1)]
+        notes += OOD_NOTE
+    lines += ["", f"![Figure page]({figure})", "", "## What the numbers mean", "", notes]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""`e2ip compare` from files to table, JSON and figure page, and the input that it refuses."""
+"""`e2ip compare` from files to table, JSON and figure page, and the input that it refuses (`--ood`: test_ood.py)."""
 
 import json
 
