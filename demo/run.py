@@ -90,7 +90,7 @@ def nequip_stages(out: Path, epochs: int) -> list[list[Step]]:
         metrics = ROOT / folder / "logs" / "version_0" / "metrics.csv"
         training.append(Step(f"train_{model}", command, lambda path=metrics: nequip_epochs(path), str(folder)))
     predictions = {t: [f"{out}/{m}/test_dataset{i}.xyz" for m in MODELS] for i, t in enumerate(TESTS)}
-    return [training, *comparisons(out, predictions)]
+    return [training, [comparison(out, predictions)]]
 
 
 def mace_stages(out: Path, epochs: int) -> list[list[Step]]:
@@ -120,16 +120,15 @@ def mace_stages(out: Path, epochs: int) -> list[list[Step]]:
             command += ["--default_dtype", "float32", "--batch_size", "50"]
             stages[-1].append(Step(f"predict_{model}_{test}", command))
     predictions = {t: [f"{out}/{m}/{t}.xyz" for m in MODELS] for t in TESTS}
-    return [*stages, *comparisons(out, predictions)]
+    return [*stages, [comparison(out, predictions)]]
 
 
-def comparisons(out: Path, predictions: dict[str, list[str]]) -> list[list[Step]]:
-    """Return one ``e2ip compare`` per test set, each a stage of its own."""
-    steps = []
-    for test, files in predictions.items():
-        command = ["e2ip", "compare", *files, "--labels", ",".join(MODELS), "--out", f"{out}/compare_{test}"]
-        steps.append([Step(f"compare_{test}", command)])
-    return steps
+def comparison(out: Path, predictions: dict[str, list[str]]) -> Step:
+    """Return the ``e2ip compare`` of both models on both test sets."""
+    command = ["e2ip", "compare", *predictions["test"]]
+    for file in predictions["ood"]:
+        command += ["--ood", file]
+    return Step("compare", [*command, "--labels", ",".join(MODELS), "--out", f"{out}/compare"])
 
 
 def environment() -> dict[str, str]:
@@ -178,7 +177,7 @@ def mark_of(out: Path, step: Step) -> Path:
 
 
 def finish(host: str, step: Step, status: int, seconds: float, out: Path) -> None:
-    """Mark a step as finished and show what a comparison has printed, or end the demo with the end of its log."""
+    """Mark a step as finished and show what the comparison has printed, or end the demo with the end of its log."""
     text = log_of(out, step).read_text(errors="replace").strip()
     if status:
         tail = "\n".join(text.splitlines()[-15:])
@@ -187,7 +186,7 @@ def finish(host: str, step: Step, status: int, seconds: float, out: Path) -> Non
             f"{out / log_of(out, step).name}"
         )
     mark_of(out, step).write_text(shlex.join(step.command))
-    if step.name.startswith("compare"):
+    if step.name == "compare":
         say(f"\n{text}\n")
     say(f"[{host} {step.name}] done in {seconds:.0f} s")
 
@@ -210,13 +209,27 @@ def run(host: str, stages: list[list[Step]], out: Path) -> None:
 
 def in_and_out_of_distribution(out: Path) -> list[str]:
     """Return the lines that set the e²IP model's errors and uncertainties on both test sets side by side."""
-    lines = ["e2ip model          force RMSE   mean predicted std   coverage@95"]
-    for test, what in zip(TESTS, ("300 K, as trained", "900 K, OOD"), strict=True):
-        report = json.loads((ROOT / out / f"compare_{test}" / "compare.json").read_text(encoding="utf-8"))
-        scores = next(model["overall"] for model in report["models"] if model["label"] == "e2ip")
+    report = json.loads((ROOT / out / "compare" / "compare.json").read_text(encoding="utf-8"))
+    lines = ["e2ip model          force RMSE   mean predicted std   coverage@95   mean leverage"]
+    for models, what in ((report["models"], "300 K, as trained"), (report["ood"]["models"], "900 K, OOD")):
+        scores = of_e2ip(models)["overall"]
         rmse, std = 1000 * scores["force_rmse"], 1000 * scores["total_std"]
-        lines.append(f"{what:18}{rmse:6.0f} meV/Å {std:13.0f} meV/Å {scores['coverage95']:13.2f}")
+        figures = f"{rmse:6.0f} meV/Å {std:13.0f} meV/Å {scores['coverage95']:13.2f}"
+        lines.append(f"{what:18}{figures} {number(scores['leverage']):>15}")
+    found = of_e2ip(report["ood"]["frame_auroc"])
+    by = {"mean leverage": "mean_leverage", "largest epistemic std": "max_epistemic_std"}
+    by["mean epistemic std"] = "mean_epistemic_std"
+    lines.append("AUROC of 900 K frames: " + ", ".join(f"{number(found[key])} by {name}" for name, key in by.items()))
     return lines
+
+
+def of_e2ip(entries: list[dict]) -> dict:
+    return next(entry for entry in entries if entry["label"] == "e2ip")
+
+
+def number(value: float | None) -> str:
+    """Return two decimals, or ``none`` for what the predictions do not have."""
+    return "none" if value is None else f"{value:.2f}"
 
 
 def main() -> None:
@@ -234,7 +247,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(f"\n[{options.host}] stopped; the same command goes on from the last finished step")
     say("\n" + "\n".join(in_and_out_of_distribution(out)) + "\n")
-    say(f"[{options.host}] finished in {time.monotonic() - began:.0f} s: tables and figure pages in {out}/compare_*")
+    say(f"[{options.host}] finished in {time.monotonic() - began:.0f} s: tables and figure page in {out}/compare")
 
 
 if __name__ == "__main__":

@@ -80,11 +80,28 @@ def test_epoch_lines_of_both_hosts(demo, tmp_path):
 
 
 def test_summary_is_of_the_evidential_model(demo, tmp_path):
-    for test, rmse in (("test", 0.05), ("ood", 0.2)):
-        scores = {"force_rmse": rmse, "total_std": 0.04, "coverage95": 0.9}
-        models = [{"label": "baseline", "overall": {}}, {"label": "e2ip", "overall": scores}]
-        (tmp_path / "out" / f"compare_{test}").mkdir()
-        (tmp_path / "out" / f"compare_{test}" / "compare.json").write_text(json.dumps({"models": models}))
-    _, trained, ood = demo.in_and_out_of_distribution(OUT)
-    assert trained.split() == "300 K, as trained 50 meV/Å 40 meV/Å 0.90".split()
-    assert ood.split() == "900 K, OOD 200 meV/Å 40 meV/Å 0.90".split()
+
+    def models(rmse, leverage):
+        scores = {"force_rmse": rmse, "total_std": 0.04, "coverage95": 0.9, "leverage": leverage}
+        return [{"label": "baseline", "overall": {}}, {"label": "e2ip", "overall": scores}]
+
+    auroc = {"label": "e2ip", "mean_leverage": None, "max_epistemic_std": 0.875, "mean_epistemic_std": 1.0}
+    ood = {"models": models(0.2, None), "frame_auroc": [{"label": "baseline"}, auroc]}
+    (tmp_path / "out" / "compare").mkdir()
+    (tmp_path / "out" / "compare" / "compare.json").write_text(json.dumps({"models": models(0.05, 1.25), "ood": ood}))
+    _, trained, outside, frames = demo.in_and_out_of_distribution(OUT)
+    assert trained.split() == "300 K, as trained 50 meV/Å 40 meV/Å 0.90 1.25".split()
+    assert outside.split() == "900 K, OOD 200 meV/Å 40 meV/Å 0.90 none".split()
+    assert frames.endswith("none by mean leverage, 0.88 by largest epistemic std, 1.00 by mean epistemic std")
+
+
+@pytest.mark.parametrize("host", ["nequip", "mace"])
+def test_one_comparison_of_both_sets(demo, host):
+    """Every file is a prediction of the model whose place it has, and no other step compares."""
+    *before, (compare,) = getattr(demo, f"{host}_stages")(OUT, 1)
+    assert not any("compare" in step.command for stage in before for step in stage)
+    files = [word for word in compare.command if word.endswith(".xyz")]
+    assert [Path(f).parent.name for f in files] == ["baseline", "e2ip"] * 2
+    names = ["test_dataset0", "test_dataset1"] if host == "nequip" else ["test", "ood"]
+    assert [Path(f).stem for f in files] == [names[0]] * 2 + [names[1]] * 2
+    assert [compare.command[compare.command.index(f) - 1] for f in files[2:]] == ["--ood"] * 2
