@@ -192,7 +192,7 @@ class Family(nn.Module):
                 raise InputError(f"{name} is no option of readout '{cls.name}', whose options are: {listed}")
 
 
-def inflate(support: Support, log_variance: Tensor) -> Tuple[Tensor, Tensor]:
+def inflate(support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
     The excess is the epistemic part in units of the other: (1 + a · distance)² - 1, weighted by the square root of the
@@ -203,6 +203,8 @@ def inflate(support: Support, log_variance: Tensor) -> Tuple[Tensor, Tensor]:
     support : Support
     log_variance : (N,)
         `Family.log_variance` without support.
+    max_ratio : float
+        Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
 
     Returns
     -------
@@ -212,7 +214,7 @@ def inflate(support: Support, log_variance: Tensor) -> Tuple[Tensor, Tensor]:
     relative = torch.exp(0.5 * (support.log_variance - log_variance))
     excess = ((1.0 + support.growth * support.distance).square() - 1.0) * relative
     log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)
-    return log_factor, excess.clamp(min=1.0 / MAX_RATIO, max=MAX_RATIO)
+    return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:

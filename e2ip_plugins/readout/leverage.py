@@ -42,6 +42,8 @@ class Neighbours(NamedTuple):
 class Leverage(nn.Module):
     """Leverage h of every atom, and what grows with it; buffers only, no weights.
 
+    No buffer's name contains ``scale`` or ``shift``, see `e2ip_plugins.readout.readout.Readout`.
+
     With h̄ the mean of h over neighbours, repeated a few times, the predicted standard deviation grows by the factor
     (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1. Smooth in the positions, invariant, and the same for an atom
     whatever else is in the batch.
@@ -57,12 +59,13 @@ class Leverage(nn.Module):
     """
 
     rounds: Final[int]
+    far: Final[float] = FAR
     rows: Tensor
     means: Tensor
     whitening: Tensor
     log_variance: Tensor
     growth: Tensor
-    log_scale: Tensor
+    log_factor: Tensor
     fitted: Tensor
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, rounds: int = ROUNDS) -> None:
@@ -75,7 +78,7 @@ class Leverage(nn.Module):
         self.register_buffer("whitening", torch.zeros(num_scalars, kinds, num_scalars))
         self.register_buffer("log_variance", torch.zeros(kinds))
         self.register_buffer("growth", torch.full((num_heads,), 0.5))
-        self.register_buffer("log_scale", torch.zeros(kinds))
+        self.register_buffer("log_factor", torch.zeros(kinds))
         self.register_buffer("fitted", torch.tensor(False))
 
     def forward(
@@ -101,15 +104,15 @@ class Leverage(nn.Module):
         known = row >= 0
         row = row.clamp(min=0)
         h = self._distance(scalars, row)
-        h = torch.where(known, h, torch.full_like(h, FAR))
+        h = torch.where(known, h, torch.full_like(h, self.far))
         # Features that are not finite are no features of a training atom.
         h = torch.nan_to_num(h, nan=float("inf"), posinf=float("inf"))
-        mean = h.clamp(max=FAR)
+        mean = h.clamp(max=self.far)
         if neighbours is not None:
             # Two atoms at one place: hosts may give such a pair finite features.
             touching = torch.zeros_like(h).index_add(0, neighbours.receiver, (neighbours.lengths == 0).to(h.dtype))
             h = torch.where(touching > 0, torch.full_like(h, float("inf")), h)
-            mean = h.clamp(max=FAR)
+            mean = h.clamp(max=self.far)
             if self.rounds > 0:
                 weight = neighbours.envelope.to(h.dtype)
                 total = torch.ones_like(h).index_add(0, neighbours.receiver, weight)
@@ -121,10 +124,10 @@ class Leverage(nn.Module):
             growth = self.growth[heads]
         return Support(
             leverage=torch.where(self.fitted, h, torch.full_like(h, float("nan"))),
-            distance=h.clamp(max=FAR) + mean,
+            distance=h.clamp(max=self.far) + mean,
             growth=growth,
             log_variance=self.log_variance[row],
-            log_scale=self.log_scale[row],
+            log_scale=self.log_factor[row],
             fitted=self.fitted,
         )
 

@@ -431,7 +431,7 @@ def _fit_trained(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> C
     per_head = len(leverage.rows) // len(leverage.growth)
     rows = leverage.rows[head * per_head : (head + 1) * per_head]
     leverage.growth[head] = found.growth
-    leverage.log_scale[rows[rows >= 0]] = found.log_scale
+    leverage.log_factor[rows[rows >= 0]] = found.log_scale
     return found
 
 
@@ -457,10 +457,10 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
     leverage.growth[head] = found.growth
     # A species that only the training set has gets the mean of the others.
     rows = leverage.rows[head * per_head : (head + 1) * per_head]
-    leverage.log_scale[rows[rows >= 0]] = float(np.mean(list(log_scale.values())))
+    leverage.log_factor[rows[rows >= 0]] = float(np.mean(list(log_scale.values())))
     leverage.log_variance[rows[rows >= 0]] = variance
     for kind, value in log_scale.items():
-        leverage.log_scale[leverage.rows[kind]] = value
+        leverage.log_factor[leverage.rows[kind]] = value
     return found
 
 
