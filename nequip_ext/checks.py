@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from nequip_ext.evaluate import name_family_in_files
@@ -101,7 +102,7 @@ def bind(pl_module: torch.nn.Module) -> bool:
 def check_files_written(callbacks: List[lightning.Callback], readout: Optional[Readout]) -> None:
     """Raise `InputError` for xyz writers that are to write outputs of another readout; NequIP notices in the test."""
     assert readout is not None
-    own = [key.name for key in readout.family.output_keys()]
+    own = [key.name for key in (*readout.family.output_keys(), LEVERAGE)]
     known = {key.name for family in families.table().values() for key in family.output_keys()}
     for fields in (callback.extra_fields for callback in callbacks if isinstance(callback, XYZFileWriter)):
         wrong = [name for name in fields if name in known and name not in own]

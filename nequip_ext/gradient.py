@@ -7,6 +7,7 @@ from nequip.data import AtomicDataDict
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
 from nequip_ext.readout import KEEP_GRAPH_KEY, find_readout
 
@@ -64,6 +65,6 @@ def uncertainty_gradient(
             inputs[AtomicDataDict.CELL_KEY] = inputs[AtomicDataDict.CELL_KEY].view(-1, 3, 3)
         inputs[KEEP_GRAPH_KEY] = positions
         computed = sequence(inputs)
-        keys = readout.family.output_keys()
+        keys = [key for key in (*readout.family.output_keys(), LEVERAGE) if key.name in computed]
         outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in keys}
         return differentiate(outputs, positions, uncertainty, create_graph)

@@ -132,7 +132,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             return None  # the leverage of ghost atoms is not known here
         data = with_edge_vectors_(data, with_lengths=True)
         lengths = data[AtomicDataDict.EDGE_LENGTH_KEY].reshape(-1)
-        envelope = data[AtomicDataDict.EDGE_CUTOFF_KEY].reshape(-1)
+        envelope = data.get(AtomicDataDict.EDGE_CUTOFF_KEY)
+        # A backbone without an envelope: nothing that is smooth to average with.
+        envelope = torch.zeros_like(lengths) if envelope is None else envelope.reshape(-1)
         centre, neighbour = data[AtomicDataDict.EDGE_INDEX_KEY]
         return Neighbours(lengths, envelope, neighbour, centre)
 

@@ -18,10 +18,11 @@ from nequip.train.callbacks import write_xyz
 import nequip_ext
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import compat, registration
 from nequip_ext.evaluate import name_family_in_files
 
-KEYS = families.get(families.DEFAULT).output_keys()
+KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 
 
 def test_installed_version_is_supported():
@@ -39,7 +40,9 @@ def test_every_family_is_registered(toy_family):
     registration.register()
     assert _key_registry.get_field_type("isotropic_log_std") == "node"
     target = _compile_utils.COMPILE_TARGET_DICT.pop("isotropic_ase")
-    assert target["output"][-1] == "forces_epistemic_std" and "isotropic_log_std" in target["output"]
+    assert (
+        target["output"][-2:] == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in target["output"]
+    )
     del (
         _compile_utils.COMPILE_TARGET_DICT["isotropic_pair_nequip"],
         _compile_utils.COMPILE_TARGET_DICT["isotropic_batch"],

@@ -37,7 +37,7 @@ def batch(number=12, seed=0, family="e2ip", **options):
     with torch.no_grad():
         for parameter in readout.parameters():
             parameter.copy_(torch.randn_like(parameter))
-        outputs = readout(torch.randn(number, 4), torch.randn(number, 19))
+        outputs = readout(torch.randn(number, 4), torch.randn(number, 19), torch.zeros(number, dtype=torch.long))
     structure = {"num_atoms": torch.tensor([number // 2, number // 2]), "atom_types": torch.zeros(number).long()}
     target = {**structure, "forces": torch.randn(number, 3), "total_energy": torch.randn(2, 1)}
     preds = {
