@@ -56,7 +56,8 @@ def in_units(uncertainty: Uncertainty, family: Type[Family], force_factor: float
     if force_factor == 1.0:
         return uncertainty
 
-    return lambda outputs: evaluate(uncertainty, family.in_units(outputs, force_factor))
+    # What is no output of the family, the leverage, has no unit.
+    return lambda outputs: evaluate(uncertainty, {**outputs, **family.in_units(outputs, force_factor)})
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:

@@ -146,12 +146,29 @@ class Leverage(nn.Module):
         """Back to unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
 
+    def resize(self, rows: int) -> None:
+        """Room for the moments of that many kinds of atoms; what there was is lost."""
+        self.reset()
+        self.rows.fill_(-1)
+        features = self.means.shape[1]
+        self.means = self.means.new_zeros(rows, features)
+        self.whitening = self.means.new_zeros(features, rows, features)
+        self.log_variance, self.log_factor = self.means.new_zeros(rows), self.means.new_zeros(rows)
+
+    def take_head(self, source: "Leverage", head: int) -> None:
+        """Become what ``source`` is for one of its heads."""
+        per_head = len(source.rows) // len(source.growth)
+        for name, value in source.named_buffers():
+            setattr(self, name, value.clone())
+        self.rows = source.rows[head * per_head : (head + 1) * per_head].clone()
+        self.growth = source.growth[head : head + 1].clone()
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, own in list(self._buffers.items()):
             assert own is not None
             saved = state_dict.get(prefix + name)
             if saved is None:  # saved before there was a leverage, or from a stock model: as if never fitted
                 state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-            elif saved.shape != own.shape:  # fitted to the species of its training set alone
+            elif saved.shape != own.shape:  # fitted to the species of its training set alone, see `resize`
                 setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)

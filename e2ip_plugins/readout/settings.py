@@ -124,6 +124,32 @@ class Settings(NamedTuple):
                 )
         return self.of(self.family, chosen, self.force_unit, self.forces)
 
+    def with_leverage(self, where: str) -> "Settings":
+        """The same readout in evidence mode ``leverage``; as it is where its family has no such mode.
+
+        Parameters
+        ----------
+        where : str
+            Model or file, for the message.
+
+        Raises
+        ------
+        InputError
+            Where the weights would mean something else then.
+        """
+        options = {option.name: option for option in families.get(self.family).options}
+        if "evidence" not in options or self.build().takes_support:
+            return self
+        chosen = {name: self.options[name] for name in self.given if not options[name].loss_only}
+        changed = self.of(self.family, {**chosen, "evidence": "leverage"}, self.force_unit, self.forces)
+        if self.differences(changed, weights_only=True):
+            raise InputError(
+                f"{where} was trained in evidence mode '{self.options['evidence']}', whose weights mean something else "
+                "in mode 'leverage': only models of modes 'leverage' and 'coupled' and models without a readout can be "
+                "fitted; train it anew in mode 'leverage'"
+            )
+        return changed
+
     def differences(self, other: "Settings", weights_only: bool = False) -> List[str]:
         """Names of what differs; ``weights_only``: of what changes the meaning of a readout's weights."""
         if self.family != other.family:

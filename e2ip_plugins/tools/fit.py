@@ -111,18 +111,15 @@ class Moments:
     """Sums over training atoms, per kind of atom (head and species)."""
 
     def __init__(self, kinds: int, features: int) -> None:
+        self.broken = torch.zeros((), dtype=torch.float64)
         self.count = torch.zeros(kinds, dtype=torch.float64)
         self.log_variance = torch.zeros(kinds, dtype=torch.float64)
         self.total = torch.zeros(kinds, features, dtype=torch.float64)
         self.outer = torch.zeros(kinds, features, features, dtype=torch.float64)
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
-        """Atoms of a batch; `InputError` for features that are not finite."""
-        if not bool(torch.isfinite(scalars).all()):
-            raise InputError(
-                "the model's features of the training set are not finite: the training has diverged, or two atoms of "
-                "a frame are at the same place"
-            )
+        """Atoms of a batch."""
+        self.broken += (~torch.isfinite(scalars)).any(-1).sum().cpu()
         scalars, kinds = scalars.double().cpu(), kinds.cpu()
         for kind in kinds.unique().tolist():
             chosen = kinds == kind
@@ -133,14 +130,19 @@ class Moments:
             self.outer[kind] += own.T @ own
 
     def reduce(self, device: torch.device) -> None:
-        """Sum over the processes of a distributed training."""
+        """Sum over the processes of a distributed training; `InputError`, in all of them, for features not finite."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for name in ("count", "log_variance", "total", "outer"):
+            for name in ("broken", "count", "log_variance", "total", "outer"):
                 shared = getattr(self, name).to(device)
                 torch.distributed.all_reduce(shared)
                 setattr(self, name, shared.cpu())
+        if self.broken:
+            raise InputError(
+                f"the model's features of {int(self.broken)} training atoms are not finite: the training has diverged, "
+                "or two atoms of a frame are at the same place"
+            )
 
-    def store(self, leverage: Leverage, ridge: float = RIDGE) -> Dict[int, float]:
+    def store(self, leverage: Leverage, ridge: float = RIDGE, compact: bool = False) -> Dict[int, float]:
         """Means and whitening matrices into the leverage's buffers; gives the weight of the pool, by kind.
 
         A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
@@ -152,7 +154,7 @@ class Moments:
         centred = self.outer - self.count[:, None, None] * means[:, :, None] * means[:, None, :]
         pooled = centred.sum(0) / self.count.sum()
         weights = {}
-        leverage.rows.fill_(-1)
+        leverage.resize(len(seen) if compact else len(leverage.rows))
         for row, kind in enumerate(seen):
             count = float(self.count[kind])
             weights[kind] = features / (features + count)
@@ -200,6 +202,7 @@ def fit_leverage(
     species: Sequence[str] = (),
     constant: bool = False,
     ridge: float = RIDGE,
+    compact: bool = False,
 ) -> Report:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -216,6 +219,10 @@ def fit_leverage(
     constant : bool
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
+    ridge : float
+        See `RIDGE`.
+    compact : bool
+        Whether to keep room for the species of the training set alone: models that know many stay small.
 
     Raises
     ------
@@ -236,7 +243,7 @@ def fit_leverage(
     moments.reduce(device)
     if not moments.count.any():
         raise InputError("the training set has no atoms: there is nothing to fit the leverage to")
-    weights = moments.store(leverage, ridge)
+    weights = moments.store(leverage, ridge, compact)
     per_head = len(leverage.rows) // len(leverage.growth)
     report.atoms = {divmod(kind, per_head): int(moments.count[kind]) for kind in weights}
     report.shrinkage = {divmod(kind, per_head): weight for kind, weight in weights.items()}
