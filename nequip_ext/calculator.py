@@ -1,5 +1,6 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
+import warnings
 from typing import Any, ClassVar, Dict, List, Tuple
 
 import numpy as np
@@ -9,14 +10,15 @@ from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FAMILY_KEY
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from nequip_ext.gradient import uncertainty_gradient
-from nequip_ext.readout import find_readout
+from nequip_ext.readout import find_readout, unfitted
 
 
 def _properties() -> List[str]:
     names = [key.name for family in families.table().values() for key in family.output_keys()]
+    names.append(LEVERAGE.name)
     return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
 
 
@@ -63,7 +65,11 @@ class E2IPCalculator(NequIPCalculator):
             ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
             ``from_compiled_model``.
         """
-        return cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+        calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+        warning = unfitted(calculator.model)
+        if warning is not None:
+            warnings.warn(f"{path}: {warning}", stacklevel=2)
+        return calculator
 
     @classmethod
     def _get_aoti_compile_target(cls) -> Dict[str, Any]:
@@ -98,4 +104,6 @@ class E2IPCalculator(NequIPCalculator):
         results = family.in_units(parameters, self.energy_units_to_eV / self.length_units_to_A)
         for name, value in results.items():
             self.results[name] = value.numpy()
+        if LEVERAGE.name in out:  # not in what was saved before there was one
+            self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
         self.results[FAMILY_KEY] = family.uq_family

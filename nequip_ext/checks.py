@@ -55,7 +55,9 @@ class E2IPInputCheck(lightning.Callback):
             return
         if _users(pl_module.loss, pl_module.train_metrics):
             check_datasets("training", data.train_dataset_config, data.train_dataset)
-        if _users(pl_module.val_metrics):
+        readout = find_readout(pl_module)
+        # The leverage is fitted to them after the training, which would be too late to say so.
+        if _users(pl_module.val_metrics) or (readout is not None and readout.family.takes_support):
             check_datasets("validation", data.val_dataset_config, data.val_dataset)
         if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))

@@ -55,16 +55,22 @@ def uncertainty_gradient(
     readout = find_readout(model)
     if readout is None:
         raise InputError("uncertainty_gradient needs a model with an e2ip readout (nequip_ext.E2IPModel)")
-    inputs = {key: data[key] for key in model.model_input_fields if key in data}
+    inputs = inputs_of(model, data)
     positions = inputs[AtomicDataDict.POSITIONS_KEY]
     with torch.enable_grad():
         if not positions.requires_grad:
             positions = positions.detach().requires_grad_(True)
         inputs[AtomicDataDict.POSITIONS_KEY] = positions
-        if AtomicDataDict.CELL_KEY in inputs:
-            inputs[AtomicDataDict.CELL_KEY] = inputs[AtomicDataDict.CELL_KEY].view(-1, 3, 3)
         inputs[KEEP_GRAPH_KEY] = positions
         computed = sequence(inputs)
         keys = [key for key in (*readout.family.output_keys(), LEVERAGE) if key.name in computed]
         outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in keys}
         return differentiate(outputs, positions, uncertainty, create_graph)
+
+
+def inputs_of(model: Any, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+    """What the energy part of a ``GraphModel``, ``model.model.func``, takes of ``data``."""
+    inputs = {key: data[key] for key in model.model_input_fields if key in data}
+    if AtomicDataDict.CELL_KEY in inputs:
+        inputs[AtomicDataDict.CELL_KEY] = inputs[AtomicDataDict.CELL_KEY].view(-1, 3, 3)
+    return inputs

@@ -1,5 +1,5 @@
 """Lightning's entry point ``lightning.pytorch.callbacks_factory``: every Trainer gets our set-up, and only NequIP's
-training modules notice (`nequip_ext.checks`)."""
+training modules notice (`nequip_ext.checks`, `nequip_ext.fit_after_training`)."""
 
 import sys
 from typing import Any, List
@@ -12,5 +12,6 @@ def callbacks() -> List[Any]:
     if "nequip" not in sys.modules or not nequip_is_supported():
         return []
     from nequip_ext.checks import E2IPInputCheck
+    from nequip_ext.fit_after_training import E2IPFit
 
-    return [E2IPInputCheck()]
+    return [E2IPInputCheck(), E2IPFit()]

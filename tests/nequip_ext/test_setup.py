@@ -150,7 +150,7 @@ def test_readouts_of_the_first_version_are_refused(make_module):
 
 
 def test_no_callback_where_nequip_is_not_in_use(monkeypatch):
-    assert len(setup.callbacks()) == 1
+    assert len(setup.callbacks()) == 2
     monkeypatch.setattr(setup, "nequip_is_supported", lambda: False)
     assert setup.callbacks() == []
     monkeypatch.undo()

@@ -1,0 +1,178 @@
+"""Fit of the leverage at the end of ``nequip-train``, on the best checkpoint; test runs and exports then carry it."""
+
+import copy
+import os
+import tempfile
+from typing import Any, Dict, Iterator, List, Optional
+
+import lightning
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from nequip.data import AtomicDataDict
+from nequip.model.utils import override_model_compile_mode
+from nequip.train import NequIPLightningModule
+from nequip.utils import RankedLogger
+from torch.utils.data import DataLoader, Subset
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.leverage import Leverage
+from nequip_ext.fit import fit_model, tell
+from nequip_ext.readout import GraphReadout, unfitted
+
+logger = RankedLogger(__name__, rank_zero_only=True)
+
+
+class E2IPFit(lightning.Callback):
+    """Fits the leverage of the checkpoint that Lightning calls best, after the last batch, and writes it into the file.
+
+    Everything else in that file, other checkpoints, and the weights and random numbers of the process stay as they
+    are. Without a best checkpoint the model in memory is fitted. What is fitted is what NequIP evaluates: EMA weights
+    where there are any. The leverage depends on data and weights alone, not on seed, order or number of processes.
+
+    Every Trainer has one (`nequip_ext.setup`); it does nothing for models that are not ours.
+    """
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """A restart, perhaps from a fitted checkpoint: its weights are going to move."""
+        if self._acts(trainer, pl_module):
+            for leverage in leverages(pl_module).values():
+                leverage.reset()
+
+    def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Say so where a model has not been fitted."""
+        if self._acts(trainer, pl_module):
+            warning = unfitted(pl_module)
+            if warning is not None:
+                logger.warning(warning)
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """The same; validation during training is of the model as it trains."""
+        if trainer.state.fn == "validate":
+            self.on_test_start(trainer, pl_module)
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Lightning has written its checkpoints; NequIP's test run comes next."""
+        if not self._acts(trainer, pl_module) or not leverages(pl_module):
+            return
+        path = best_checkpoint(trainer)
+        what = "the model" if path is None else path
+        if getattr(trainer.datamodule, "train_dataset", None) is None:
+            logger.warning(f"leverage: {what} is not fitted: the Trainer has no datamodule of NequIP; try 'e2ip fit'")
+            return
+        logger.info(f"leverage: fitting {what} to the training and validation sets")
+        try:
+            with isolate_rng():
+                fitted = _fit(trainer, pl_module, path)
+        except InputError as error:
+            # In all processes alike. The training is not lost for it, nor are its tests.
+            logger.warning(f"leverage: {what} stays unfitted: {error}")
+            return
+        if path is None:
+            for name, leverage in leverages(pl_module).items():
+                leverage.load_state_dict(fitted[name].state_dict())
+        elif trainer.is_global_zero:
+            store(path, fitted)
+        trainer.strategy.barrier()
+
+    def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
+        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPFit))
+        return self is first and isinstance(pl_module, NequIPLightningModule)
+
+
+def leverages(pl_module: torch.nn.Module) -> Dict[str, Leverage]:
+    """The leverage of every readout, by its prefix in the state dictionary; readouts packaged without one have none."""
+    found = {}
+    for name, module in pl_module.named_modules():
+        # By name: packaged models carry classes of their own.
+        if type(module).__name__ == GraphReadout.__name__ and hasattr(getattr(module, "readout", None), "leverage"):
+            found[f"{name}.readout.leverage."] = module.readout.leverage
+    return found
+
+
+def best_checkpoint(trainer: lightning.Trainer) -> Optional[str]:
+    """The file that ``ckpt_path="best"`` means; None where there is none."""
+    path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    return path if path and os.path.isfile(path) else None
+
+
+def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Optional[str]) -> Dict[str, Leverage]:
+    """Fitted leverages by prefix, of a twin of the training module that has the weights of the checkpoint."""
+    if path is None:
+        checkpoint: Dict[str, Any] = {"state_dict": pl_module.state_dict()}
+        pl_module.on_save_checkpoint(checkpoint)
+    else:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    twin = rebuild(type(pl_module), dict(pl_module.hparams), checkpoint)
+    # Lightning has moved everything to the CPU by now.
+    device = trainer.strategy.root_device
+    twin.to(device).eval()
+    data = trainer.datamodule
+    for name, model in twin.evaluation_model.items():
+        if leverages(model):
+            training = _Batches(trainer, twin, device, [data.train_dataset[0]], data.train_dataloader())
+            validation = _Batches(trainer, twin, device, data.val_dataset, data.val_dataloader()[0])
+            if len(twin.model) > 1:
+                logger.info(f"leverage of model {name}:")
+            tell(fit_model(model, training, validation))
+    return {name: leverage.cpu() for name, leverage in leverages(twin).items()}
+
+
+def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> NequIPLightningModule:
+    """A training module, on the CPU and not compiled, as `ModelFromCheckpoint` would make it; the checkpoint is loaded
+    already."""
+    with override_model_compile_mode("eager"):
+        twin = kind(**copy.deepcopy(hparams))
+    twin.on_load_checkpoint(checkpoint)
+    twin.load_state_dict(checkpoint["state_dict"])
+    return twin
+
+
+class _Batches:
+    """This process's share of some datasets, in their order and in batches as the host's loader makes them."""
+
+    def __init__(
+        self, trainer: lightning.Trainer, twin: Any, device: torch.device, datasets: List[Any], like: Any
+    ) -> None:
+        self.move = lambda batch: twin.transfer_batch_to_device(batch, device, 0)
+        self.loaders = [
+            DataLoader(
+                Subset(dataset, range(trainer.global_rank, len(dataset), trainer.world_size)),
+                batch_size=getattr(like, "batch_size", None) or 1,
+                collate_fn=getattr(like, "collate_fn", AtomicDataDict.batched_from_list),
+            )
+            for dataset in datasets
+        ]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.loaders))
+
+    def __iter__(self) -> Iterator[AtomicDataDict.Type]:
+        for loader in self.loaders:
+            yield from map(self.move, loader)
+
+
+def store(path: str, fitted: Dict[str, Leverage]) -> None:
+    """Write leverages into a checkpoint file, and change nothing else in it."""
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    for prefix, leverage in fitted.items():
+        checkpoint["state_dict"].update({prefix + name: value for name, value in leverage.state_dict().items()})
+    save(checkpoint, path)
+
+
+def save(checkpoint: Dict[str, Any], path: str) -> None:
+    """Write a checkpoint so that there is never half a file under its name."""
+    folder, name = os.path.split(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    os.close(handle)
+    try:
+        torch.save(checkpoint, temporary)
+        if os.path.exists(path):
+            os.chmod(temporary, os.stat(path).st_mode)
+        else:
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, os.path.join(folder, name))
+    except BaseException:
+        os.unlink(temporary)
+        raise
