@@ -15,10 +15,10 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from mace_ext.gradient import uncertainty_gradient as gradient_of
-from mace_ext.readout import find_family
+from mace_ext.readout import find_family, has_leverage, output_keys, unfitted
 
 
 def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -29,8 +29,12 @@ def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     self._uq_families = [family for family in found if family is not None] if None not in found else []
     if self._uq_families:
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
+        keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
         # A new list: the stock one extends the list that all ASE calculators share.
         self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+        for warning in dict.fromkeys(map(unfitted, self.models)):
+            if warning:
+                logging.warning(warning)
     elif any(found):
         count = f"{len(found) - found.count(None)} of {len(found)}"
         logging.warning(f"Only {count} models have an e2ip readout: the committee returns no uncertainties")
@@ -40,7 +44,7 @@ def slice_real_outputs(stock: Callable, out: Dict[str, Tensor], num_real_atoms: 
     """``MACECalculator._slice_real_outputs``: padding atoms go from our per-atom outputs, too."""
     sliced = stock(out, num_real_atoms)
     family = families.of_outputs(sliced)
-    for key in () if family is None else family.output_keys():
+    for key in () if family is None else output_keys(family, sliced):
         sliced[key.name] = sliced[key.name][:num_real_atoms]
     return sliced
 
@@ -53,7 +57,8 @@ def create_result_tensors(
     self._uq_parameters = {
         key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan"))
         for family in self._uq_families
-        for key in family.parameter_keys
+        for key in (*family.parameter_keys, LEVERAGE)
+        if key.name in out
     }
     return {**tensors, **self._uq_parameters}, node_e0
 
@@ -62,6 +67,9 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """``MACECalculator.calculate``: add `uncertainty_results` to ``self.results``."""
     self._uq_parameters = {}
     stock(self, *args, **kwargs)
+    leverage = self._uq_parameters.pop(LEVERAGE.name, None)
+    if leverage is not None and LEVERAGE.name in self.implemented_properties:
+        self.results[LEVERAGE.name] = leverage.mean(0).cpu().numpy()
     if self._uq_parameters:
         # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
         forces = self.results.get("forces_comm")

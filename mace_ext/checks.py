@@ -43,6 +43,11 @@ def check_options(args: Namespace) -> None:
     for name in ("forces_weight", "swa_forces_weight"):
         if not getattr(args, name) > 0:
             raise InputError(f"{readout} needs --{name} > 0, got {getattr(args, name)}: it learns from forces")
+    if args.e2ip_forces == "host" and args.lbfgs:
+        raise InputError(
+            f"{readout} --e2ip_forces host does not go with --lbfgs, which takes one step for all weights together; "
+            "leave one of them out"
+        )
     if not args.compute_forces:
         raise InputError(f"{readout} needs forces; leave --compute_forces out")
     check_files(args)

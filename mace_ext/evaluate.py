@@ -21,20 +21,27 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from mace_ext.patches import wrap
-from mace_ext.readout import find_family
+from mace_ext.readout import find_family, unfitted
 
 
 class _Columns:
     """Per-frame uncertainty arrays of the ``run`` in progress."""
 
     def __init__(self) -> None:
-        self.family: Optional[Type[Family]] = None
-        self.frames: List[Dict[str, np.ndarray]] = []
+        self.clear()
 
     def clear(self) -> None:
-        self.family, self.frames = None, []
+        self.family: Optional[Type[Family]] = None
+        self.frames: List[Dict[str, np.ndarray]] = []
+        self.warned = False
+
+    def warn(self, text: str) -> None:
+        """Once in a run."""
+        if text and not self.warned:
+            print(f"mace_eval_configs: warning: {text}", file=sys.stderr)
+            self.warned = True
 
     def add(self, family: Optional[Type[Family]], output: Dict[str, Tensor], ptr: Tensor) -> None:
         """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns.
@@ -49,7 +56,10 @@ class _Columns:
         if family is None or missing:
             raise InputError(f"the model gives a part of its uncertainties only; missing: {', '.join(missing)}")
         self.family, arrays = family, {}
-        for key in wanted:
+        leverage = output.get(LEVERAGE.name)
+        # NaN throughout: never fitted.
+        fitted = leverage is not None and not bool(torch.isnan(leverage).all())
+        for key in (*wanted, LEVERAGE) if fitted else wanted:
             array = output[key.name].detach().cpu().numpy()
             arrays[key.name] = array.reshape(len(array), -1) if key.shape else array
         for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
@@ -71,6 +81,7 @@ def patch_eval_configs(module: Any) -> None:
 
     def get_model_output(stock, model, batch, *args, **kwargs):
         family = find_family(model)
+        columns.warn(unfitted(model))
         output = stock(model, batch, *args, **kwargs)
         columns.add(family, output, batch["ptr"])
         return output

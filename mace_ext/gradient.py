@@ -7,7 +7,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
-from mace_ext.readout import find_family
+from mace_ext.readout import find_family, has_leverage, output_keys
 
 
 def uncertainty_gradient(
@@ -54,5 +54,6 @@ def uncertainty_gradient(
         if not data["positions"].requires_grad:
             data["positions"] = data["positions"].detach().requires_grad_(True)
         computed = model.uncertainty_outputs(data)
-        outputs = {key.name: computed[key.name] for key in family.output_keys()}
+        keys = output_keys(family, computed) if has_leverage(model) else family.output_keys()
+        outputs = {key.name: computed[key.name] for key in keys}
         return differentiate(outputs, data["positions"], uncertainty, create_graph)

@@ -16,6 +16,9 @@ from e2ip_plugins.readout.settings import Settings
 class E2IPLoss(nn.Module):
     """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.readout.loss.force_loss`.
 
+    With ``forces: host`` the loss is the stock one, to the last bit, for everything but the readout, whose gradient is
+    that of its force term for the forces as they are.
+
     Parameters
     ----------
     stock : nn.Module
@@ -33,15 +36,30 @@ class E2IPLoss(nn.Module):
 
     def forward(self, ref: Batch, pred: TensorDict, ddp: Optional[bool] = None) -> Tensor:
         """Scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
+        if self.settings.forces == "host":
+            return self._beside_stock(ref, pred, ddp)
         # With equal forces on both sides the stock force term is exactly zero, whatever its form.
         no_forces = torch.zeros_like(ref["forces"])
         without = copy.copy(ref)
         without["forces"] = no_forces
         others = self.stock(ref=without, pred={**pred, "forces": no_forces}, ddp=ddp)
 
-        per_atom, _ = force_loss(self.family, ref["forces"], pred["forces"], pred)
+        return others + self._of_readout(ref, pred, pred["forces"], ddp)
+
+    def _of_readout(self, ref: Batch, pred: TensorDict, forces: Tensor, ddp: Optional[bool]) -> Tensor:
+        per_atom, _ = force_loss(self.family, ref["forces"], forces, pred)
         weight = (ref.weight * ref.forces_weight)[ref.batch]
-        return others + self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
+        return self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
+
+    def _beside_stock(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
+        forces, reference = pred["forces"].detach(), ref["forces"]
+        finite = torch.isfinite(reference).all(dim=-1, keepdim=True)
+        masked = copy.copy(ref)
+        masked["forces"] = torch.where(finite, reference, forces)
+        loss = self.stock(ref=masked, pred=pred, ddp=ddp)
+        own = self._of_readout(ref, pred, forces, ddp)
+        # Zero, with the readout's gradient; schedulers and the choice of checkpoints see the stock loss.
+        return loss + torch.nan_to_num(own - own.detach()) if own.requires_grad else loss
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.settings.options.items())

@@ -2,7 +2,7 @@
 
 import warnings
 from types import FunctionType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Final, Optional
 
 import torch
 from e3nn.util.jit import compile_mode
@@ -13,6 +13,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges
 from e2ip_plugins.readout.leverage import Leverage, Neighbours
+from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, outdated
 from mace_ext import seams
 from mace_ext.pickling import constructor
@@ -37,15 +38,26 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     ----------
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
+    e2ip_rows : int
+        Kinds of atoms that its leverage has room for: MACE then copies tensors of the same shape.
     **kwargs
         Of the stock class.
     """
 
+    #: Whether nothing but the readout learns from the readout's loss: ``forces: host``.
+    learns_alone: Final[bool] = False
+
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
-    def __init__(self, *, e2ip_settings: Dict[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *, e2ip_settings: Dict[str, Any], e2ip_rows: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.e2ip_readout = build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0)
+        self.set_readout(build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0))
+        self.e2ip_readout.leverage.resize(e2ip_rows)
+
+    def set_readout(self, readout: Readout) -> None:
+        """Take a readout that `mace_ext.readout.build_readout` made for this model."""
+        self.e2ip_readout = readout
+        self.learns_alone = readout.settings.forces == "host"  # type: ignore[misc]
 
     def __reduce__(self):
         return constructor("model", "open_model"), (self.e2ip_readout.settings.to_dict(),), self.__dict__
@@ -56,6 +68,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if not hasattr(readout, "leverage"):  # saved before there was one
             parameter = readout.trunks[0].hidden.weight
             leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
+            leverage.resize(1)
             readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
 
     def forward(
@@ -87,7 +100,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         node_feats = output["node_feats"]
         if lammps_mliap or node_feats is None:
             return output
-        if not training:
+        if self.learns_alone or not training:
             node_feats = node_feats.detach()
         # Detached: nothing before the pool's own weights learns from its edges.
         outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach())
@@ -151,5 +164,6 @@ def add_readout(model: models.ScaleShiftMACE, settings: Settings, seed: int = 0)
         raise InputError(
             f"--readout {settings.family} needs --model MACE or ScaleShiftMACE, not {type(model).__name__}"
         )
-    model.e2ip_readout = build_readout(model, settings, seed)
+    readout = build_readout(model, settings, seed)
     model.__class__ = ScaleShiftMACE
+    model.set_readout(readout)

@@ -15,13 +15,19 @@ FORCE_UNIT = Option(
     "force_unit",
     "force unit in eV/A, or auto: 0.03 of the training forces' component RMS (default: 0.0433641, 1 kcal/mol/A)",
 )
+FORCES = Option(
+    "forces",
+    "what trains the forces: likelihood (default), or host: MACE's own loss alone, to the last bit, while the readout "
+    "learns beside it",
+)
+COMMON = (FORCE_UNIT, FORCES)
 
 
 def known_options() -> Dict[str, Dict[str, Option]]:
     """Every option by its name, then by the families that have it."""
     found: Dict[str, Dict[str, Option]] = {}
     for readout, family in families.table().items():
-        for option in (*family.options, FORCE_UNIT):
+        for option in (*family.options, *COMMON):
             found.setdefault(option.name, {})[readout] = option
     return found
 
@@ -37,7 +43,8 @@ def add_options(parser: ArgumentParser) -> None:
     )
     for name, owners in known_options().items():
         texts = [f"readout {readout}: {option.help}" for readout, option in owners.items()]
-        text = FORCE_UNIT.help if name == FORCE_UNIT.name else "; ".join(texts)
+        common = [option.help for option in COMMON if option.name == name]
+        text = "; ".join(common or texts)
         # Strings, converted by `Settings.of`: families may share a name. "%(default).0s" prints nothing and keeps
         # MACE's formatter from adding "(default: None)".
         group.add_argument(f"--e2ip_{name}", help=text.replace("%", "%%") + "%(default).0s")
@@ -71,4 +78,4 @@ def settings_of(args: Namespace, force_unit: float = math.nan) -> Settings:
     """
     own = [option.name for option in families.get(args.readout).options]
     options = {name: value for name, value in given_options(args).items() if name in own}
-    return Settings.of(args.readout, options, force_unit)
+    return Settings.of(args.readout, options, force_unit, args.e2ip_forces)

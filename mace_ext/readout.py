@@ -3,11 +3,12 @@
 Loaded while MACE is: imports of MACE and e3nn wait until they are used.
 """
 
-from typing import Any, Optional, Type
+from typing import Any, Dict, Optional, Tuple, Type
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import LEVERAGE, OutputKey
 from e2ip_plugins.readout.layout import Layout, blocks
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, outdated
@@ -26,10 +27,34 @@ def find_family(model: Any) -> Optional[Type[Family]]:
     return None if readout is None else families.get(readout.family_name)
 
 
+def has_leverage(model: Any) -> bool:
+    """Whether a model, scripted or not, has a readout whose leverage has been fitted."""
+    leverage = getattr(find_readout(model), "leverage", None)
+    return leverage is not None and bool(leverage.fitted)
+
+
+def unfitted(model: Any) -> str:
+    """What to tell the user of a model that lacks the fit which its evidence mode needs, or an empty string."""
+    readout = find_readout(model)
+    if readout is None or not getattr(readout.family, "takes_support", False) or has_leverage(model):
+        return ""
+    return (
+        "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
+        "'coupled'; fit it with `e2ip fit MODEL --train ... --valid ...`"
+    )
+
+
+def output_keys(family: Type[Family], outputs: Dict[str, Any]) -> Tuple[OutputKey, ...]:
+    """What a model puts out for users: the family's keys and the leverage, which older models have not."""
+    return family.output_keys() + ((LEVERAGE,) if outputs.get(LEVERAGE.name) is not None else ())
+
+
 def build_readout(model: Any, settings: Settings, seed: int) -> Readout:
     """An untrained readout that fits a stock model: one trunk per MACE head, on the model's device and of its dtype."""
     parameter = next(model.parameters())
     readout = Readout(settings, _layout(model), num_heads=len(model.heads), seed=seed)
+    # The fit makes room for the species it finds: models may know a hundred, and DDP sends buffers in every step.
+    readout.leverage.resize(1)
     return readout.to(dtype=parameter.dtype, device=parameter.device)
 
 

@@ -53,16 +53,17 @@ SEAMS = (
     ),
     Seam(
         "mace.tools.train",
-        ("MACELoss", "valid_err_log", "evaluate"),
+        ("MACELoss", "valid_err_log", "evaluate", "train", "take_step"),
         "train",
-        "validation metrics, results file and log lines",
+        "validation metrics, results file and log lines; the data that the leverage is fitted to; with "
+        "--e2ip_forces host, gradients clipped without the readout's",
     ),
     Seam("mace.tools.tables_utils", ("create_error_table", "evaluate"), "tables_utils", "error tables"),
     Seam(
         "mace.tools.checkpoint",
-        ("CheckpointBuilder.create_checkpoint", "CheckpointBuilder.load_checkpoint"),
+        ("CheckpointBuilder.create_checkpoint", "CheckpointBuilder.load_checkpoint", "CheckpointHandler.load_latest"),
         "checkpoint",
-        "a checkpoint with another readout ends the run",
+        "a checkpoint with another readout ends the run; the leverage is fitted after the load that follows training",
     ),
     Seam(
         "mace.modules.lora",

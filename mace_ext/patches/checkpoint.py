@@ -1,4 +1,4 @@
-"""`mace.tools.checkpoint`: a checkpoint of another readout ends the run.
+"""`mace.tools.checkpoint`: a checkpoint of another readout ends the run; the leverage is fitted after the last load.
 
 The stock code would load what fits, swallow the error of the rest and start over at epoch 0.
 """
@@ -17,9 +17,10 @@ _WHERE = "the checkpoint to restart from"
 
 
 def apply(module):
-    """Patch the two methods of ``CheckpointBuilder``; checkpoints carry the readout's settings."""
+    """Patch two methods of ``CheckpointBuilder`` and one of the handler; checkpoints carry the readout's settings."""
     for function in (create_checkpoint, load_checkpoint):
         wrap(module.CheckpointBuilder, function.__name__, function)
+    wrap(module.CheckpointHandler, "load_latest", load_latest)
 
 
 def create_checkpoint(stock, state):
@@ -40,6 +41,17 @@ def load_checkpoint(stock, state, checkpoint, strict):
         # Not an Exception: mace_run_train would catch that and train on from scratch.
         raise SystemExit(2) from error
     stock(state, checkpoint, strict)
+
+
+def load_latest(stock, self, state, *args, **kwargs):
+    """Followed by the fit of the leverage where a training has ended: MACE now saves and evaluates this model."""
+    epoch = stock(self, state, *args, **kwargs)
+    training = getattr(self, "e2ip_training", None)
+    if training is not None:
+        from mace_ext.fit import fit_trained
+
+        fit_trained(state.model, training)
+    return epoch
 
 
 def check_readout(checkpoint: Dict[str, Any], wanted: Optional[Settings]) -> None:

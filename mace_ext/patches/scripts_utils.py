@@ -49,13 +49,15 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
     readout = find_readout(model)
     if readout is not None:
         config["e2ip_settings"] = readout.settings.to_dict()
+        config["e2ip_rows"] = len(readout.leverage.means)
     return config
 
 
 def remove_pt_head(stock, model, *args, **kwargs):
-    """With the kept MACE head's trunk: the stock code has filled the only one left with the first."""
+    """With the kept MACE head's trunk and leverage: the stock code has filled the only ones left with the first."""
     new, readout = stock(model, *args, **kwargs), find_readout(model)
     if readout is not None:
-        kept = readout.trunks[model.heads.index(new.heads[0])]
-        new.e2ip_readout.trunks[0].load_state_dict(kept.state_dict())
+        kept = model.heads.index(new.heads[0])
+        new.e2ip_readout.trunks[0].load_state_dict(readout.trunks[kept].state_dict())
+        new.e2ip_readout.leverage.take_head(readout.leverage, kept)
     return new

@@ -29,6 +29,17 @@ SIGNATURES = {
     "mace.tools.scripts_utils.get_swa": ["args", "model", "optimizer", "swas", "dipole_only"],
     "mace.tools.scripts_utils.get_params_options": ["args", "model"],
     "mace.tools.scripts_utils.extract_config_mace_model": ["model"],
+    "mace.tools.train.take_step": [
+        "model",
+        "loss_fn",
+        "batch",
+        "optimizer",
+        "ema",
+        "output_args",
+        "max_grad_norm",
+        "device",
+    ],
+    "mace.tools.checkpoint.CheckpointHandler.load_latest": ["self", "state", "swa", "device", "strict"],
     "mace.tools.train.evaluate": ["model", "loss_fn", "data_loader", "output_args", "device"],
     "mace.tools.train.valid_err_log": [
         "valid_loss",
@@ -93,6 +104,11 @@ def test_every_seam_is_found_and_patched(seam):
 def test_signatures(path):
     parameters = list(inspect.signature(stock(path)).parameters)
     assert parameters == SIGNATURES[path]
+
+
+def test_the_fit_finds_what_it_needs_in_the_arguments_of_train():
+    needed = {"model", "train_loader", "valid_loaders", "device", "checkpoint_handler"}
+    assert needed <= set(inspect.signature(stock("mace.tools.train.train")).parameters)
 
 
 def test_the_command_takes_patched_names_from_the_defining_modules():

@@ -1,0 +1,282 @@
+"""Fit of the leverage of MACE models: at the end of `mace_run_train`, and of model files by ``e2ip fit``.
+
+MACE loads the best checkpoint once more after training, for every stage; then it saves the model, compiles it, and
+makes the final tables. The fit comes right after that load, so that all of them carry it.
+"""
+
+import logging
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+
+import torch
+from ase.data import chemical_symbols
+from mace import data
+from mace.modules import models
+from mace.tools import AtomicNumberTable
+from mace.tools.torch_geometric.dataloader import DataLoader
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.settings import Settings, resolve_force_unit
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
+from e2ip_plugins.tools.frames import Frame
+from mace_ext.model import add_readout
+from mace_ext.readout import find_readout
+
+#: Seconds after which a pass over the data says how far it has come.
+PATIENCE = 10.0
+
+Say = Callable[[str], None]
+
+
+class Training(NamedTuple):
+    """What a fit needs of the training that has just ended.
+
+    Attributes
+    ----------
+    train_loader : DataLoader
+    valid_loaders : dict of DataLoader
+        By MACE head.
+    device : torch.device
+    """
+
+    train_loader: Any
+    valid_loaders: Dict[str, Any]
+    device: torch.device
+
+
+def fit_trained(model: Any, training: Training) -> None:
+    """Fit the leverage of a model to the data it was trained on, and log what was found.
+
+    All processes of a distributed training must call it. A fit that is impossible leaves the model unfitted, with a
+    warning: the training is not lost for it.
+    """
+    logging.info("Fitting the leverage to training and validation set")
+    train, valid = training.train_loader, list(training.valid_loaders.values())
+    try:
+        report = fit_model(
+            model,
+            in_order(train.dataset, train.batch_size),
+            in_order(ConcatDataset([loader.dataset for loader in valid]), valid[0].batch_size),
+            training.device,
+            say=logging.info,
+        )
+    except InputError as error:
+        find_readout(model).leverage.reset()
+        logging.warning(f"The leverage was not fitted: {error}")
+        return
+    for warning in report.warnings:
+        logging.warning(warning)
+    for line in report.lines(model.heads):
+        logging.info(line)
+
+
+def fit_model(
+    model: Any,
+    training: Iterable[Any],
+    validation: Iterable[Any],
+    device: Any,
+    constant: bool = False,
+    say: Optional[Say] = None,
+) -> Report:
+    """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
+
+    Parameters
+    ----------
+    model : ScaleShiftMACE
+        Not wrapped by DDP.
+    training, validation
+        Loaders; of distributed processes, each has its share. Validation atoms count if their configuration's weights
+        are not zero and their reference forces finite.
+    device
+        Where the model is.
+    constant : bool
+        See `fit_leverage`.
+    say : callable, optional
+        Takes lines about the progress.
+    """
+
+    def features() -> Iterator[None]:
+        for batch in _with_progress(training, "training set", say):
+            with torch.no_grad():
+                model.uncertainty_outputs(batch.to(device).to_dict())
+            yield
+
+    def residuals() -> Iterator[Labelled]:
+        for batch in _with_progress(validation, "validation set", say):
+            batch = batch.to(device)
+            forces = model(batch.to_dict(), compute_force=True)["forces"].detach()
+            counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
+            missing = torch.full_like(forces, float("nan"))
+            yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch)
+
+    species = [chemical_symbols[int(z)] for z in model.atomic_numbers]
+    with _frozen(model):
+        return fit_leverage(model.e2ip_readout, features(), residuals(), species, constant, compact=True)
+
+
+def in_order(dataset: Any, batch_size: int) -> DataLoader:
+    """Every configuration of a data set once, whatever the seed; of several processes, each has its share."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        dataset = Subset(dataset, range(rank, len(dataset), count))
+    # A generator of its own: a loader draws from torch's, shuffled or not.
+    return DataLoader(dataset, batch_size, shuffle=False, drop_last=False, generator=torch.Generator())
+
+
+@contextmanager
+def _frozen(model: Any) -> Iterator[None]:
+    """Model in evaluation mode and weights without gradients, both as before afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    learning = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        model.eval().requires_grad_(False)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter, learns in learning.items():
+            parameter.requires_grad_(learns)
+
+
+def _with_progress(loader: Any, what: str, say: Optional[Say]) -> Iterator[Any]:
+    start, tenths, total = time.monotonic(), 0, len(loader)
+    for done, batch in enumerate(loader, 1):
+        yield batch
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            if say is not None and time.monotonic() - start > PATIENCE:
+                say(f"leverage: {what} {10 * tenths} %")
+
+
+class _Graphs(Dataset):
+    """MACE's graphs of frames, made when asked for: a training set's neighbours may not fit into memory."""
+
+    def __init__(self, frames: Sequence[Frame], model: Any, head: str) -> None:
+        self.frames, self.head, self.heads = frames, head, list(model.heads)
+        self.table = AtomicNumberTable([int(z) for z in model.atomic_numbers])
+        self.cutoff = float(model.r_max)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, index: int) -> data.AtomicData:
+        frame = self.frames[index]
+        config = data.config_from_atoms(frame.atoms, head_name=self.head)
+        config.weight = config.property_weights["forces"] = 1.0
+        config.properties["forces"] = frame.forces
+        return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
+
+
+def fit_file(
+    model: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
+    readout: str = "e2ip",
+    say: Optional[Say] = None,
+) -> Report:
+    """Fit a ``.model`` file's leverage to its training set, and write it to another file.
+
+    A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets a readout with
+    a constant covariance per species first. Energies and forces stay what they are, to the last bit.
+
+    Parameters
+    ----------
+    model, output : path
+        Of `mace_run_train`'s ``.model`` files, foundation models included. ``output`` is whole or not there.
+    training, validation : sequence of Frame
+        Of the training set no forces are needed.
+    head : str, optional
+        MACE head that the frames belong to; needed where the model has several. The others' leverage is lost.
+    device : str
+    batch_size : int
+        Configurations.
+    readout : str
+        Family that a stock model gets.
+    say : callable, optional
+        Takes lines about the progress; default: to standard error.
+
+    Raises
+    ------
+    InputError
+        Files and models of another kind, unknown heads and species, and what `fit_leverage` cannot fit.
+    """
+    model, output = Path(model), Path(output)
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: the folder does not exist")
+    if output.exists() and output.samefile(model):
+        raise InputError(f"{output}: is the model itself; give the fitted one another name")
+    net = _open(model, device)
+    own_head = _choose_head(model, net, head)
+    _check_species(model, net, [*training, *validation])
+    found, before = find_readout(net), torch.get_default_dtype()
+    try:
+        # Of MACE's graphs, and of what e3nn makes on the way.
+        torch.set_default_dtype(next(net.parameters()).dtype)
+        if found is None:
+            add_readout(net, Settings.of(readout, {}, resolve_force_unit(None)).with_leverage(str(model)))
+            for trunk in net.e2ip_readout.trunks:
+                trunk.make_constant()
+        else:
+            found.settings = found.settings.with_leverage(str(model))
+            found.family = found.settings.build()
+        loaders = [in_order(_Graphs(frames, net, own_head), batch_size) for frames in (training, validation)]
+        constant = not any(bool(trunk.out.weight.any()) for trunk in net.e2ip_readout.trunks)
+        report = fit_model(net, *loaders, device, constant, say or (lambda line: print(line, file=sys.stderr)))
+    finally:
+        torch.set_default_dtype(before)
+    others = [name for name in net.heads if name != own_head]
+    if others:
+        report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        torch.save(net, unfinished)
+        os.replace(unfinished, output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return report
+
+
+def _open(path: Path, device: str) -> Any:
+    """A stock or an e²IP `ScaleShiftMACE`."""
+    try:
+        net = torch.load(path, map_location=device, weights_only=False)
+    except InputError:
+        raise
+    # Unpickling lets whatever goes wrong inside it through.
+    except Exception as error:
+        raise InputError(f"{path}: is not a model file of mace_run_train ({type(error).__name__}: {error})") from error
+    if isinstance(net, torch.jit.ScriptModule):
+        raise InputError(f"{path}: is a TorchScript file; give the .model file that was written with it")
+    if not isinstance(net, models.ScaleShiftMACE):
+        raise InputError(f"{path}: is a {type(net).__name__}; only ScaleShiftMACE models can be fitted")
+    if not hasattr(net, "heads"):  # published before MACE had any
+        net.heads = ["Default"]
+    return net
+
+
+def _choose_head(path: Path, net: Any, head: Optional[str]) -> str:
+    if head is None and len(net.heads) == 1:
+        return net.heads[0]
+    if head not in net.heads:
+        problem = f"has {len(net.heads)} heads" if head is None else f"has no head '{head}'"
+        raise InputError(f"{path}: {problem}; give --head, one of: {', '.join(net.heads)}")
+    return head
+
+
+def _check_species(path: Path, net: Any, frames: List[Frame]) -> None:
+    known = {int(z) for z in net.atomic_numbers}
+    for frame in frames:
+        unknown = set(frame.atoms.numbers.tolist()) - known
+        if unknown:
+            missing, there = (", ".join(chemical_symbols[z] for z in sorted(kinds)) for kinds in (unknown, known))
+            raise InputError(f"{frame.where}: has elements that {path} does not know: {missing}; it knows {there}")
