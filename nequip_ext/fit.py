@@ -1,89 +1,226 @@
-"""Fit of the leverage of NequIP models: passes over training and validation batches, and ``e2ip fit``."""
+"""``e2ip fit`` for NequIP: a checkpoint or package, with or without a readout, gets one with a fitted leverage."""
 
-import time
-from typing import Any, Iterable, Iterator, Sized
+import copy
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import torch
-from nequip.data import AtomicDataDict
-from nequip.utils import RankedLogger
+from hydra.utils import get_class
+from nequip.data import AtomicDataDict, from_ase
+from nequip.integrations.utils import basic_transforms
+from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.nn import graph_model
+from nequip.train import NequIPLightningModule
+from nequip.train.lightning import _SOLE_MODEL_KEY
+from nequip.utils.global_state import set_global_state
 
-from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
-from nequip_ext.gradient import inputs_of
-from nequip_ext.readout import find_readout
-from nequip_ext.reference import reference_forces
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.fit import Report
+from e2ip_plugins.tools.frames import Frame
+from nequip_ext.checkpoints import leverages, rebuild, save
+from nequip_ext.passes import fit_model
+from nequip_ext.readout import find_readout, settings_of
 
-logger = RankedLogger(__name__, rank_zero_only=True)
-
-#: Seconds between two messages of a long pass.
-_PATIENCE = 30.0
+_MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
 
 
-def fit_model(
-    model: Any,
-    training: Iterable[AtomicDataDict.Type],
-    validation: Iterable[AtomicDataDict.Type],
-    constant: bool = False,
+def fit_file(
+    model: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
 ) -> Report:
-    """Fit the leverage of a model's readout in place.
+    """Write a model whose uncertainty follows its leverage; energies and forces stay as they are, to the last bit.
+
+    A readout in mode ``coupled`` becomes one in mode ``leverage``. A stock model gets a readout with one isotropic Σ0
+    per species.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A ``GraphModel``, in evaluation mode; what it was compiled to for training is not used.
-    training, validation : iterable of dict
-        Batches on the model's device; validation ones with reference forces, of which NaN and infinite ones do not
-        count. In a distributed training every process has its share.
-    constant : bool
-        See `e2ip_plugins.tools.fit.fit_leverage`.
+    model : Path
+        NequIP checkpoint ``….ckpt``.
+    training, validation : sequence of Frame
+        Their species must be the model's types.
+    output : Path
+        ``….ckpt``; replaced as a whole or not at all.
+    head : str, optional
+        For MACE; an error here.
+    device : str
+    batch_size : int
+        Frames.
 
     Raises
     ------
     InputError
-        See there; and for validation batches without forces.
+        For all that is wrong with files and frames.
     """
-    readout = find_readout(model)
+    if head is not None:
+        raise InputError(f"--head {head}: models of NequIP have no heads")
+    set_global_state()
+    checkpoint = _read(model)
+    kind, hparams = _training_module(checkpoint, model)
+    with only_apply_persistent_modifiers(persistent_only=True):
+        twin = rebuild(kind, hparams, checkpoint)
+        stock = find_readout(twin.model) is None
+        hparams = copy.deepcopy(hparams)
+        if stock:
+            if "schedulefree_optimizer_state_dict" in checkpoint:
+                raise InputError(
+                    f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the "
+                    "model: package it with nequip-package and fit the package"
+                )
+            _change_models(hparams, _wrapped)
+            checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
+            # Of an optimiser that does not know the readout.
+            for name in ("optimizer_states", "lr_schedulers"):
+                checkpoint.pop(name, None)
+        else:
+            _change_models(hparams, lambda config: _in_mode_leverage(config, twin, model))
+        twin = rebuild(kind, hparams, checkpoint)
+    twin.to(device).eval()
+    evaluated = twin.evaluation_model[_SOLE_MODEL_KEY]
+    readout = find_readout(evaluated)
     assert readout is not None
-    return fit_leverage(
-        readout,
-        _run_energies(model, _told(training, "training")),
-        _run_forces(model, _told(validation, "validation")),
-        species=model.type_names,
-        constant=constant,
+    if stock:
+        for trunk in readout.trunks:
+            trunk.make_constant()
+    report = fit_model(
+        evaluated,
+        _Batches(evaluated, training, device, batch_size, model),
+        _Batches(evaluated, validation, device, batch_size, model),
+        constant=stock,
     )
+    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=stock))
+    checkpoint["hyper_parameters"] = hparams
+    save(checkpoint, str(output))
+    return report
 
 
-def _run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
-    for data in batches:
-        with torch.no_grad():
-            model.model.func(inputs_of(model, data))
-        yield None
+def _read(path: Path) -> Dict[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+        _ = checkpoint["hyper_parameters"]["info_dict"]["training_module"]["_target_"], checkpoint["state_dict"]
+    # Unpickling lets through whatever goes wrong in it.
+    except Exception as error:
+        raise InputError(f"{path}: is no checkpoint of nequip-train ({type(error).__name__}: {error})") from error
+    return checkpoint
 
 
-def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[Labelled]:
-    for data in batches:
-        reference = reference_forces(data)
-        inputs = {key: data[key] for key in model.model_input_fields if key in data}
-        with torch.enable_grad():
-            forces = model.model(inputs)[AtomicDataDict.FORCE_KEY].detach()
-        frames = data.get(AtomicDataDict.BATCH_KEY)
-        if frames is None:
-            frames = torch.zeros(len(forces), dtype=torch.long, device=forces.device)
-        yield Labelled(residual=reference - forces, frames=frames)
+def _training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
+    """Its class and hyperparameters; models that are read from a checkpoint on their part are as they are there."""
+    hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
+
+    def inlined(config: Dict[str, Any]) -> Dict[str, Any]:
+        while config["_target_"].rpartition(".")[2] == "ModelFromCheckpoint":
+            inner = Path(config["checkpoint_path"])
+            if not inner.is_file():
+                raise InputError(f"{path}: its model comes from {inner}, which is not there")
+            config = copy.deepcopy(_read(inner)["hyper_parameters"]["model"])
+        return config
+
+    _change_models(hparams, inlined)
+    return get_class(hparams["info_dict"]["training_module"]["_target_"]), hparams
 
 
-def _told(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Batches, with a message now and then."""
-    last, total = time.monotonic(), f" of {len(batches)}" if isinstance(batches, Sized) else ""
-    for number, batch in enumerate(batches):
-        if time.monotonic() - last > _PATIENCE:
-            last = time.monotonic()
-            logger.info(f"leverage: {number}{total} batches of {name} frames")
-        yield batch
+def _change_models(hparams: Dict[str, Any], change: Any) -> None:
+    """The config of the model stands in the arguments of the training module and in what NequIP notes about the run."""
+    for section in (hparams, hparams["info_dict"]["training_module"]):
+        section["model"] = change(dict(section["model"]))
+        loss = section.get("loss")
+        if loss is not None and loss.get("_target_") == _LOSS and loss.get("evidence") == "coupled":
+            section["loss"] = {**loss, "evidence": "leverage"}
 
 
-def tell(report: Report) -> None:
-    """What a fit found, in the log."""
-    for warning in report.warnings:
-        logger.warning(f"leverage: {warning}")
-    for line in report.lines():
-        logger.info(line)
+def _wrapped(config: Dict[str, Any]) -> Dict[str, Any]:
+    return {"_target_": _MODEL, "seed": 0, "evidence": "leverage", "model": config}
+
+
+def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str, Any]:
+    settings = settings_of(find_readout(twin.model))
+    if "evidence" not in settings.options or settings.options["evidence"] == "leverage":
+        return config
+    check_evidence(settings.options["evidence"], path)
+    if config["_target_"] != _MODEL:
+        source = config.get("package_path", config["_target_"])
+        raise InputError(
+            f"{path}: its readout comes from {source}, so that its evidence mode cannot be changed in a checkpoint: "
+            "package it with nequip-package and fit the package"
+        )
+    return {**config, "evidence": "leverage"}
+
+
+def check_evidence(evidence: str, path: Path) -> None:
+    """`InputError` for readouts that have learned κ."""
+    if evidence == "independent":
+        raise InputError(
+            f"{path}: its readout is in evidence mode 'independent', whose κ is learned; the leverage would replace it: "
+            "train with evidence 'leverage' or 'coupled'"
+        )
+
+
+def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) -> Dict[str, Any]:
+    """State of a stock training module in one whose model has a readout besides."""
+    state = wrapped.state_dict()
+    state.update({name: value for name, value in stock.state_dict().items() if not name.startswith("ema.")})
+    if hasattr(stock, "ema"):
+        # By number, in the order of the weights.
+        numbers = {name: number for number, (name, _) in enumerate(stock.model.named_parameters())}
+        for number, (name, value) in enumerate(wrapped.model.named_parameters()):
+            found = stock.ema.ema_weights[numbers[name]] if name in numbers else value
+            state[f"ema.ema_weight_{number}"] = found.detach().clone()
+        state["ema._extra_state"] = stock.ema.get_extra_state()
+    return state
+
+
+def _state_of_readout(twin: Any, weights: bool) -> Dict[str, Any]:
+    """Entries of a state dictionary for the leverages of a training module in evaluation, or for the whole readouts."""
+    state: Dict[str, Any] = {}
+    for prefix in leverages(twin):
+        prefix = prefix if not weights else prefix.removesuffix("leverage.")
+        state.update({name: value for name, value in twin.state_dict().items() if name.startswith(prefix)})
+    if weights and hasattr(twin, "ema"):
+        for number, (name, value) in enumerate(twin.model.named_parameters()):
+            if f"model.{name}" in state:
+                state[f"ema.ema_weight_{number}"] = value.detach()
+    return state
+
+
+class _Batches:
+    """Frames as batches for a model, on its device.
+
+    Raises
+    ------
+    InputError
+        For species that are no types of the model, before the first batch.
+    """
+
+    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int, path: Path) -> None:
+        names = list(model.type_names)
+        for frame in frames:
+            unknown = sorted(set(frame.atoms.get_chemical_symbols()) - set(names))
+            if unknown:
+                raise InputError(
+                    f"{frame.where} has {', '.join(unknown)}, which {path} does not know; its types: {', '.join(names)}"
+                )
+        self.frames, self.device, self.batch_size = frames, device, batch_size
+        metadata = model.metadata
+        species = {name: name for name in names}
+        self.transforms = basic_transforms(metadata, float(metadata[graph_model.R_MAX_KEY]), names, species)
+
+    def __len__(self) -> int:
+        return -(-len(self.frames) // self.batch_size)
+
+    def __iter__(self) -> Iterator[AtomicDataDict.Type]:
+        for first in range(0, len(self.frames), self.batch_size):
+            members: List[AtomicDataDict.Type] = []
+            for frame in self.frames[first : first + self.batch_size]:
+                data = from_ase(frame.atoms)
+                for transform in self.transforms:
+                    data = transform(data)
+                data[AtomicDataDict.FORCE_KEY] = torch.as_tensor(frame.forces, dtype=data["pos"].dtype)
+                members.append(data)
+            yield AtomicDataDict.to_(AtomicDataDict.batched_from_list(members), self.device)

@@ -1,0 +1,60 @@
+"""NequIP's checkpoint files: training modules from them, leverages in them."""
+
+import copy
+import os
+import tempfile
+from typing import Any, Dict
+
+import torch
+from nequip.model.utils import override_model_compile_mode
+from nequip.train import NequIPLightningModule
+
+from e2ip_plugins.readout.leverage import Leverage
+from nequip_ext.readout import GraphReadout
+
+
+def leverages(pl_module: torch.nn.Module) -> Dict[str, Leverage]:
+    """The leverage of every readout, by its prefix in the state dictionary; readouts packaged without one have none."""
+    found = {}
+    for name, module in pl_module.named_modules():
+        # By name: packaged models carry classes of their own.
+        if type(module).__name__ == GraphReadout.__name__ and hasattr(getattr(module, "readout", None), "leverage"):
+            found[f"{name}.readout.leverage."] = module.readout.leverage
+    return found
+
+
+def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> NequIPLightningModule:
+    """A training module, on the CPU and not compiled, as `ModelFromCheckpoint` would make it; the checkpoint is loaded
+    already."""
+    with override_model_compile_mode("eager"):
+        twin = kind(**copy.deepcopy(hparams))
+    twin.on_load_checkpoint(checkpoint)
+    twin.load_state_dict(checkpoint["state_dict"])
+    return twin
+
+
+def store(path: str, fitted: Dict[str, Leverage]) -> None:
+    """Write leverages into a checkpoint file, and change nothing else in it."""
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    for prefix, leverage in fitted.items():
+        checkpoint["state_dict"].update({prefix + name: value for name, value in leverage.state_dict().items()})
+    save(checkpoint, path)
+
+
+def save(checkpoint: Dict[str, Any], path: str) -> None:
+    """Write a checkpoint so that there is never half a file under its name."""
+    folder, name = os.path.split(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    os.close(handle)
+    try:
+        torch.save(checkpoint, temporary)
+        if os.path.exists(path):
+            os.chmod(temporary, os.stat(path).st_mode)
+        else:
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, os.path.join(folder, name))
+    except BaseException:
+        os.unlink(temporary)
+        raise

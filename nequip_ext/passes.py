@@ -1,0 +1,89 @@
+"""Fit of the leverage of a NequIP model: its passes over training and validation batches."""
+
+import time
+from typing import Any, Iterable, Iterator, Sized
+
+import torch
+from nequip.data import AtomicDataDict
+from nequip.utils import RankedLogger
+
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
+from nequip_ext.gradient import inputs_of
+from nequip_ext.readout import find_readout
+from nequip_ext.reference import reference_forces
+
+logger = RankedLogger(__name__, rank_zero_only=True)
+
+#: Seconds between two messages of a long pass.
+_PATIENCE = 30.0
+
+
+def fit_model(
+    model: Any,
+    training: Iterable[AtomicDataDict.Type],
+    validation: Iterable[AtomicDataDict.Type],
+    constant: bool = False,
+) -> Report:
+    """Fit the leverage of a model's readout in place.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A ``GraphModel``, in evaluation mode; what it was compiled to for training is not used.
+    training, validation : iterable of dict
+        Batches on the model's device; validation ones with reference forces, of which NaN and infinite ones do not
+        count. In a distributed training every process has its share.
+    constant : bool
+        See `e2ip_plugins.tools.fit.fit_leverage`.
+
+    Raises
+    ------
+    InputError
+        See there; and for validation batches without forces.
+    """
+    readout = find_readout(model)
+    assert readout is not None
+    return fit_leverage(
+        readout,
+        _run_energies(model, _told(training, "training")),
+        _run_forces(model, _told(validation, "validation")),
+        species=model.type_names,
+        constant=constant,
+    )
+
+
+def _run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
+    for data in batches:
+        with torch.no_grad():
+            model.model.func(inputs_of(model, data))
+        yield None
+
+
+def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[Labelled]:
+    for data in batches:
+        reference = reference_forces(data)
+        inputs = {key: data[key] for key in model.model_input_fields if key in data}
+        with torch.enable_grad():
+            forces = model.model(inputs)[AtomicDataDict.FORCE_KEY].detach()
+        frames = data.get(AtomicDataDict.BATCH_KEY)
+        if frames is None:
+            frames = torch.zeros(len(forces), dtype=torch.long, device=forces.device)
+        yield Labelled(residual=reference - forces, frames=frames)
+
+
+def _told(batches: Iterable[Any], name: str) -> Iterator[Any]:
+    """Batches, with a message now and then."""
+    last, total = time.monotonic(), f" of {len(batches)}" if isinstance(batches, Sized) else ""
+    for number, batch in enumerate(batches):
+        if time.monotonic() - last > _PATIENCE:
+            last = time.monotonic()
+            logger.info(f"leverage: {number}{total} batches of {name} frames")
+        yield batch
+
+
+def tell(report: Report) -> None:
+    """What a fit found, in the log."""
+    for warning in report.warnings:
+        logger.warning(f"leverage: {warning}")
+    for line in report.lines():
+        logger.info(line)
