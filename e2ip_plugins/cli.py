@@ -118,7 +118,7 @@ def fit_command(
     valid: Annotated[List[Path], typer.Option(help="Other frames, with forces, to fit constants on; may be repeated.")],
     output: Annotated[Optional[Path], typer.Option(help="The fitted model. [default: MODEL with -e2ip]")] = None,
     forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    head: Annotated[Optional[str], typer.Option(help="MACE head that the frames belong to, where there are more.")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head of the frames, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
 ) -> None:
@@ -144,7 +144,7 @@ def fit_command(
     validation = read_frames(valid, forces_key)
     shared = same_frames(training, validation)
     if shared:
-        warning = f"{shared} of {len(validation)} validation frames are training frames: the constants come out too small"
+        warning = f"{shared} of {len(validation)} validation frames are training frames: constants come out too small"
         typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
     report = _fit_file(host)(model, training, validation, output, head=head, device=device, batch_size=batch_size)
     for text in report.warnings:

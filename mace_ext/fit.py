@@ -116,7 +116,7 @@ def fit_model(
 
     species = [chemical_symbols[int(z)] for z in model.atomic_numbers]
     with _frozen(model):
-        return fit_leverage(model.e2ip_readout, features(), residuals(), species, constant, compact=True)
+        return fit_leverage(model.e2ip_readout, features(), residuals(), species, constant)
 
 
 def in_order(dataset: Any, batch_size: int) -> DataLoader:

@@ -38,8 +38,8 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     ----------
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
-    e2ip_rows : int
-        Kinds of atoms that its leverage has room for: MACE then copies tensors of the same shape.
+    e2ip_regions : int
+        Regions that its leverage has room for: MACE then copies tensors of the same shape.
     **kwargs
         Of the stock class.
     """
@@ -49,10 +49,10 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
-    def __init__(self, *, e2ip_settings: Dict[str, Any], e2ip_rows: int = 1, **kwargs: Any) -> None:
+    def __init__(self, *, e2ip_settings: Dict[str, Any], e2ip_regions: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.set_readout(build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0))
-        self.e2ip_readout.leverage.resize(e2ip_rows)
+        self.e2ip_readout.leverage.resize(e2ip_regions)
 
     def set_readout(self, readout: Readout) -> None:
         """Take a readout that `mace_ext.readout.build_readout` made for this model."""
@@ -68,8 +68,9 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if not hasattr(readout, "leverage"):  # saved before there was one
             parameter = readout.trunks[0].hidden.weight
             leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
-            leverage.resize(1)
             readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
+            # TorchScript reads attributes of the object alone, and the saved one lacks the later ones.
+            readout.family = readout.settings.build()
 
     def forward(
         self,

@@ -53,8 +53,6 @@ def build_readout(model: Any, settings: Settings, seed: int) -> Readout:
     """An untrained readout that fits a stock model: one trunk per MACE head, on the model's device and of its dtype."""
     parameter = next(model.parameters())
     readout = Readout(settings, _layout(model), num_heads=len(model.heads), seed=seed)
-    # The fit makes room for the species it finds: models may know a hundred, and DDP sends buffers in every step.
-    readout.leverage.resize(1)
     return readout.to(dtype=parameter.dtype, device=parameter.device)
 
 

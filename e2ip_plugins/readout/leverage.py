@@ -1,18 +1,28 @@
 """How well the training set supports an atom's environment: what an epistemic uncertainty can honestly grow with.
 
-The leverage of an atom is the squared Mahalanobis distance of its 0e features to those of the training atoms of its
-species, divided by the effective number of features, so that its mean over the training atoms is 1. In Bayesian linear
-regression with a matrix-normal-inverse-Wishart prior it is what the predictive variance grows with, the inverse of the
-belief count κ; further out a smooth model errs like the remainder of an expansion, with the squared distance, so that
-there the *standard deviation* grows like the leverage. `Leverage` computes it, `e2ip_plugins.tools.fit` fits it.
+The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
+training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
+
+    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (C + ρ)^(-1/2) (x - μ).
+
+With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
+matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
+is what ψ is for small deviations. For large ones it is linear in |z|: features that are nonlinear in the positions run
+away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
+sites, each has a μ and C of its own and the nearest one counts. `Leverage` computes it, `e2ip_plugins.tools.fit` fits
+it; docs/uncertainty.md has the tables that these choices come from.
 """
 
+import math
 from typing import Any, Final, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.families.interface import Support
+
+#: p of the smooth minimum over the regions of a kind.
+SHARPNESS = 16.0
 
 #: Rounds of averaging over neighbours: a force is a derivative of the energies of its whole receptive field.
 ROUNDS = 3
@@ -42,11 +52,12 @@ class Neighbours(NamedTuple):
 class Leverage(nn.Module):
     """Leverage h of every atom, and what grows with it; buffers only, no weights.
 
-    No buffer's name contains ``scale`` or ``shift``, see `e2ip_plugins.readout.readout.Readout`.
-
     With h̄ the mean of h over neighbours, repeated a few times, the predicted standard deviation grows by the factor
     (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1. Smooth in the positions, invariant, and the same for an atom
     whatever else is in the batch.
+
+    Buffers are by kind of atom (head and species), and by region of a kind. No name contains ``scale`` or ``shift``,
+    see `e2ip_plugins.readout.readout.Readout`.
 
     Parameters
     ----------
@@ -60,26 +71,30 @@ class Leverage(nn.Module):
 
     rounds: Final[int]
     far: Final[float] = FAR
-    rows: Tensor
-    means: Tensor
-    whitening: Tensor
+    sharpness: Final[float] = SHARPNESS
+    centres: Tensor
     log_variance: Tensor
-    growth: Tensor
     log_factor: Tensor
+    growth: Tensor
     fitted: Tensor
+    region_kinds: Tensor
+    region_offsets: Tensor
+    region_whitening: Tensor
+    region_norms: Tensor
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, rounds: int = ROUNDS) -> None:
         super().__init__()
         self.rounds = rounds
-        # As many rows as there can be: compiled models know the shapes of buffers, and are compiled before the fit.
         kinds = num_species * num_heads
-        self.register_buffer("rows", torch.full((kinds,), -1))
-        self.register_buffer("means", torch.zeros(kinds, num_scalars))
-        self.register_buffer("whitening", torch.zeros(num_scalars, kinds, num_scalars))
+        self.register_buffer("centres", torch.zeros(kinds, num_scalars))
         self.register_buffer("log_variance", torch.zeros(kinds))
-        self.register_buffer("growth", torch.full((num_heads,), 0.5))
         self.register_buffer("log_factor", torch.zeros(kinds))
+        self.register_buffer("growth", torch.ones(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
+        self.register_buffer("region_kinds", torch.full((1,), -1))
+        self.register_buffer("region_offsets", torch.zeros(1, num_scalars))
+        self.register_buffer("region_whitening", torch.zeros(num_scalars, 1, num_scalars))
+        self.register_buffer("region_norms", torch.ones(1))
 
     def forward(
         self, scalars: Tensor, species: Tensor, heads: Optional[Tensor] = None, neighbours: Optional[Neighbours] = None
@@ -97,16 +112,12 @@ class Leverage(nn.Module):
             None: h̄ is h.
         """
         count = self.growth.shape[0]
-        kinds = species
+        kinds, growth = species, self.growth
         if heads is not None and count > 1:
-            kinds = heads * (self.rows.shape[0] // count) + species
-        row = self.rows[kinds]
-        known = row >= 0
-        row = row.clamp(min=0)
-        h = self._distance(scalars, row)
-        h = torch.where(known, h, torch.full_like(h, self.far))
+            kinds = heads * (self.centres.shape[0] // count) + species
+            growth = self.growth[heads]
         # Features that are not finite are no features of a training atom.
-        h = torch.nan_to_num(h, nan=float("inf"), posinf=float("inf"))
+        h = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
         mean = h.clamp(max=self.far)
         if neighbours is not None:
             # Two atoms at one place: hosts may give such a pair finite features.
@@ -119,49 +130,58 @@ class Leverage(nn.Module):
                 for _ in range(self.rounds):
                     received = torch.zeros_like(h).index_add(0, neighbours.receiver, weight * mean[neighbours.sender])
                     mean = (mean + received) / total
-        growth = self.growth
-        if heads is not None and count > 1:
-            growth = self.growth[heads]
         return Support(
             leverage=torch.where(self.fitted, h, torch.full_like(h, float("nan"))),
             distance=h.clamp(max=self.far) + mean,
             growth=growth,
-            log_variance=self.log_variance[row],
-            log_scale=self.log_factor[row],
+            log_variance=self.log_variance[kinds],
+            log_scale=self.log_factor[kinds],
             fitted=self.fitted,
         )
 
-    def _distance(self, scalars: Tensor, row: Tensor) -> Tensor:
-        """(x - μ)ᵀ (C + ρ)⁻¹ (x - μ) / d_eff of every atom (N,), by the moments of its row."""
-        away = scalars - self.means[row]
-        features, rows = self.whitening.shape[0], self.whitening.shape[1]
-        # By all rows at once, then one of them chosen: without copies of matrices or shapes that depend on data.
-        white = torch.matmul(away, self.whitening.reshape(features, rows * features))
-        if rows > 1:
-            index = row.reshape(-1, 1, 1).expand(-1, 1, features)
-            white = white.reshape(-1, rows, features).gather(1, index).squeeze(1)
-        return white.square().sum(-1)
+    def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
+        """h (N,), `FAR` for kinds without a region."""
+        regions, features = self.region_offsets.shape[0], self.region_offsets.shape[1]
+        # By all regions at once: no copies of matrices, no shapes that depend on data. Offsets are small, since the
+        # kind's centre has been taken off before: no digits are lost.
+        white = torch.matmul(
+            scalars - self.centres[kinds], self.region_whitening.reshape(features, regions * features)
+        ).reshape(-1, regions, features)
+        t = (white - self.region_offsets).square()
+        # √(1 + t) - 1 without cancellation.
+        psi = 2.0 * (t / (1.0 + torch.sqrt(1.0 + t))).sum(-1)
+        log_h = torch.log(psi * self.region_norms + 1e-12)
+        own = self.region_kinds == kinds.unsqueeze(-1)
+        # The nearest region, smoothly: (Σ h^-p)^(-1/p).
+        nearest = torch.logsumexp(torch.where(own, -self.sharpness * log_h, torch.full_like(log_h, -1e6)), dim=1)
+        return torch.exp((nearest / -self.sharpness).clamp(max=math.log(self.far)))
 
     def reset(self) -> None:
         """Back to unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
 
-    def resize(self, rows: int) -> None:
-        """Room for the moments of that many kinds of atoms; what there was is lost."""
+    def resize(self, regions: int) -> None:
+        """Room for the moments of that many regions; what there was is lost."""
         self.reset()
-        self.rows.fill_(-1)
-        features = self.means.shape[1]
-        self.means = self.means.new_zeros(rows, features)
-        self.whitening = self.means.new_zeros(features, rows, features)
-        self.log_variance, self.log_factor = self.means.new_zeros(rows), self.means.new_zeros(rows)
+        features = self.centres.shape[1]
+        self.region_kinds = self.region_kinds.new_full((regions,), -1)
+        self.region_offsets = self.centres.new_zeros(regions, features)
+        self.region_whitening = self.centres.new_zeros(features, regions, features)
+        self.region_norms = self.centres.new_ones(regions)
 
     def take_head(self, source: "Leverage", head: int) -> None:
         """Become what ``source`` is for one of its heads."""
-        per_head = len(source.rows) // len(source.growth)
-        for name, value in source.named_buffers():
-            setattr(self, name, value.clone())
-        self.rows = source.rows[head * per_head : (head + 1) * per_head].clone()
-        self.growth = source.growth[head : head + 1].clone()
+        species = len(source.centres) // len(source.growth)
+        kinds = slice(head * species, (head + 1) * species)
+        own = (source.region_kinds >= kinds.start) & (source.region_kinds < kinds.stop)
+        self.resize(max(1, int(own.sum())))
+        if bool(own.any()):
+            self.region_kinds = source.region_kinds[own] - kinds.start
+            self.region_offsets, self.region_norms = source.region_offsets[own], source.region_norms[own]
+            self.region_whitening = source.region_whitening[:, own].contiguous()
+        for name in ("centres", "log_variance", "log_factor"):
+            setattr(self, name, getattr(source, name)[kinds].clone())
+        self.growth, self.fitted = source.growth[head : head + 1].clone(), source.fitted.clone()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, own in list(self._buffers.items()):
@@ -169,6 +189,6 @@ class Leverage(nn.Module):
             saved = state_dict.get(prefix + name)
             if saved is None:  # saved before there was a leverage, or from a stock model: as if never fitted
                 state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-            elif saved.shape != own.shape:  # fitted to the species of its training set alone, see `resize`
+            elif saved.shape != own.shape:  # as many regions as its training set asked for, see `resize`
                 setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -5,27 +5,38 @@ and one over the validation set. Nothing of it depends on a seed or on the order
 """
 
 import math
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
+from scipy.cluster.vq import kmeans2
 from scipy.optimize import minimize
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Support, inflate
-from e2ip_plugins.readout.leverage import Leverage
+from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
 
 #: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
 RIDGE = 1e-4
 
+#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for all species together.
+ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
+
+#: How much of its species' covariance enters that of a region: between two regions is not outside.
+SHARED = 0.3
+
+#: Atoms of a kind that are kept, of many evenly spaced ones. More change moments of a few hundred features little.
+MAX_ATOMS = 32768
+
 #: Where the growth a is expected, and how many e-folds around it (docs/uncertainty.md): validation configurations come
 #: from where the training set does and say little about it.
-PRIOR_GROWTH, PRIOR_WIDTH = 0.5, 1.0
-_STARTS = (PRIOR_GROWTH, 0.05, 3.0)
+PRIOR_GROWTH, PRIOR_WIDTH = 2.0, 0.3
+_STARTS = (PRIOR_GROWTH, 0.2)
 
 
 @dataclass
@@ -85,17 +96,23 @@ class Report:
         Weight of the pooled moments in those of species with few atoms.
     constants : dict
         `Constants` by head; empty for families that do not take the leverage.
+    regions : int
+        Of all species.
     warnings : list of str
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
     shrinkage: Dict[Tuple[int, int], float] = field(default_factory=dict)
     constants: Dict[int, Constants] = field(default_factory=dict)
+    regions: int = 0
     warnings: List[str] = field(default_factory=list)
 
     def lines(self, heads: Sequence[str] = ()) -> List[str]:
         """The fit in words, one line per data set."""
-        lines = [f"leverage: moments of {sum(self.atoms.values())} training atoms, {len(self.atoms)} species"]
+        lines = [
+            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(self.atoms)} species in "
+            f"{self.regions} regions"
+        ]
         for head, c in self.constants.items():
             where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
             low, high = c.growth_interval
@@ -107,69 +124,119 @@ class Report:
         return lines
 
 
-class Moments:
-    """Sums over training atoms, per kind of atom (head and species)."""
+class TrainingAtoms:
+    """Features of training atoms, per kind (head and species)."""
 
-    def __init__(self, kinds: int, features: int) -> None:
-        self.broken = torch.zeros((), dtype=torch.float64)
-        self.count = torch.zeros(kinds, dtype=torch.float64)
-        self.log_variance = torch.zeros(kinds, dtype=torch.float64)
-        self.total = torch.zeros(kinds, features, dtype=torch.float64)
-        self.outer = torch.zeros(kinds, features, features, dtype=torch.float64)
+    def __init__(self, kinds: int) -> None:
+        self.broken = 0
+        self.count = np.zeros(kinds, dtype=np.int64)
+        self.log_variance = np.zeros(kinds)
+        self.stride = np.ones(kinds, dtype=np.int64)
+        self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
         """Atoms of a batch."""
-        self.broken += (~torch.isfinite(scalars)).any(-1).sum().cpu()
-        scalars, kinds = scalars.double().cpu(), kinds.cpu()
-        for kind in kinds.unique().tolist():
-            chosen = kinds == kind
-            own = scalars[chosen]
-            self.count[kind] += len(own)
-            self.log_variance[kind] += log_variance.double().cpu()[chosen].sum()
-            self.total[kind] += own.sum(0)
-            self.outer[kind] += own.T @ own
+        features, which, variance = (value.cpu().double().numpy() for value in (scalars, kinds, log_variance))
+        self.broken += int((~np.isfinite(features)).any(-1).sum())
+        for kind in np.unique(which).astype(int):
+            own = which == kind
+            before, number = self.count[kind], int(own.sum())
+            self.count[kind] += number
+            self.log_variance[kind] += variance[own].sum()
+            # Every stride-th atom; once there are too many, every second one of those.
+            kept = self.kept[kind]
+            kept.append(features[own][(before + np.arange(number)) % self.stride[kind] == 0].astype(np.float32))
+            while sum(map(len, kept)) > MAX_ATOMS:
+                kept[:] = [np.concatenate(kept)[::2]]
+                self.stride[kind] *= 2
 
-    def reduce(self, device: torch.device) -> None:
-        """Sum over the processes of a distributed training; `InputError`, in all of them, for features not finite."""
+    def gather(self) -> None:
+        """Atoms of all processes of a distributed training; `InputError`, in all of them, for features not finite."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for name in ("broken", "count", "log_variance", "total", "outer"):
-                shared = getattr(self, name).to(device)
-                torch.distributed.all_reduce(shared)
-                setattr(self, name, shared.cpu())
+            gathered: List[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(gathered, (self.broken, self.count, self.log_variance, self.kept))
+            brokens, counts, variances, kepts = zip(*gathered, strict=True)
+            self.broken, self.count, self.log_variance = sum(brokens), sum(counts), sum(variances)
+            self.kept = [[array for part in kepts for array in part[kind]] for kind in range(len(self.kept))]
         if self.broken:
             raise InputError(
-                f"the model's features of {int(self.broken)} training atoms are not finite: the training has diverged, "
-                "or two atoms of a frame are at the same place"
+                f"the model's features of {self.broken} training atoms are not finite: the training has diverged, or "
+                "two atoms of a frame are at the same place"
             )
 
-    def store(self, leverage: Leverage, ridge: float = RIDGE, compact: bool = False) -> Dict[int, float]:
-        """Means and whitening matrices into the leverage's buffers; gives the weight of the pool, by kind.
+    def features(self, kind: int) -> np.ndarray:
+        """Kept atoms of a kind (n, D), in an order that does not depend on that of the data."""
+        features = np.concatenate(self.kept[kind]).astype(np.float64)
+        return features[np.lexsort(features.T[:2])]
+
+    def store(self, leverage: Leverage, ridge: float = RIDGE) -> Dict[int, float]:
+        """Moments into the leverage's buffers; gives the weight of the pool in those of every kind.
 
         A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
         had been seen on as many atoms as there are features.
         """
-        features = self.total.shape[1]
-        seen = self.count.nonzero().flatten().tolist()
-        means = self.total / self.count.clamp(min=1)[:, None]
-        centred = self.outer - self.count[:, None, None] * means[:, :, None] * means[:, None, :]
-        pooled = centred.sum(0) / self.count.sum()
+        seen = np.flatnonzero(self.count).tolist()
+        features = {kind: self.features(kind) for kind in seen}
+        own = {kind: np.cov(x.T, bias=True).reshape(x.shape[1], -1) for kind, x in features.items()}
+        pooled = sum(len(features[kind]) * own[kind] for kind in seen) / sum(map(len, features.values()))
+        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // len(seen)))
+        regions: List[Tuple[int, np.ndarray, np.ndarray]] = []
         weights = {}
-        leverage.resize(len(seen) if compact else len(leverage.rows))
-        for row, kind in enumerate(seen):
-            count = float(self.count[kind])
-            weights[kind] = features / (features + count)
-            own = centred[kind] / count
-            covariance = (1.0 - weights[kind]) * own + weights[kind] * pooled
-            values, vectors = torch.linalg.eigh(covariance)
-            values = values.clamp(min=0.0) + ridge * values.clamp(min=0.0).mean() + 1e-300
-            matrix = vectors / values.sqrt()
-            # So that the mean over the training atoms is 1, shrunk or not.
-            effective = float((matrix.T @ own @ matrix).trace())
-            leverage.rows[kind] = row
-            leverage.means[row] = means[kind].to(leverage.means)
-            leverage.whitening[:, row] = (matrix / math.sqrt(max(effective, 1e-300))).to(leverage.whitening)
-            leverage.log_variance[row] = float(self.log_variance[kind]) / count
+        for kind in seen:
+            x = features[kind]
+            weights[kind] = x.shape[1] / (x.shape[1] + len(x))
+            shrunk = (1.0 - weights[kind]) * own[kind] + weights[kind] * pooled
+            centre = x.mean(0)
+            leverage.centres[kind] = torch.from_numpy(centre).to(leverage.centres)
+            leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
+            regions += [(kind, *region) for region in _regions(x - centre, shrunk, most, ridge)]
+        leverage.resize(len(regions))
+        for row, (kind, offset, whitening) in enumerate(regions):
+            leverage.region_kinds[row] = kind
+            leverage.region_offsets[row] = torch.from_numpy(offset @ whitening).to(leverage.centres)
+            leverage.region_whitening[:, row] = torch.from_numpy(whitening).to(leverage.centres)
+        # So that the mean over the training atoms of a kind is 1, whatever shrinks it.
+        for kind in seen:
+            mean = _distance(leverage, features[kind], kind).mean()
+            leverage.region_norms[leverage.region_kinds == kind] = 1.0 / max(float(mean), 1e-12)
         return weights
+
+
+def _regions(x: np.ndarray, covariance: np.ndarray, most: int, ridge: float) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Centre (D,) and whitening matrix (D, D) of every region of a kind, from its centred features (n, D)."""
+    count, size = x.shape
+    number = min(count // (ATOMS_PER_FEATURE * size), most)
+    if number < 2:
+        yield np.zeros(size), _whitening(covariance, ridge)
+        return
+    # The directions that vary most are those in which phases and sites differ.
+    _, axes = np.linalg.eigh(covariance)
+    projected = x @ axes[:, -16:]
+    starts = projected[np.argsort(projected[:, -1])[(np.arange(number) * 2 + 1) * count // (2 * number)]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of regions that stay empty
+        _, label = kmeans2(projected, starts, iter=30, minit="matrix")
+    parts = [part for part in (x[label == i] for i in range(number)) if len(part) > 1]
+    within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / count
+    for part in parts:
+        weight = size / (size + len(part))
+        local = (1.0 - weight) * np.cov(part.T, bias=True) + weight * within
+        yield part.mean(0), _whitening((1.0 - SHARED) * local + SHARED * covariance, ridge)
+
+
+def _whitening(covariance: np.ndarray, ridge: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(covariance)
+    values = values.clip(min=0.0)
+    # A species with a single atom, or all of them alike, has no variance at all.
+    return vectors / np.sqrt(values + max(ridge * values.mean(), 1e-12))
+
+
+def _distance(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray:
+    """The leverage's own distance of training atoms, in its precision."""
+    scalars = torch.from_numpy(features).to(leverage.centres)
+    with torch.no_grad():
+        parts = [leverage._distance(x, torch.full((len(x),), kind, device=x.device)) for x in scalars.split(4096)]
+    return torch.cat(parts).double().cpu().numpy()
 
 
 @contextmanager
@@ -179,7 +246,7 @@ def _seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
 
     def of_leverage(module: Any, inputs: Tuple[Any, ...], support: Support) -> None:
         scalars, species, heads = inputs[0], inputs[1], inputs[2]
-        per_head = len(module.rows) // len(module.growth)
+        per_head = len(module.centres) // len(module.growth)
         heads = torch.zeros_like(species) if heads is None else heads
         support = Support(*(value.detach() for value in support))
         seen.update(scalars=scalars.detach(), kinds=heads * per_head + species, heads=heads, support=support)
@@ -202,7 +269,6 @@ def fit_leverage(
     species: Sequence[str] = (),
     constant: bool = False,
     ridge: float = RIDGE,
-    compact: bool = False,
 ) -> Report:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -221,8 +287,6 @@ def fit_leverage(
         every species. This is what a model gets that was trained without a readout.
     ridge : float
         See `RIDGE`.
-    compact : bool
-        Whether to keep room for the species of the training set alone: models that know many stay small.
 
     Raises
     ------
@@ -231,22 +295,22 @@ def fit_leverage(
     """
     leverage, report = readout.leverage, Report()
     leverage.reset()
-    device = leverage.means.device
-    moments = Moments(len(leverage.rows), leverage.means.shape[1])
+    atoms = TrainingAtoms(len(leverage.centres))
     with _seen_by(readout) as seen:
         for _ in training:
             outputs = seen["outputs"]
             parameters = {key.name: outputs[key.name] for key in readout.family.parameter_keys}
             takes = readout.family.takes_support
             log_variance = readout.family.log_variance(parameters) if takes else torch.zeros(len(seen["kinds"]))
-            moments.add(seen["scalars"], seen["kinds"], log_variance)
-    moments.reduce(device)
-    if not moments.count.any():
+            atoms.add(seen["scalars"], seen["kinds"], log_variance)
+    atoms.gather()
+    if not atoms.count.any():
         raise InputError("the training set has no atoms: there is nothing to fit the leverage to")
-    weights = moments.store(leverage, ridge, compact)
-    per_head = len(leverage.rows) // len(leverage.growth)
-    report.atoms = {divmod(kind, per_head): int(moments.count[kind]) for kind in weights}
+    weights = atoms.store(leverage, ridge)
+    per_head = len(leverage.centres) // len(leverage.growth)
+    report.atoms = {divmod(kind, per_head): int(atoms.count[kind]) for kind in weights}
     report.shrinkage = {divmod(kind, per_head): weight for kind, weight in weights.items()}
+    report.regions = len(leverage.region_kinds)
     report.warnings += _warnings(report, leverage, species)
     if readout.family.takes_support:
         fit = _fit_constant if constant else _fit_trained
@@ -259,7 +323,7 @@ def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> Lis
     def name(kind: int) -> str:
         return species[kind] if kind < len(species) else f"species {kind}"
 
-    warnings, features = [], leverage.means.shape[1]
+    found, features = [], leverage.centres.shape[1]
     few = sorted({kind for (_, kind), count in report.atoms.items() if count < features})
     if few:
         listed = ", ".join(
@@ -268,14 +332,14 @@ def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> Lis
             for kind in [key[1]]
             if report.atoms[key] < features
         )
-        warnings.append(f"fewer training atoms than features ({features}): {listed}")
+        found.append(f"fewer training atoms than features ({features}): {listed}")
     missing = [name(kind) for kind in range(len(species)) if kind not in {kind for _, kind in report.atoms}]
     if missing:
-        warnings.append(
-            f"no training atoms of {', '.join(missing)}: their leverage is {1e6:g}, their epistemic variance at its "
+        found.append(
+            f"no training atoms of {', '.join(missing)}: their leverage is {FAR:g}, their epistemic variance at its "
             "ceiling"
         )
-    return warnings
+    return found
 
 
 class _Samples:
@@ -331,7 +395,7 @@ class _Samples:
         The atoms of a configuration are no independent witnesses. The likelihood has flat and false minima (a -> 0).
         """
         starts = [np.array([math.log(start), 0.0]) for start in _STARTS]
-        found = min((minimize(self._objective, s, method="Nelder-Mead") for s in starts), key=lambda f: f.fun)
+        found = min((minimize(self._objective, s, method="BFGS") for s in starts), key=lambda f: f.fun)
         return self._constants(found.x)
 
     def fit_by_species(self) -> Tuple[Constants, Dict[int, float]]:
@@ -435,10 +499,8 @@ def _fit_trained(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> C
     """Constants into the leverage's buffers."""
     leverage = readout.leverage
     found = _samples(readout.family, {key.name: table[key.name] for key in readout.family.parameter_keys}, table).fit()
-    per_head = len(leverage.rows) // len(leverage.growth)
-    rows = leverage.rows[head * per_head : (head + 1) * per_head]
     leverage.growth[head] = found.growth
-    leverage.log_factor[rows[rows >= 0]] = found.log_scale
+    leverage.log_factor[_kinds(leverage, head)] = found.log_scale
     return found
 
 
@@ -458,17 +520,20 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
         if best is None or found.nll[1] < best[0].nll[1]:
             best = found, log_scale, scalars, float(variance[0])
     found, log_scale, scalars, variance = best
-    per_head = len(leverage.rows) // len(leverage.growth)
     with torch.no_grad():
         readout.trunks[head].out.bias[: family.num_scalars] = torch.tensor(scalars).to(readout.force_unit)
     leverage.growth[head] = found.growth
     # A species that only the training set has gets the mean of the others.
-    rows = leverage.rows[head * per_head : (head + 1) * per_head]
-    leverage.log_factor[rows[rows >= 0]] = float(np.mean(list(log_scale.values())))
-    leverage.log_variance[rows[rows >= 0]] = variance
+    leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
+    leverage.log_variance[_kinds(leverage, head)] = variance
     for kind, value in log_scale.items():
-        leverage.log_factor[leverage.rows[kind]] = value
+        leverage.log_factor[kind] = value
     return found
+
+
+def _kinds(leverage: Leverage, head: int) -> slice:
+    species = len(leverage.centres) // len(leverage.growth)
+    return slice(head * species, (head + 1) * species)
 
 
 def _from_all_processes(parts: List[Dict[str, np.ndarray]]) -> List[Dict[str, np.ndarray]]:

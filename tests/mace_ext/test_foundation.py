@@ -47,7 +47,10 @@ def test_settings_survive_a_rebuild(make_model):
     rebuilt.load_state_dict(model.state_dict())
     assert not rebuilt.e2ip_readout.settings.differences(model.e2ip_readout.settings)
     assert rebuilt.e2ip_readout.settings.options["evidence_weight"] == 0.3
-    assert extract_config_mace_model(make_model(readout=None)).keys() == config.keys() - {"e2ip_settings", "e2ip_rows"}
+    assert extract_config_mace_model(make_model(readout=None)).keys() == config.keys() - {
+        "e2ip_settings",
+        "e2ip_regions",
+    }
 
 
 def test_a_readout_that_means_something_else_is_not_taken_over(make_model, caplog):
