@@ -24,6 +24,7 @@ from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from nequip_ext.evaluate import name_family_in_files
+from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
 from nequip_ext.readout import find_readout, settings_of
@@ -50,12 +51,19 @@ class E2IPInputCheck(lightning.Callback):
             check_restart(pl_module)
             name_family_in_files()
             check_files_written(trainer.callbacks, find_readout(pl_module))
+        readout = find_readout(pl_module)
+        if stage == "fit" and readout is not None and settings_of(readout).forces == "host":
+            if not _users(pl_module.loss):
+                raise InputError(
+                    "with 'forces: host' the loss must be nequip_ext.E2IPLoss, whose value is that of NequIP's own: "
+                    "with another one the readout learns nothing"
+                )
+            clip_apart(pl_module)
         data = trainer.datamodule
         if stage != "fit" or data is None:
             return
         if _users(pl_module.loss, pl_module.train_metrics):
             check_datasets("training", data.train_dataset_config, data.train_dataset)
-        readout = find_readout(pl_module)
         # The leverage is fitted to them after the training, which would be too late to say so.
         if _users(pl_module.val_metrics) or (readout is not None and readout.family.takes_support):
             check_datasets("validation", data.val_dataset_config, data.val_dataset)
@@ -182,7 +190,7 @@ def _settings(training_module: DictConfig, forces_rms: Optional[float]) -> Optio
     names = [option.name for option in families.get(family).options]
     unit = model.get("force_unit")
     unit = resolve_force_unit(unit, forces_rms if wants_auto_unit(unit) else None)
-    settings = Settings.of(family, {name: model.get(name) for name in names}, unit)
+    settings = Settings.of(family, {name: model.get(name) for name in names}, unit, model.get("forces"))
     loss = _section(training_module.get("loss"), "E2IPLoss")
     if loss is not None:
         settings = settings.with_aliases(loss.get("readout"), {name: loss.get(name) for name in names}, "E2IPLoss")

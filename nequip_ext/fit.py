@@ -141,9 +141,8 @@ def _wrapped(config: Dict[str, Any]) -> Dict[str, Any]:
 
 def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str, Any]:
     settings = settings_of(find_readout(twin.model))
-    if "evidence" not in settings.options or settings.options["evidence"] == "leverage":
+    if settings.with_leverage(str(path)) == settings:
         return config
-    check_evidence(settings.options["evidence"], path)
     if config["_target_"] != _MODEL:
         source = config.get("package_path", config["_target_"])
         raise InputError(
@@ -151,15 +150,6 @@ def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str
             "package it with nequip-package and fit the package"
         )
     return {**config, "evidence": "leverage"}
-
-
-def check_evidence(evidence: str, path: Path) -> None:
-    """`InputError` for readouts that have learned κ."""
-    if evidence == "independent":
-        raise InputError(
-            f"{path}: its readout is in evidence mode 'independent', whose κ is learned; the leverage would replace it: "
-            "train with evidence 'leverage' or 'coupled'"
-        )
 
 
 def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) -> Dict[str, Any]:

@@ -39,7 +39,7 @@ def E2IPLoss(
 
     Components are ``per_atom_energy_mse`` or ``total_energy_mse``, ``forces_e2ip`` (``forces_`` and the name of the
     readout) and, if ``coeffs`` has a stress, ``stress_mse``. Atoms with NaN or infinite reference forces are masked,
-    with a warning.
+    with a warning. Where the model has ``forces: host``, values are those of NequIP's own losses.
 
     Under ``nequip-train`` the settings are the model's (`E2IPModel`): options need not be given again, and must be the
     same where they are. Without a Trainer, options that are not given have their defaults.
@@ -60,7 +60,7 @@ def E2IPLoss(
     coeffs : dict
         Weights of ``total_energy``, ``forces`` and, optionally, ``stress``; NequIP normalises them to sum 1.
     evidence_weight : float, optional
-        λ ≥ 0 of the regulariser; default: the preset's. Not with ``evidence: coupled``. May be given here alone.
+        λ ≥ 0 of the regulariser; default: the preset's. Only with ``evidence: independent``. May be given here alone.
     evidence, preset : str, optional
         As given to `E2IPModel`.
     readout : str, optional
@@ -126,6 +126,9 @@ def check_outputs(preds: AtomicDataDict.Type, names: Iterable[str], user: str) -
 class ForceLoss(Metric):
     """Mean of a family's force loss over atoms with finite reference forces.
 
+    With ``forces: host`` the value is NequIP's mean square error, to the last bit, and so is the gradient of everything
+    but the readout, which gets that of its own loss for the forces as they are.
+
     Parameters
     ----------
     readout : str
@@ -150,6 +153,7 @@ class ForceLoss(Metric):
         loss_only = [option.name for option in family.options if option.loss_only]
         family.resolve({name: value for name, value in self.options.items() if name not in loss_only})
         self.family: Optional[Family] = None
+        self.host: Optional[MeanSquaredError] = None
         self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
         self._warned = False
@@ -159,10 +163,13 @@ class ForceLoss(Metric):
         """Take over a model's settings; gives them with what was set here alone, `InputError` where the two differ."""
         settings = settings.with_aliases(self.readout, self.options, self.owner)
         self.family = settings.build()
+        self.host = MeanSquaredError() if settings.forces == "host" else None
         return settings
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
         """Value for one batch, which is added to the accumulated one; torchmetrics calls ``update`` twice for it."""
+        if self.host is not None:
+            return self._beside_host(self.host, preds, target)
         self._current = self._per_atom(preds, target)
         try:
             return super().forward(preds, target)
@@ -176,8 +183,37 @@ class ForceLoss(Metric):
         self.count = self.count + mask.sum()
 
     def compute(self) -> torch.Tensor:
-        """Mean over the atoms that count, 0 if none does."""
+        """Mean over the atoms that count, 0 if none does; of square errors with ``forces: host``."""
+        if self.host is not None:
+            return self.host.compute()
         return self.sum / self.count.clamp(min=1)
+
+    def reset(self) -> None:
+        """Forget all atoms."""
+        super().reset()
+        if self.host is not None:
+            self.host.reset()
+
+    def _beside_host(
+        self, host: MeanSquaredError, preds: AtomicDataDict.Type, target: AtomicDataDict.Type
+    ) -> torch.Tensor:
+        forces, reference = preds[AtomicDataDict.FORCE_KEY], reference_forces(target)
+        loss, mask = self._current = self._per_atom({**preds, AtomicDataDict.FORCE_KEY: forces.detach()}, target)
+        try:
+            self.update(preds, target)
+        finally:
+            self._current = None
+        # As NequIP's manager does it, and only where it must: a selection sums in another order.
+        if not bool(mask.all()):
+            forces, reference = forces[mask], reference[mask]
+        host.dist_sync_on_step = self.dist_sync_on_step
+        value = host(forces, reference)
+        count = mask.sum()
+        if self.dist_sync_on_step and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(count)
+        own = loss.sum() / count.clamp(min=1)
+        # Zero, with the readout's gradient.
+        return value + torch.nan_to_num(own - own.detach())
 
     def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
         """Loss and mask (N,)."""

@@ -21,6 +21,7 @@ def E2IPModel(
     preset: Optional[str] = None,
     evidence_weight: Optional[float] = None,
     forces_rms: Optional[float] = None,
+    forces: Optional[str] = None,
     model_dtype: Optional[str] = None,
     compile_mode: Optional[str] = None,
     **options: Any,
@@ -52,15 +53,18 @@ def E2IPModel(
     readout : str
         Predictive family; ``evidence``, ``preset`` and ``evidence_weight`` are options of ``e2ip``, the default.
     evidence : str, optional
-        ``independent`` or ``coupled``; default: the preset's.
+        ``leverage``, ``coupled`` or ``independent``; default: the preset's.
     force_unit : float or str, optional
         σ_ref in eV/Å or ``auto`` (needs ``forces_rms``); default 0.0433641. Saved in the model.
     preset : str, optional
         ``default`` (the default) or ``paper``.
     evidence_weight : float, optional
-        λ ≥ 0 of the regulariser in the loss; default: the preset's. Not with ``evidence: coupled``.
+        λ ≥ 0 of the regulariser in the loss; default: the preset's. Only with ``evidence: independent``.
     forces_rms : float, optional
         Component RMS of the training forces in eV/Å: ``${training_data_stats:forces_rms}``.
+    forces : str, optional
+        What trains the forces: ``likelihood`` (the default), or ``host``: the mean square error of NequIP's own losses
+        alone, to the last bit, while the readout learns beside it. `E2IPLoss` is needed for both.
     model_dtype, compile_mode : str, optional
         Passed on to the inner model, for callers that set them on the outermost model.
     **options
@@ -77,7 +81,7 @@ def E2IPModel(
         For options that do not go together and inner models that cannot carry the readout.
     """
     options.update(evidence=evidence, preset=preset, evidence_weight=evidence_weight)
-    settings = Settings.of(readout, options, resolve_force_unit(force_unit, forces_rms))
+    settings = Settings.of(readout, options, resolve_force_unit(force_unit, forces_rms), forces)
     if not isinstance(model, dict) or "_target_" not in model:
         raise InputError("E2IPModel needs 'model': the config of the inner model with its _target_")
     inner = dict(model)

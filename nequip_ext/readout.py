@@ -91,6 +91,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             strictly_local=self.scalars_from_edges,
         )
         self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
+        #: Whether nothing but the readout learns from the readout's loss.
+        self.learns_alone = settings.forces == "host"
         self.to(model_dtype)
         # Readouts of version 1 had no such part and kept their weights here.
         self._register_load_state_dict_pre_hook(refuse_version_1)
@@ -107,25 +109,31 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         keep_graph = data.pop(KEEP_GRAPH_KEY, None) is not None
+        source = dict(data)
+        if self.learns_alone and not keep_graph:
+            source = {name: _without_graph(value) for name, value in source.items()}
         if self.training or keep_graph:
-            return self._read_out(data)
-        # The graph that the features belong to is freed by the time anybody sees these outputs. What NequIP compiles
-        # for training is traced in training mode or by make_fx, which does not see this context (test_compile.py).
-        with torch.no_grad():
-            return self._read_out(data)
+            outputs = self._read_out(source)
+        else:
+            # The graph that the features belong to is freed by the time anybody sees these outputs. What NequIP
+            # compiles for training is traced in training mode or by make_fx, which does not see this context
+            # (test_compile.py).
+            with torch.no_grad():
+                outputs = self._read_out(source)
+        data.pop(TAP_KEY, None)
+        for name, value in outputs.items():
+            data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
+        return data
 
-    def _read_out(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+    def _read_out(self, data: AtomicDataDict.Type) -> Dict[str, torch.Tensor]:
         invariant = data[self.scalar_key]
         if self.scalars_from_edges:
             centre = data[AtomicDataDict.EDGE_INDEX_KEY][0]
             invariant = sum_over_edges(invariant, centre, AtomicDataDict.num_nodes(data))
-        equivariant = data.pop(TAP_KEY, invariant)
+        equivariant = data.get(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
         species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]
-        outputs = self.readout(invariant, equivariant, species, self._neighbours(data), edges)
-        for name, value in outputs.items():
-            data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
-        return data
+        return self.readout(invariant, equivariant, species, self._neighbours(data), edges)
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data:
@@ -148,6 +156,17 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         # NequIP's edges point from centre [0] to neighbour [1].
         centre, neighbour = data[AtomicDataDict.EDGE_INDEX_KEY]
         return Edges(data[AtomicDataDict.EDGE_VECTORS_KEY].to(dtype), radial, neighbour, centre, senders)
+
+
+#: Integers as long as the numbers that they hold the bits of.
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def _without_graph(value: Any) -> Any:
+    """Like ``detach``, also in models that NequIP compiles for training: what it traces them with drops ``detach``."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in _BITS:
+        return value
+    return value.view(_BITS[value.dtype]).view(value.dtype)
 
 
 def _blocks(irreps: Optional[Irreps], l: int, parity: int) -> Blocks:

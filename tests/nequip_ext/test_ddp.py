@@ -6,6 +6,8 @@ import pytest
 import torch
 from ase.build import molecule
 
+from nequip_ext import E2IPCalculator
+
 
 @pytest.fixture(scope="module")
 def unequal_files(tmp_path_factory):
@@ -31,7 +33,7 @@ def unequal_files(tmp_path_factory):
 
 def test_two_processes_train_what_one_does(tmp_path, train, unequal_files, logged):
     """All of the training set in one batch, so that its split and order over the processes do not matter."""
-    common = ("run=[train]", "max_epochs=4", "training_module.model.model.model_dtype=float64", "evidence=independent")
+    common = ("run=[train]", "max_epochs=4", "training_module.model.model.model_dtype=float64", "evidence=leverage")
     one = train("nequip_e2ip", tmp_path / "one", unequal_files, *common, "batch_size=8")
     gloo = ("++trainer.accelerator=cpu", "++trainer.devices=2", "++trainer.strategy=ddp", "batch_size=4")
     two = train("nequip_e2ip", tmp_path / "two", unequal_files, *common, *gloo)
@@ -46,3 +48,9 @@ def test_two_processes_train_what_one_does(tmp_path, train, unequal_files, logge
     assert any("e2ip_readout" in name for name in weights)
     for name in weights:
         assert torch.allclose(got[name], expected[name], rtol=1e-9, atol=1e-12), name
+    models = [E2IPCalculator.from_saved_model(folder / "best.ckpt") for folder in (one, two)]
+    for frame in ase.io.read(unequal_files["test"], ":"):
+        for model in models:
+            model.calculate(frame)
+        for name in ("e2ip_leverage", "e2ip_kappa", "e2ip_log_sigma0"):
+            np.testing.assert_allclose(models[1].results[name], models[0].results[name], rtol=1e-6, err_msg=name)
