@@ -16,7 +16,7 @@ the likelihood everywhere.
 
 import importlib
 import math
-from typing import Any, Dict, Final, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Final, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -156,12 +156,12 @@ class E2IP(Family):
         """See `Family`."""
         return {**options, "evidence": "coupled"} if options["evidence"] == "leverage" else dict(options)
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
         log_sigma0, sigma0, nu, kappa, plateau = distribution(
             coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
         )
-        if self.takes_support:
+        if self.takes_support and support is not None:
             shift, kappa = _recount(log_sigma0, kappa, support)
             log_sigma0 = torch.cat([log_sigma0[:, :3] + shift.unsqueeze(-1), log_sigma0[:, 3:]], dim=1)
             sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)

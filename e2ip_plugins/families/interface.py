@@ -6,7 +6,7 @@ NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Fa
 """
 
 import math
-from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class Family(nn.Module):
         """``options`` are complete, as `resolve` gives them."""
         super().__init__()
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
 
         Parameters
@@ -115,7 +115,7 @@ class Family(nn.Module):
             0e coefficients first, then 2e in e3nn's component order.
         force_unit : ()
             σ_ref in eV/Å.
-        support : Support
+        support : Support, optional
             To be ignored unless ``takes_support``.
         """
         raise NotImplementedError

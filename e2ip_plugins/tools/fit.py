@@ -511,9 +511,7 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
     for scalars in family.constant_scalars():
         coefficients = torch.zeros(1, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
-        one = torch.ones(1, dtype=torch.float64)
-        unfitted = Support(one, one, one, one, one, torch.tensor(False))
-        outputs = family(coefficients, readout.force_unit.double().cpu(), unfitted)
+        outputs = family(coefficients, readout.force_unit.double().cpu())
         parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
         variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
         found, log_scale = _samples(family, parameters, {**table, "typical": variance.numpy()}).fit_by_species()

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ class Isotropic(Family):
     num_tensors = 0
     initial_scalars = (2.0,)
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Support) -> Dict[str, Tensor]:
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         log_std = coefficients[:, 0] + torch.log(force_unit)
         outputs = _views(log_std)
         outputs["isotropic_log_std"] = log_std
