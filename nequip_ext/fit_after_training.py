@@ -65,6 +65,7 @@ class E2IPFit(lightning.Callback):
             # In all processes alike. The training is not lost for it, nor are its tests.
             logger.warning(f"leverage: {what} stays unfitted: {error}")
             return
+        _forget_compiled(pl_module, fitted)
         if path is None:
             for name, leverage in leverages(pl_module).items():
                 leverage.load_state_dict(fitted[name].state_dict())
@@ -103,6 +104,16 @@ def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Opt
                 logger.info(f"leverage of model {name}:")
             tell(fit_model(model, training, validation))
     return {name: leverage.cpu() for name, leverage in leverages(twin).items()}
+
+
+def _forget_compiled(pl_module: NequIPLightningModule, fitted: Dict[str, Leverage]) -> None:
+    """What NequIP compiled for training knows the shapes of buffers, and the test run loads those that were fitted."""
+    for name, leverage in leverages(pl_module).items():
+        own, new = leverage.state_dict(), fitted[name].state_dict()
+        if any(own[key].shape != value.shape for key, value in new.items()):
+            for model in pl_module.model.values():
+                for cache in getattr(model, "_compiled_cache", ()):
+                    cache.clear()
 
 
 class _Batches:

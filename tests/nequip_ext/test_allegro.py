@@ -90,3 +90,30 @@ def test_from_training_to_a_compiled_model(
         calculator.calculate(atoms)
         for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
+
+
+def test_leverage_stays_strictly_local(make_model, allegro_config, frames, to_data):
+    """An atom's leverage does not depend on what is beyond its cutoff, here 4 Å."""
+    from ase import Atoms
+    from nequip.data import AtomicDataDict
+
+    from nequip_ext.passes import fit_model
+
+    _, model = make_model(allegro_config, evidence="leverage")
+    model.eval()
+    batches = []
+    for seed in range(6):
+        moved = [atoms.copy() for atoms in frames]
+        for number, atoms in enumerate(moved):
+            atoms.rattle(0.05, seed=10 * seed + number)
+        batch = AtomicDataDict.batched_from_list([to_data(atoms) for atoms in moved])
+        batches.append({**batch, "forces": 0.1 * torch.ones_like(batch["pos"])})
+    fit_model(model, batches[:4], batches[4:])
+    assert find_readout(model).leverage.rounds == 0
+    water = frames[2]
+    chain = [water + Atoms("OH", [[0.0, 3.5, z], [0.0, 6.5, z]]) for z in (0.0, 0.4)]
+    near = [model(to_data(atoms)) for atoms in (chain[0], chain[0][:4])]
+    for name in ("e2ip_leverage", "forces_cov"):
+        assert torch.allclose(near[0][name][:3], near[1][name][:3], rtol=1e-10), name
+    far = model(to_data(chain[1]))["e2ip_leverage"][:3]
+    assert not torch.allclose(far, near[0]["e2ip_leverage"][:3], rtol=1e-6), "the neighbour is out of range"
