@@ -66,7 +66,7 @@ def fit_trained(model: Any, training: Training) -> None:
             say=logging.info,
         )
     except InputError as error:
-        find_readout(model).leverage.reset()
+        model.e2ip_readout.leverage.reset()
         logging.warning(f"The leverage was not fitted: {error}")
         return
     for warning in report.warnings:
@@ -229,9 +229,9 @@ def fit_file(
         else:
             found.settings = found.settings.with_leverage(str(model))
             found.family = found.settings.build()
-        loaders = [in_order(_Graphs(frames, net, own_head), batch_size) for frames in (training, validation)]
+        train, valid = (in_order(_Graphs(frames, net, own_head), batch_size) for frames in (training, validation))
         constant = not any(bool(trunk.out.weight.any()) for trunk in net.e2ip_readout.trunks)
-        report = fit_model(net, *loaders, device, constant, say or (lambda line: print(line, file=sys.stderr)))
+        report = fit_model(net, train, valid, device, constant, say or (lambda line: print(line, file=sys.stderr)))
     finally:
         torch.set_default_dtype(before)
     others = [name for name in net.heads if name != own_head]
@@ -267,7 +267,7 @@ def _open(path: Path, device: str) -> Any:
 def _choose_head(path: Path, net: Any, head: Optional[str]) -> str:
     if head is None and len(net.heads) == 1:
         return net.heads[0]
-    if head not in net.heads:
+    if head is None or head not in net.heads:
         problem = f"has {len(net.heads)} heads" if head is None else f"has no head '{head}'"
         raise InputError(f"{path}: {problem}; give --head, one of: {', '.join(net.heads)}")
     return head

@@ -66,7 +66,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         super().__setstate__(state)
         readout = self.e2ip_readout
         if not hasattr(readout, "leverage"):  # saved before there was one
-            parameter = readout.trunks[0].hidden.weight
+            parameter: Tensor = readout.trunks[0].hidden.weight  # type: ignore[assignment, union-attr]
             leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
             readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
             # TorchScript reads attributes of the object alone, and the saved one lacks the later ones.

@@ -442,7 +442,7 @@ def test_in_results_committees_and_padding(make_fitted, make_model, make_batch, 
 def test_an_unfitted_model_says_so_and_gives_no_leverage(make_model, frames, predict, tmp_path, caplog, capsys):
     from mace.calculators import MACECalculator
 
-    model, coupled = make_model(options=LEVERAGE), make_model()
+    model, coupled = make_model(options=LEVERAGE), make_model(options=(("evidence", "coupled"),))
     with caplog.at_level(logging.WARNING):
         calc = MACECalculator(models=[model], device="cpu", default_dtype="float64")
     assert "was never fitted" in caplog.text and "e2ip fit" in caplog.text
@@ -488,6 +488,7 @@ def test_a_stock_model_gets_error_bars_and_keeps_its_forces(
     assert torch.get_default_dtype() == torch.float64
     torch.set_default_dtype(dtype)
     model = torch.load(path, weights_only=False)
+    stock(make_batch(frames))  # which may round otherwise than all later ones, see below
     expected, found = stock(make_batch(frames)), model(make_batch(frames))
     for name in ("energy", "forces"):
         assert found[name].dtype == dtype and torch.equal(found[name], expected[name])
@@ -510,7 +511,11 @@ def test_a_stock_model_gets_error_bars_and_keeps_its_forces(
 
 def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_saved, validation_frames):
     """In mode `leverage` and from `coupled` alike; a constant readout stays one."""
-    for start in (make_model(), make_model(options=LEVERAGE), make_model(readout=None)):
+    for start in (
+        make_model(options=(("evidence", "coupled"),)),
+        make_model(options=LEVERAGE),
+        make_model(readout=None),
+    ):
         _, once = fit_saved(start)
         first = torch.load(once, weights_only=False)
         _, twice = fit_saved(first)
@@ -556,6 +561,25 @@ def test_training_goes_on_from_a_fitted_file(train, fit_saved, data_files):
     assert run.model.e2ip_readout.leverage.fitted
     trunk = run.model.e2ip_readout.trunks[0]
     assert trunk.out.weight.abs().max() > 0
+
+
+def test_a_model_from_before_there_were_heads(make_model, make_batch, frames, fit_saved):
+    stock = make_model(readout=None)
+    del stock.heads
+    # The first evaluation in a process may round otherwise than all later ones, stock MACE against itself, too.
+    _, expected = (stock(make_batch(frames)) for _ in range(2))
+    _, path = fit_saved(stock)
+    found = torch.load(path, weights_only=False)(make_batch(frames))
+    assert torch.equal(found["forces"], expected["forces"]) and torch.isfinite(found["e2ip_leverage"]).all()
+
+
+def test_long_passes_say_how_far_they_are(make_model, fit, monkeypatch):
+    monkeypatch.setattr("mace_ext.fit.PATIENCE", -1.0)
+    said = []
+    fit(make_model(options=LEVERAGE), batch_size=4, say=said.append)
+    assert said == [f"leverage: training set {share} %" for share in (20, 50, 70, 100)] + [
+        f"leverage: validation set {share} %" for share in (50, 100)
+    ]
 
 
 def test_a_head_is_chosen(make_model, make_batch, frames, fit_saved):
