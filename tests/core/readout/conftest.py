@@ -1,5 +1,8 @@
-"""Double precision, and how 2e features turn."""
+"""Double precision, how 2e features turn, and a leverage with made-up moments."""
 
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 import torch
 
@@ -17,3 +20,44 @@ def wigner2():
     zero, eye = torch.zeros(5, dtype=torch.float64), torch.eye(5, dtype=torch.float64)
     basis = spd.sym6_to_matrix(spd.tangent_to_sym6(zero, eye))
     return lambda rotation: torch.einsum("aij,ik,bkl,jl->ab", basis, rotation, basis, rotation)
+
+
+class Region(NamedTuple):
+    """Where atoms of a kind are: mean (D,) and covariance (D, D) of their features, what h is multiplied with."""
+
+    kind: int
+    mean: np.ndarray
+    covariance: np.ndarray
+    norm: float
+
+
+@pytest.fixture(scope="session")
+def fill_leverage():
+    """Function that fills a leverage as a fit would, with made-up moments, and gives its regions."""
+    return _fill_leverage
+
+
+def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
+    """``regions``: number for every kind; ``spread``: distance of their means."""
+    rng = np.random.default_rng(seed)
+    kinds, size = leverage.centres.shape
+    made = []
+    leverage.resize(sum([1] * kinds if regions is None else regions))
+    for kind, number in enumerate([1] * kinds if regions is None else regions):
+        centre = rng.normal(size=size)
+        leverage.centres[kind] = torch.from_numpy(centre)
+        for _ in range(number):
+            root = rng.normal(size=(size, size)) / np.sqrt(size) + 0.3 * np.eye(size)
+            region = Region(kind, centre + spread * rng.normal(size=size), root @ root.T, 0.2 + rng.random())
+            values, axes = np.linalg.eigh(region.covariance)
+            whitening = axes / np.sqrt(values)
+            row = len(made)
+            leverage.region_kinds[row], leverage.region_norms[row] = kind, region.norm
+            leverage.region_whitening[:, row] = torch.from_numpy(whitening)
+            leverage.region_offsets[row] = torch.from_numpy((region.mean - centre) @ whitening)
+            made.append(region)
+    leverage.log_variance.copy_(torch.from_numpy(rng.normal(size=kinds) - 5.0))
+    leverage.log_factor.copy_(torch.from_numpy(0.3 * rng.normal(size=kinds)))
+    leverage.growth.copy_(torch.from_numpy(0.5 + rng.random(len(leverage.growth))))
+    leverage.fitted.fill_(True)
+    return made

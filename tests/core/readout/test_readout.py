@@ -1,4 +1,4 @@
-"""Layout, trunk and family together: equivariance, pools, several data sets, scripting, old weights."""
+"""Layout, trunk, leverage and family together: equivariance, pools, several data sets, scripting, old weights."""
 
 import pytest
 import torch
@@ -6,15 +6,16 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges, Layout
+from e2ip_plugins.readout.leverage import ROUNDS, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 
 F64 = torch.float64
 
 #: 6 scalars, 4 vectors, 3 tensors
-FULL = Layout([(0, 6)], [(6, 4)], [(18, 3)])
+FULL = Layout([(0, 6)], [(6, 4)], [(18, 3)], num_species=2)
 #: the same without tensors: edges are pooled
-POOLED = Layout([(0, 6)], [(6, 4)], [], num_radial=5)
+POOLED = Layout([(0, 6)], [(6, 4)], [], num_radial=5, num_species=2)
 
 
 def readout(layout=FULL, family=families.DEFAULT, num_heads=1, **options):
@@ -32,6 +33,20 @@ def features(count=10, edges=30):
     return x, Edges(vectors, radial, *torch.randint(0, count, (2, edges), generator=generator))
 
 
+def species_of(x):
+    return torch.arange(x.shape[0]) % 2
+
+
+def neighbours_of(edges):
+    lengths = edges.vectors.norm(dim=1)
+    return Neighbours(lengths, torch.exp(-lengths), edges.sender, edges.receiver)
+
+
+def evaluate(built, x, edges=None, heads=None):
+    """All outputs; edges, where there are some, are also what the leverage sees of neighbours."""
+    return built(x, x, species_of(x), None if edges is None else neighbours_of(edges), edges, heads)
+
+
 def rotate(x, edges, q, wigner2):
     vectors = (x[:, 6:18].view(-1, 4, 3) @ q.T).flatten(1)
     tensors = (x[:, 18:].view(-1, 3, 5) @ wigner2(q).T).flatten(1)
@@ -40,32 +55,34 @@ def rotate(x, edges, q, wigner2):
 
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 @pytest.mark.parametrize("family", sorted(families.table()))
-def test_equivariant_with_reflections(family, layout, wigner2):
+def test_equivariant_with_reflections(family, layout, wigner2, fill_leverage):
     built = readout(layout, family)
+    fill_leverage(built.leverage)
     x, edges = features()
-    out = built(x, x, edges)
+    out = evaluate(built, x, edges)
     for seed in range(20):
         q, _ = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)))
         q = -q if seed % 2 else q
         turned_x, turned_edges = rotate(x, edges, q, wigner2)
-        turned = built(turned_x, turned_x, turned_edges)
+        turned = evaluate(built, turned_x, turned_edges)
         for key in ("forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov"):
             expected = q @ out[key] @ q.T
             assert (turned[key] - expected).norm() <= 1e-12 * expected.norm()
-        torch.testing.assert_close(turned["forces_epistemic_std"], out["forces_epistemic_std"], rtol=1e-11, atol=0)
+        for key in ("forces_epistemic_std", "e2ip_leverage"):
+            torch.testing.assert_close(turned[key], out[key], rtol=1e-11, atol=0)
 
 
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 def test_default_family_is_anisotropic(layout):
     x, edges = features()
-    eigenvalues = torch.linalg.eigvalsh(readout(layout)(x, x, edges)["forces_cov"])
+    eigenvalues = torch.linalg.eigvalsh(evaluate(readout(layout), x, edges)["forces_cov"])
     assert (eigenvalues[:, 2] > 1.5 * eigenvalues[:, 0]).all(), "isotropy would make the equivariance tests vacuous"
 
 
 def test_a_family_without_tensors_has_no_pool(toy_family):
     built = readout(POOLED, toy_family.name)
     x, _ = features()
-    out = built(x, x)
+    out = evaluate(built, x)
     assert not built.has_pool and out["e2ip_coefficients"].shape == (10, 1)
     torch.testing.assert_close(out["forces_cov"], torch.exp(2 * out["isotropic_log_std"])[:, None, None] * torch.eye(3))
 
@@ -77,26 +94,31 @@ def test_every_atom_is_read_by_the_trunk_of_its_data_set():
         for i, trunk in enumerate(built.trunks):
             trunk.out.bias[0] = float(i)
     heads = torch.arange(9) % 3
-    out = built(x, x, edges, heads)
+    out = evaluate(built, x, edges, heads)
     for i, trunk in enumerate(built.trunks):
         alone = readout()
         alone.trunks[0].load_state_dict(trunk.state_dict())
-        for key, value in alone(x, x, edges).items():
-            assert torch.equal(out[key][heads == i], value[heads == i]), key
+        for key, value in evaluate(alone, x, edges).items():
+            torch.testing.assert_close(out[key][heads == i], value[heads == i], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 @pytest.mark.parametrize("num_heads", [1, 2])
-def test_scripted_equals_eager_also_without_atoms(layout, num_heads):
-    built = readout(layout, num_heads=num_heads)
+@pytest.mark.parametrize("fitted", [False, True], ids=["unfitted", "fitted"])
+def test_scripted_equals_eager_also_without_atoms(layout, num_heads, fitted, fill_leverage):
+    built = readout(layout, num_heads=num_heads, evidence="leverage")
+    if fitted:
+        fill_leverage(built.leverage)
     scripted = torch.jit.script(built)
     for count in (0, 5):
         x, edges = features(max(count, 1))
         x, edges = (x, edges) if count else (x[:0], Edges(*(part[:0] for part in edges[:4])))
-        heads = torch.zeros(count, dtype=torch.long)
-        for key, value in built(x, x, edges, heads).items():
-            torch.testing.assert_close(scripted(x, x, edges, heads)[key], value)
+        heads = torch.arange(count) % num_heads
+        found = evaluate(scripted, x, edges, heads)
+        for key, value in evaluate(built, x, edges, heads).items():
+            torch.testing.assert_close(found[key], value, equal_nan=True)
             assert value.shape[0] == count
+            assert value.isnan().any() == (count > 0 and not fitted and key == "e2ip_leverage")
 
 
 def test_ghost_atoms_are_left_out():
@@ -104,9 +126,9 @@ def test_ghost_atoms_are_left_out():
     built = readout(POOLED)
     x, edges = features()
     local = edges._replace(receiver=edges.receiver % 6, senders=torch.nn.functional.pad(x[:, :6], (0, 0, 0, 0)))
-    out = built(x[:6], x, local)
-    assert out["forces_cov"].shape == (6, 3, 3)
-    whole = built(x, x, edges._replace(receiver=edges.receiver % 6))
+    out = built(x[:6], x, species_of(x[:6]), edges=local)
+    assert out["forces_cov"].shape == (6, 3, 3) and out["e2ip_leverage"].shape == (6,)
+    whole = evaluate(built, x, edges._replace(receiver=edges.receiver % 6))
     torch.testing.assert_close(out["forces_cov"], whole["forces_cov"][:6])
 
 
@@ -114,7 +136,7 @@ def test_double_outputs_of_a_single_precision_readout():
     settings = Settings.of(families.DEFAULT, {}, 0.05)
     built = Readout(settings, FULL, seed=1, double_outputs=True).float()
     x, _ = features()
-    for key, value in built(x.float(), x.float()).items():
+    for key, value in evaluate(built, x.float()).items():
         assert value.dtype == F64, key
 
 
@@ -125,10 +147,38 @@ def test_every_parameter_gets_a_gradient_from_the_start(toy_family, name, layout
     given = {"evidence": "independent"} if name == families.DEFAULT else {}
     built = Readout(Settings.of(name, given, 0.05), layout)
     x, edges = features()
-    outputs = built(x, x, edges)
+    outputs = evaluate(built, x, edges)
     built.family.force_loss(torch.randn(10, 3), outputs).sum().backward()
     for name, parameter in built.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("name", [families.DEFAULT, "isotropic"])
+def test_leverage_comes_with_every_family_once_it_is_fitted(toy_family, name, fill_leverage):
+    built = readout(family=name)
+    x, edges = features()
+    before = evaluate(built, x, edges)["e2ip_leverage"]
+    assert before.shape == (10,) and before.isnan().all()
+    fill_leverage(built.leverage)
+    after = evaluate(built, x, edges)["e2ip_leverage"]
+    assert after.isfinite().all()
+    alone = built.leverage(x[:, :6], species_of(x))
+    assert torch.equal(after, alone.leverage), "neighbours matter for what grows, not for an atom's own leverage"
+
+
+def test_leverage_reads_the_blocks_of_the_layout(fill_leverage):
+    """Two layers' scalars, others' columns in between."""
+    built = readout(Layout([(0, 6), (18, 2)], [(6, 4)], [], num_radial=5, num_species=2))
+    fill_leverage(built.leverage)
+    x, edges = features()
+    found = evaluate(built, x, edges)["e2ip_leverage"]
+    expected = built.leverage(torch.cat([x[:, :6], x[:, 18:20]], dim=1), species_of(x))
+    assert torch.equal(found, expected.leverage)
+
+
+def test_strictly_local_models_average_over_no_neighbours():
+    assert readout(FULL._replace(strictly_local=True)).leverage.rounds == 0
+    assert readout(FULL).leverage.rounds == ROUNDS > 0
 
 
 def test_initial_weights_leave_the_global_stream_alone():

@@ -58,7 +58,7 @@ def test_what_only_the_loss_reads_may_stand_there_alone():
     with pytest.raises(InputError, match=r"evidence_weight 0\.3, the model 0\.2"):
         given.with_aliases(None, {"evidence_weight": 0.3}, "E2IPLoss")
     with pytest.raises(InputError, match="coupled"):
-        settings().with_aliases(None, {"evidence_weight": 0.3}, "E2IPLoss")
+        settings(evidence="coupled").with_aliases(None, {"evidence_weight": 0.3}, "E2IPLoss")
 
 
 def test_differences(toy_family):
@@ -67,6 +67,36 @@ def test_differences(toy_family):
     assert a.differences(a._replace(force_unit=0.06)) == ["force_unit"]
     assert a.differences(Settings.of(toy_family.name, {}, 0.05)) == ["readout"]
     assert [a.describe(name) for name in ("readout", "force_unit", "evidence")] == ["e2ip", 0.05, "independent"]
+
+
+def test_coupled_and_leverage_are_the_same_weights():
+    coupled, leverage, independent = (settings(evidence=e) for e in ("coupled", "leverage", "independent"))
+    assert coupled.differences(leverage) == ["evidence"] and coupled.differences(leverage, weights_only=True) == []
+    for other in (coupled, leverage):
+        assert other.differences(independent, weights_only=True) == ["evidence"]
+        assert independent.differences(other, weights_only=True) == ["evidence"]
+
+
+def test_a_model_that_can_be_fitted_gets_evidence_mode_leverage(toy_family):
+    coupled = settings(evidence="coupled", preset="default")._replace(force_unit=0.07)
+    changed = coupled.with_leverage("x.model")
+    assert changed.options["evidence"] == "leverage" and changed.force_unit == 0.07
+    assert changed.build().takes_support and not coupled.build().takes_support
+    assert changed.with_leverage("x.model") is changed
+    with pytest.raises(InputError, match=r"x\.model was trained in evidence mode 'independent'.*train it anew"):
+        settings(evidence="independent", evidence_weight=0.1).with_leverage("x.model")
+    toy = Settings.of(toy_family.name, {}, 0.05)
+    assert toy.with_leverage("x.model") is toy, "a family without evidence modes has its leverage as it is"
+
+
+def test_what_trains_the_forces():
+    host = Settings.of("e2ip", {}, 0.05, forces="host")
+    assert Settings.from_dict(host.to_dict(), "x.model").forces == "host" != settings().forces
+    assert host.differences(settings()) == ["forces"] and host.differences(settings(), weights_only=True) == []
+    before = {key: value for key, value in settings().to_dict().items() if key != "forces"}
+    assert Settings.from_dict(before, "x.model") == settings(), "saved before there was a choice"
+    with pytest.raises(InputError, match="forces is 'mine'; choose from: likelihood, host"):
+        Settings.of("e2ip", {}, 0.05, forces="mine")
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "kcal", [1]])
