@@ -10,7 +10,9 @@ import torch
 from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
+from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
+from nequip_ext.registration import _taking_unfitted
 
 KEYS = families.get(families.DEFAULT).output_keys()
 ARCHITECTURES = [
@@ -78,19 +80,45 @@ def test_ahead_of_time_compiled_model(gnn_config, frames, tmp_path, fast_compile
     run = [tools / "nequip-train", "-cp", configs, "-cn", "nequip_e2ip", f"hydra.run.dir={tmp_path}", "run=[train]"]
     run += [f"{name}_file={path}" for name, path in train_files.items()]
     inner = "training_module.model.model"
-    run += ["max_epochs=1", "cutoff_radius=3.0", f"{inner}.num_features=2", f"{inner}.l_max=1", f"{inner}.parity=false"]
+    run += [
+        "max_epochs=1",
+        "evidence=leverage",
+        "cutoff_radius=3.0",
+        f"{inner}.num_features=2",
+        f"{inner}.l_max=1",
+        f"{inner}.parity=false",
+    ]
     subprocess.run(run, env=fast_compiler, check=True, capture_output=True)
     compiled = tmp_path / "model.nequip.pt2"
-    command = [tools / "nequip-compile", tmp_path / "last.ckpt", compiled, "--mode", "aotinductor"]
+    command = [tools / "nequip-compile", tmp_path / "best.ckpt", compiled, "--mode", "aotinductor"]
     done = subprocess.run(
         [*command, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
-    reference = E2IPCalculator.from_saved_model(tmp_path / "last.ckpt")
+    reference = E2IPCalculator.from_saved_model(tmp_path / "best.ckpt")
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
     for atoms in frames:
         reference.calculate(atoms)
         calculator.calculate(atoms)
-        for name in ("energy", "forces", *(key.name for key in KEYS)):
+        for name in ("energy", "forces", LEVERAGE.name, *(key.name for key in KEYS)):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
+
+
+def test_export_takes_what_was_never_fitted():
+    """NequIP compares outputs before and after and takes no NaN; what differs is found as ever."""
+
+    def compare(model1, model2, data, fields):
+        one, other = model1(data), model2(data)
+        return all(torch.allclose(one[name], other[name]) for name in fields)
+
+    def model(leverage, forces=0.0):
+        return lambda data: {"e2ip_leverage": torch.tensor([leverage]), "forces": torch.tensor([forces])}
+
+    check, fields, nan = _taking_unfitted(compare), ["e2ip_leverage", "forces"], float("nan")
+    assert not compare(model(nan), model(nan), {}, fields) and check(model(nan), model(nan), {}, fields)
+    assert check(model(2.0), model(2.0), {}, fields=fields)
+    assert not check(model(nan), model(2.0), {}, fields)
+    assert not check(model(nan, 1.0), model(nan), {}, fields) and not check(
+        model(nan, nan), model(nan, nan), {}, fields
+    )

@@ -70,6 +70,11 @@ def test_restart_after_kill(tmp_path, command, environment, train, train_files, 
     assert expected.keys() == got.keys()
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    if config == "nequip_e2ip":  # and with the same leverage
+        expected, got = (torch.load(f / "best.ckpt", weights_only=False)["state_dict"] for f in (whole, broken))
+        centres = next(name for name in expected if name.endswith("readout.leverage.centres"))
+        assert expected[centres.replace("centres", "fitted")] and got[centres.replace("centres", "fitted")]
+        assert torch.allclose(got[centres], expected[centres], rtol=1e-5, atol=1e-7)
 
 
 @pytest.fixture
@@ -154,6 +159,10 @@ LOSS = {"_target_": "nequip_ext.E2IPLoss"}
             {"evidence_weight": 0.5},
             r"evidence_weight 0\.5, but .* trained with evidence_weight 0\.01\.",
         ),
+        ({}, {}, {"evidence": "leverage"}, {}, r"evidence leverage, but .* trained with evidence coupled\."),
+        ({"evidence": "leverage"}, {}, {"evidence": "leverage"}, {}, None),
+        ({}, {}, {"forces": "host"}, {}, r"forces host, but .* trained with forces likelihood\."),
+        ({"forces": "host"}, {}, {"forces": "host"}, {}, None),
         (None, {}, {}, {}, "readout e2ip, but .* trained with readout stock"),
         (None, {}, None, {}, None),
     ],

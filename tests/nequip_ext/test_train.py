@@ -49,6 +49,7 @@ def test_writer_puts_uncertainties_into_xyz(trained, baseline, train_files):
             "e2ip_kappa",
             "forces_uncertainty",
             "forces_epistemic_std",
+            "e2ip_leverage",
         }
         assert np.allclose(frame.arrays["original_dataset_forces"], expected.arrays["REF_forces"], atol=1e-7)
         parameters = {k: torch.tensor(frame.arrays[k]) for k in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa")}
@@ -110,7 +111,7 @@ def test_package_carries_the_model_side_alone(package):
         external = next(archive.read(f"{package.name[:-4]}/{name}") for name in names if name == ".data/extern_modules")
     ours = {name for name in names if name.startswith("e2ip_plugins/")}
     wings = {"readout", "families", "maths", "keys.py", "errors.py", "__init__.py"}
-    assert {name.split("/")[1] for name in ours} <= wings and "e2ip_plugins/readout/readout.py" in ours
+    assert {name.split("/")[1] for name in ours} <= wings and "e2ip_plugins/readout/leverage.py" in ours
     assert "e2ip_plugins/families/laws.py" not in ours
     assert [name for name in names if name.startswith("nequip_ext/")] == ["nequip_ext/readout.py"]
     needless = {"scipy", "ase", "torchmetrics", "lightning", "hydra"}

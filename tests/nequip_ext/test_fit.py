@@ -1,0 +1,214 @@
+"""The leverage in the files of ``nequip-train``, and ``e2ip fit`` for checkpoints and packages."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from nequip.integrations.ase import NequIPCalculator
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.frames import read_frames
+from nequip_ext import E2IPCalculator
+from nequip_ext.checkpoints import save
+from nequip_ext.fit import fit_file
+
+LEVERAGE = ".e2ip_readout.readout.leverage."
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, train, train_files):
+    """A short training in mode ``leverage`` and its tests."""
+    folder = tmp_path_factory.mktemp("run") / "leverage"
+    return train("nequip_e2ip", folder, train_files, "max_epochs=2", "evidence=leverage")
+
+
+@pytest.fixture(scope="module")
+def coupled(tmp_path_factory, train, train_files):
+    folder = tmp_path_factory.mktemp("run") / "coupled"
+    return train("nequip_e2ip", folder, train_files, "max_epochs=1", "run=[train]", "evidence=coupled")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory, train, train_files):
+    folder = tmp_path_factory.mktemp("run") / "stock"
+    return train("nequip_baseline", folder, train_files, "max_epochs=1", "run=[train]")
+
+
+@pytest.fixture(scope="module")
+def frames(train_files):
+    """Training and validation frames as ``e2ip fit`` reads them."""
+    return [read_frames([train_files[name]]) for name in ("train", "val")]
+
+
+def load(path):
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def leverage_of(path):
+    state = load(path)["state_dict"]
+    return {name.partition(LEVERAGE)[2]: value for name, value in state.items() if LEVERAGE in name}
+
+
+def predictions(path, files):
+    calculator = E2IPCalculator.from_saved_model(path)
+    found = []
+    for atoms in ase.io.read(files["train"], ":"):
+        calculator.calculate(atoms)
+        found.append(dict(calculator.results))
+    return found
+
+
+def test_the_best_checkpoint_is_fitted_and_the_last_is_not(run, train_files):
+    best, last = leverage_of(run / "best.ckpt"), leverage_of(run / "last.ckpt")
+    assert best["fitted"] and not last["fitted"]
+    found = predictions(run / "best.ckpt", train_files)
+    h = np.concatenate([results["e2ip_leverage"] for results in found])
+    species = np.concatenate([a.get_chemical_symbols() for a in ase.io.read(train_files["train"], ":")])
+    for symbol in "HCO":  # EMA weights: with others it would be another number
+        assert h[species == symbol].mean() == pytest.approx(1.0, rel=1e-4)
+    lines = [line for line in (run / "train.log").read_text().splitlines() if "leverage" in line]
+    assert "fitting" in lines[0] and str(run / "best.ckpt") in lines[0] and "72 training atoms" in lines[1]
+
+
+def test_test_predictions_carry_it(run):
+    calculator = E2IPCalculator.from_saved_model(run / "best.ckpt")
+    for atoms in ase.io.read(run / "test_dataset0.xyz", ":"):
+        written = {name: atoms.arrays[name] for name in ("e2ip_leverage", "e2ip_kappa", "e2ip_log_sigma0")}
+        calculator.calculate(atoms)
+        for name, value in written.items():
+            np.testing.assert_allclose(value, calculator.results[name], rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_an_unfitted_model_says_so_once(run, train_files):
+    with pytest.warns(UserWarning, match="never been fitted.*as in mode 'coupled'"):
+        calculator = E2IPCalculator.from_saved_model(run / "last.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        calculator.calculate(ase.io.read(train_files["test"], 0))
+        E2IPCalculator.from_saved_model(run / "best.ckpt")
+    assert np.isnan(calculator.results["e2ip_leverage"]).all()
+    assert np.allclose(calculator.results["e2ip_kappa"], calculator.results["e2ip_nu"] - 5.0, atol=1e-5)
+
+
+def test_a_restart_from_a_fitted_checkpoint(run, tmp_path, train, train_files):
+    """Trains unfitted, and is fitted anew at its end."""
+    restart = (f"++ckpt_path={run / 'best.ckpt'}", "max_epochs=4", "run=[train,test]", "evidence=leverage")
+    again = train("nequip_e2ip", tmp_path / "again", train_files, *restart)
+    assert not leverage_of(again / "last.ckpt")["fitted"]
+    before, after = leverage_of(run / "best.ckpt"), leverage_of(again / "best.ckpt")
+    assert after["fitted"] and not torch.equal(before["centres"], after["centres"])
+
+
+@pytest.mark.nightly
+def test_fine_tuning_fits_anew(run, tmp_path, command, environment, train_files):
+    """With the fitted checkpoint as the model; its readout comes along."""
+    config = command("nequip_e2ip", tmp_path / "tuned", train_files, "max_epochs=1", "run=[train]")
+    config = [argument for argument in config if "training_module.model." not in argument]
+    model = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: '{run / 'best.ckpt'}'}}"
+    config += ["~training_module.model", f"+training_module.model={model}"]
+    done = subprocess.run(config, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, after = leverage_of(run / "best.ckpt"), leverage_of(tmp_path / "tuned" / "best.ckpt")
+    assert after["fitted"] and not torch.equal(before["centres"], after["centres"])
+
+
+def test_fit_of_a_coupled_checkpoint(coupled, tmp_path, frames, train_files):
+    """Becomes one in mode ``leverage``, in its config as well; the same numbers as at the end of a training."""
+    moments = leverage_of(coupled / "best.ckpt")
+    report = fit_file(coupled / "best.ckpt", *frames, tmp_path / "fitted.ckpt", batch_size=5)
+    assert report.constants[0].configurations == 4 and report.constants[0].atoms == 24
+    fitted = leverage_of(tmp_path / "fitted.ckpt")
+    for name in ("centres", "region_norms"):
+        assert torch.allclose(fitted[name], moments[name], rtol=1e-4, atol=1e-6), name
+    expected, got = (predictions(path, train_files) for path in (coupled / "best.ckpt", tmp_path / "fitted.ckpt"))
+    for one, other in zip(expected, got, strict=True):
+        assert one["energy"] == other["energy"] and np.array_equal(one["forces"], other["forces"])
+        assert np.allclose(one["e2ip_leverage"], other["e2ip_leverage"], rtol=1e-3)
+        assert not np.allclose(one["e2ip_kappa"], other["e2ip_kappa"])
+    saved = load(tmp_path / "fitted.ckpt")
+    for section in (saved["hyper_parameters"], saved["hyper_parameters"]["info_dict"]["training_module"]):
+        assert section["model"]["evidence"] == "leverage"
+    original = load(coupled / "best.ckpt")
+    assert saved.keys() == original.keys() and original["hyper_parameters"]["model"]["evidence"] == "coupled"
+    for name, value in original["state_dict"].items():
+        if LEVERAGE not in name and isinstance(value, torch.Tensor):
+            assert torch.equal(saved["state_dict"][name], value), name
+    # once more, from a fitted one
+    again = fit_file(tmp_path / "fitted.ckpt", *frames, tmp_path / "again.ckpt")
+    assert again.constants[0].growth == pytest.approx(report.constants[0].growth, rel=1e-3)
+
+
+def test_fit_of_a_stock_checkpoint(stock, tmp_path, frames, train_files):
+    """One Σ0 per species and the leverage; forces to the last bit; a checkpoint like any other."""
+    path = tmp_path / "fitted.ckpt"
+    report = fit_file(stock / "best.ckpt", *frames, path)
+    assert report.constants[0].nll[1] < np.inf
+    plain = NequIPCalculator._from_saved_model(stock / "best.ckpt", chemical_species_to_atom_type_map=True)
+    ours = E2IPCalculator.from_saved_model(path)
+    for atoms in ase.io.read(train_files["test"], ":"):
+        plain.calculate(atoms)
+        ours.calculate(atoms)
+        for name in ("energy", "forces"):
+            assert np.array_equal(plain.results[name], ours.results[name])
+        excess = 1.0 / ours.results["e2ip_kappa"]
+        scale = np.trace(ours.results["e2ip_sigma0"], axis1=1, axis2=2)
+        assert np.ptp(scale[atoms.numbers == 1]) < 1e-6 * scale[0] and np.ptp(excess[atoms.numbers == 1]) > 1e-3
+        assert np.allclose(ours.results["e2ip_log_sigma0"][:, 3:], 0.0)
+
+
+@pytest.mark.nightly
+def test_a_fitted_stock_checkpoint_can_be_packaged(stock, tmp_path, frames, train_files, environment):
+    fit_file(stock / "best.ckpt", *frames, tmp_path / "fitted.ckpt")
+    tool = Path(sys.executable).with_name("nequip-package")
+    package = tmp_path / "model.nequip.zip"
+    subprocess.run([tool, "build", tmp_path / "fitted.ckpt", package], env=environment, check=True, capture_output=True)
+    expected, got = (predictions(path, train_files) for path in (tmp_path / "fitted.ckpt", package))
+    for one, other in zip(expected, got, strict=True):
+        for name in ("forces", "forces_cov", "e2ip_leverage"):
+            np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-8)
+
+
+def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):
+    output = tmp_path / "out.ckpt"
+    (tmp_path / "text.ckpt").write_text("no checkpoint")
+    with pytest.raises(InputError, match="is no checkpoint of nequip-train"):
+        fit_file(tmp_path / "text.ckpt", *frames, output)
+    with pytest.raises(InputError, match="no heads"):
+        fit_file(coupled / "best.ckpt", *frames, output, head="default")
+    strange = [frames[0][0]._replace(atoms=frames[0][0].atoms.copy(), where="strange.xyz, frame 3")]
+    strange[0].atoms.symbols[0] = "Si"
+    with pytest.raises(InputError, match=r"strange\.xyz, frame 3 has Si.*its types: H, C, O"):
+        fit_file(coupled / "best.ckpt", strange, frames[1], output)
+    none = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in frames[1]]
+    with pytest.raises(InputError, match="no atom with finite reference forces"):
+        fit_file(coupled / "best.ckpt", frames[0], none, output)
+    broken = load(coupled / "best.ckpt")
+    for section in (broken["hyper_parameters"], broken["hyper_parameters"]["info_dict"]["training_module"]):
+        section["model"] = {**section["model"], "evidence": "independent"}
+    torch.save(broken, tmp_path / "independent.ckpt")
+    with pytest.raises(InputError, match=r"independent\.ckpt was trained in evidence mode 'independent'"):
+        fit_file(tmp_path / "independent.ckpt", *frames, output)
+    assert not output.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_half_a_file_is_never_there(tmp_path, monkeypatch):
+    path = tmp_path / "model.ckpt"
+    save({"a": 1}, str(path))
+    os.chmod(path, 0o640)
+
+    def fail(checkpoint, target):
+        Path(target).write_bytes(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="disk full"):
+        patched.setattr(torch, "save", fail)
+        save({"a": 2}, str(path))
+    assert load(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["model.ckpt"]
+    save({"a": 3}, str(path))
+    assert load(path) == {"a": 3} and path.stat().st_mode & 0o777 == 0o640
