@@ -52,13 +52,11 @@ def slice_real_outputs(stock: Callable, out: Dict[str, Tensor], num_real_atoms: 
 def create_result_tensors(
     stock: Callable, self: Any, num_models: int, num_atoms: int, batch: Any, out: Dict[str, Tensor]
 ) -> Tuple[Dict[str, Tensor], Any]:
-    """``MACECalculator._create_result_tensors``: room for each member's parameters; others' stay NaN."""
+    """``MACECalculator._create_result_tensors``: room for each member's parameters and leverage; others' stay NaN."""
     tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
+    wanted = [key for family in self._uq_families for key in (*family.parameter_keys, LEVERAGE)]
     self._uq_parameters = {
-        key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan"))
-        for family in self._uq_families
-        for key in (*family.parameter_keys, LEVERAGE)
-        if key.name in out
+        key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan")) for key in wanted
     }
     return {**tensors, **self._uq_parameters}, node_e0
 

@@ -27,7 +27,8 @@ def test_from_training_to_scores(toy_family_environment, training_command, data_
     scripted = ase.io.read(tmp_path / "scripted.xyz", ":")
     for atoms, other in zip(frames, scripted, strict=True):
         assert atoms.info["MACE_uq_family"] == other.info["MACE_uq_family"] == "isotropic"
-        assert not any("e2ip_" in name for name in atoms.arrays)
+        # Whatever the family, the leverage; but nothing of another family's.
+        assert [name for name in atoms.arrays if "e2ip_" in name] == ["MACE_e2ip_leverage"]
         variance = np.exp(2 * atoms.arrays["MACE_isotropic_log_std"])
         expected = variance[:, None] * np.eye(3).ravel()
         np.testing.assert_allclose(atoms.arrays["MACE_forces_cov"], expected, rtol=1e-6, atol=1e-7)
