@@ -36,7 +36,7 @@ def parse(training_command):
             [E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"],
             "--e2ip_evidence_weight must be a finite number >= 0, got -1.0",
         ),
-        ([E2IP, "--e2ip_evidence_weight=0.1"], "evidence mode 'coupled' has no regulariser"),
+        ([E2IP, "--e2ip_evidence_weight=0.1"], "has no regulariser"),
         ([E2IP, "--e2ip_force_unit=0"], "error: --e2ip_force_unit must be 'auto' or a finite number > 0"),
         ([E2IP, "--e2ip_force_unit=-1"], "force_unit must be 'auto' or a finite number > 0"),
         ([E2IP, "--e2ip_force_unit=much"], "got 'much'"),
