@@ -7,11 +7,10 @@ forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
 The likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
 large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
 et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
-the stage of training, too. ``mse_like`` losses therefore keep the pull from weakening, as β-NLL does in
-another way: atoms whose predicted σ exceeds `PULL_CEILING` are pulled as if it were just that, with the
-same weight for all of them. Below it the gradient is that of the likelihood, and weighting by
-precision helps. The value of the loss and its gradients in all distribution parameters are those of
-the likelihood everywhere.
+the stage of training, too. ``mse_like`` losses therefore pull as their β-NLL does: the gradient in the force
+is that of the likelihood times σ^(2β), in units of σ_ref. With β = 0 that would be the likelihood, with β = 1
+about the mean square error. The value of the loss and its gradients in all distribution parameters are
+those of the likelihood.
 """
 
 import importlib
@@ -26,8 +25,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.kernels import distribution, nll_terms
-from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
-from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor, predictive_scale_factor
+from e2ip_plugins.maths.spd import damp, exp_sym6, sym6_to_matrix
+from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor, evidence, predictive_scale_factor
 
 #: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
@@ -36,9 +35,9 @@ EVIDENCE_MODES = ("independent", "coupled", "leverage")
 #: depends on these alone, so both presets share them (paper, appendix on damping functions).
 TENSOR_DAMPER = (4.0, 5.0)
 
-#: In units of σ_ref, chosen by measurement (docs/uncertainty.md): a higher one makes better likelihoods where
-#: errors are small and leaves badly predicted atoms behind where they are not.
-PULL_CEILING = 3.0
+#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md); 0.5 is also what its
+#: authors recommend.
+PULL_POWER = 0.5
 
 
 class Preset(NamedTuple):
@@ -69,7 +68,7 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "paper": Preset("independent", 0.1, (4.0, 5.0), mse_like=False, initial_sigma=1.0),
-    "default": Preset("coupled", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
+    "default": Preset("leverage", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
 }
 
 # Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
@@ -186,18 +185,14 @@ class E2IP(Family):
         """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
 
         ``mse_like`` presets: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in (eV/Å)²; at
-        errors of about σ_ref its gradient in the forces is that of the mean square error over components, and a
-        predicted σ above `PULL_CEILING` does not weaken it further (see the module). Others: density in eV/Å, nats.
+        errors of about σ_ref its gradient in the forces is that of the mean square error over components; for others
+        see `PULL_POWER`. Presets that are not ``mse_like``: density in eV/Å, nats.
         """
-        force_unit = outputs[FORCE_UNIT_KEY]
+        coefficients, force_unit = outputs[COEFFICIENTS_KEY], outputs[FORCE_UNIT_KEY]
+        if self.mse_like:
+            residual = self._pulled(residual, coefficients.detach())
         loss, regulariser = nll_terms(
-            outputs[COEFFICIENTS_KEY],
-            residual,
-            force_unit,
-            self.coupled,
-            self.scalar_damper,
-            self.tensor_damper,
-            PULL_CEILING if self.mse_like else None,
+            coefficients, residual, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
         )
         if self.evidence_weight > 0:
             loss = loss + self.evidence_weight * regulariser
@@ -205,6 +200,15 @@ class E2IP(Family):
             in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
             loss = (2.0 / 3.0) * force_unit.square() * in_force_units
         return loss
+
+    def _pulled(self, residual: Tensor, coefficients: Tensor) -> Tensor:
+        """The residual itself, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
+        nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
+        # log det Σ0 = √3 s
+        log_sigma0 = damp(coefficients[:, 0], *self.scalar_damper) / math.sqrt(3.0)
+        pull = torch.exp(PULL_POWER * (log_sigma0 + torch.log(predictive_scale_factor(nu, kappa))))
+        constant = residual.detach()
+        return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:

@@ -53,7 +53,7 @@ class Settings(NamedTuple):
         """Settings from a user's options (None: not given); `InputError` for unknown and contradictory ones.
 
         >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
-        'coupled'
+        'leverage'
         """
         types = {option.name: option.type for option in families.get(family).options}
         given = {name: value for name, value in options.items() if value is not None}

@@ -22,7 +22,7 @@ from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
 
 #: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
-RIDGE = 1e-4
+RIDGE = 1e-5
 
 #: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for all species together.
 ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
@@ -35,7 +35,7 @@ MAX_ATOMS = 32768
 
 #: Where the growth a is expected, and how many e-folds around it (docs/uncertainty.md): validation configurations come
 #: from where the training set does and say little about it.
-PRIOR_GROWTH, PRIOR_WIDTH = 2.0, 0.3
+PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
 _STARTS = (PRIOR_GROWTH, 0.2)
 
 

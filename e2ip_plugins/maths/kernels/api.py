@@ -24,7 +24,6 @@ def nll_terms(
     coupled: bool,
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
-    pull_ceiling: Optional[float] = None,
     path: Optional[str] = None,
 ) -> Tuple[Tensor, Tensor]:
     """Negative log likelihood and evidence regulariser of every atom, from a trunk's coefficients.
@@ -46,10 +45,6 @@ def nll_terms(
         κ = ν - 5 + 1e-6; κ̂ is ignored, whatever it is, and gets a zero gradient.
     scalar_damper, tensor_damper : (float, float)
         Knee τ and ceiling c.
-    pull_ceiling : float, optional
-        In units of σ_ref: the gradient of the NLL in the residual is multiplied by
-        max(1, det(Λ)^(1/3)/(pull_ceiling σ_ref)²), so that a larger predicted σ does not weaken the pull on the force
-        (see `e2ip_plugins.families.e2ip`). Values and all other gradients are those of the likelihood.
     path : str, optional
         Overrides ``E2IP_KERNEL`` (see `e2ip_plugins.maths.kernels.paths`).
 
@@ -67,7 +62,7 @@ def nll_terms(
     ------
     InputError
         For wrong shapes, tensors on different devices, a force_unit ≤ 0 (where it can be read without
-        making a GPU wait), dampers or ceilings that are none, an unknown or impossible path.
+        making a GPU wait), dampers that are none, an unknown or impossible path.
 
     Examples
     --------
@@ -80,7 +75,7 @@ def nll_terms(
     >>> regulariser
     tensor([ 0.0000, 12.7726])
     """
-    constants = Constants(coupled, scalar_damper, tensor_damper, pull_ceiling)
+    constants = Constants(coupled, scalar_damper, tensor_damper)
     if torch.jit.is_scripting():
         return plain.nll_terms(coefficients, residual, force_unit, constants)
     else:
@@ -127,7 +122,7 @@ def distribution(
     >>> nu, kappa, plateau
     (tensor([5.6931, 5.6931]), tensor([0.6931, 0.6931]), tensor([0., 1.]))
     """
-    constants = Constants(coupled, scalar_damper, tensor_damper, None)
+    constants = Constants(coupled, scalar_damper, tensor_damper)
     if torch.jit.is_scripting():
         return plain.distribution(coefficients, force_unit, constants)
     else:
@@ -198,8 +193,6 @@ def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced:
     for name, damper in (("scalar_damper", constants.scalar_damper), ("tensor_damper", constants.tensor_damper)):
         if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
             raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
-    if constants.pull_ceiling is not None and not constants.pull_ceiling > 0.0:
-        raise InputError(f"pull_ceiling is {constants.pull_ceiling}; it must be greater than 0 (in units of σ_ref)")
     first = tensors["coefficients"]
     for name, x in tensors.items():
         columns = len(COLUMNS) if x is first else 3

@@ -43,7 +43,7 @@ def failure(launchers, kernel: str, device: torch.device, dtype: torch.dtype) ->
 def _trial(launcher: Callable, kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
     cpu = torch.device("cpu")
     for coupled in (False, True):
-        constants = Constants(coupled, (14.0, 15.0), (4.0, 5.0), pull_ceiling=4.0)
+        constants = Constants(coupled, (14.0, 15.0), (4.0, 5.0))
         expected = _reference(kernel, _arguments(kernel, coupled, cpu, torch.float64), constants)
         arguments = _arguments(kernel, coupled, device, dtype)
         if device.type == "cuda":

@@ -5,7 +5,7 @@ exp(B) = a0 I + a1 B + a2 B² with a_k entire in p and q.
 """
 
 import math
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Tuple
 
 from e2ip_plugins.maths.spd import exp_terms
 from e2ip_plugins.maths.student import log_gamma_rest_coefficients
@@ -17,7 +17,6 @@ class Constants(NamedTuple):
     coupled: bool
     scalar_damper: Tuple[float, float]
     tensor_damper: Tuple[float, float]
-    pull_ceiling: Optional[float] = None
 
 
 ROOT3 = math.sqrt(3.0)

@@ -259,9 +259,6 @@ def _loss(coefficients, residual, force_unit, constants: Constants, gradients: b
 
     # exp(2B) v = exp(B) y
     by_residual = (a[0] * y).addcmul_(a[1], by).addcmul_(a[2], (b * by).sum(1))
-    if constants.pull_ceiling is not None:
-        variance = scale / ((nu - 2.0) * shrink)
-        pull = pull * (variance * constants.pull_ceiling**-2).clamp_(min=1.0)
     by_residual = by_residual.mul_(2.0 * pull).div_(force_unit)
     gradient_rows = torch.cat([by_s.unsqueeze(0), by_evidence, by_unused, by_t, by_residual])
     return nll.to(out), regulariser.to(out), gradient_rows.to(out)

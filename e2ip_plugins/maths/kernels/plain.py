@@ -10,7 +10,7 @@ from torch import Tensor
 
 from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, tangent_to_sym6
-from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_likelihood, predictive_scale_factor
+from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_likelihood
 
 
 def split(coefficients: Tensor, coupled: bool) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
@@ -36,20 +36,6 @@ def log_sigma0_of(s: Tensor, t: Tensor, force_unit: Tensor, constants: Constants
     return tangent_to_sym6(damped_s, damped_t) + log_unit * unit_diagonal
 
 
-def keep_pull(
-    residual: Tensor, log_sigma0: Tensor, nu: Tensor, kappa: Tensor, force_unit: Tensor, pull_ceiling: float
-) -> Tensor:
-    """The residual itself (N, 3), its gradient times max(1, predictive variance/(ceiling σ_ref)²).
-
-    The variance is the geometric mean over directions, det(Λ)^(1/3).
-    """
-    log_variance = log_sigma0[..., :3].sum(-1) / 3.0 + torch.log(predictive_scale_factor(nu, kappa))
-    excess = log_variance - 2.0 * torch.log(pull_ceiling * force_unit)
-    pull = torch.exp(excess.clamp(min=0.0)).detach()
-    constant = residual.detach()
-    return constant + pull.unsqueeze(-1) * (residual - constant)
-
-
 def nll_terms(
     coefficients: Tensor, residual: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, Tensor]:
@@ -57,10 +43,7 @@ def nll_terms(
     s, t, raw_nu, raw_kappa = split(coefficients, constants.coupled)
     log_sigma0 = log_sigma0_of(s, t, force_unit, constants)
     nu, kappa = evidence(raw_nu, raw_kappa)
-    scored, pull_ceiling = residual, constants.pull_ceiling
-    if pull_ceiling is not None:
-        scored = keep_pull(residual, log_sigma0, nu, kappa, force_unit, pull_ceiling)
-    nll = negative_log_likelihood(log_sigma0, nu, kappa, scored)
+    nll = negative_log_likelihood(log_sigma0, nu, kappa, residual)
     return nll, evidence_regulariser(nu, kappa, residual, force_unit)
 
 

@@ -230,7 +230,7 @@ def forward_kernel(
     coefficients_ptr, residual_ptr, unit_ptr, nll_ptr, regulariser_ptr,
     n, c_row, c_column, r_row, r_column, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
-    PULL_CEILING: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
@@ -254,7 +254,7 @@ def backward_kernel(
     coefficients_ptr, residual_ptr, unit_ptr, by_nll_ptr, by_regulariser_ptr, by_coefficients_ptr, by_residual_ptr,
     n, c_row, c_column, r_row, r_column, unit_stride, g_stride, h_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
-    PULL_CEILING: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr, REGULARISER: tl.constexpr,
+    DOUBLE: tl.constexpr, BLOCK: tl.constexpr, REGULARISER: tl.constexpr,
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
@@ -310,9 +310,6 @@ def backward_kernel(
 
     # exp(2B) v = exp(B) y
     e0, e1, e2 = _combine(a, y, by, _apply(b, by))
-    if PULL_CEILING is not None:
-        variance = scale / ((nu - 2.0) * shrink) * (1.0 / (PULL_CEILING * PULL_CEILING))
-        pull = tl.where(variance > 1.0, pull * variance, pull)
     e0, e1, e2 = pull * e0, pull * e1, pull * e2
     if REGULARISER:
         weight = tl.load(by_regulariser_ptr + atom * h_stride, mask=mask, other=0.0)
@@ -338,7 +335,7 @@ def distribution_kernel(
     coefficients_ptr, unit_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr, plateau_ptr,
     n, c_row, c_column, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
-    PULL_CEILING: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n

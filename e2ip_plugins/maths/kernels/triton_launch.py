@@ -13,7 +13,7 @@ from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.kernels.triton_kernels import backward_kernel, distribution_kernel, forward_kernel
 
 #: Of the functions here: a packaged model may bring their callers from another version.
-SIGNATURES = 4
+SIGNATURES = 5
 
 #: Atoms per program. 256 would need twice the registers per thread in the backward kernel.
 BLOCK = 128
@@ -26,7 +26,7 @@ def fixed(constants: Constants, double: bool) -> dict:
     (s_knee, s_ceiling), (t_knee, t_ceiling) = constants.scalar_damper, constants.tensor_damper
     return {
         "S_KNEE": s_knee, "S_CEILING": s_ceiling, "T_KNEE": t_knee, "T_CEILING": t_ceiling,
-        "COUPLED": constants.coupled, "PULL_CEILING": constants.pull_ceiling, "DOUBLE": double, "BLOCK": BLOCK,
+        "COUPLED": constants.coupled, "DOUBLE": double, "BLOCK": BLOCK,
     }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def distribution(
 
 
 #: Those of `Constants`, in types that operators can have.
-_FIELDS = dict(zip(Constants._fields, (bool, List[float], List[float], Optional[float]), strict=True))
+_FIELDS = dict(zip(Constants._fields, (bool, List[float], List[float]), strict=True))
 _COUNT = len(_FIELDS)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.e2ip import E2IP, PRESETS, PULL_CEILING, TENSOR_DAMPER
+from e2ip_plugins.families import e2ip
+from e2ip_plugins.families.e2ip import E2IP, PRESETS, PULL_POWER, TENSOR_DAMPER
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.maths import spd, student
 
@@ -104,16 +105,28 @@ def relative_pull(sigmas: list[float]) -> torch.Tensor:
     return ratio[:, 0]
 
 
-def test_default_loss_weights_good_atoms_by_precision():
-    torch.testing.assert_close(relative_pull([0.5, 2.0]), torch.tensor([4.0, 0.25], dtype=F64), rtol=1e-5, atol=0)
+def test_default_loss_pulls_less_where_the_variance_is_large_but_less_so_than_the_likelihood():
+    sigmas = torch.tensor([0.5, 1.0, 2.0, 50.0], dtype=F64)
+    expected = sigmas ** (2 * PULL_POWER - 2)
+    torch.testing.assert_close(relative_pull(sigmas.tolist()), expected, rtol=1e-5, atol=0)
 
 
-def test_default_loss_weights_bad_atoms_alike():
-    expected = torch.full((2,), 1 / PULL_CEILING**2, dtype=F64)
-    torch.testing.assert_close(relative_pull([5.0, 50.0]), expected, rtol=1e-5, atol=0)
-    good, bad, worse = relative_pull([1.0, PULL_CEILING, 40.0])
-    torch.testing.assert_close(bad, worse, rtol=1e-5, atol=0)
-    torch.testing.assert_close(good / bad, torch.tensor(PULL_CEILING**2, dtype=F64), rtol=1e-5, atol=0)
+def test_pull_changes_the_gradient_in_the_force_alone(monkeypatch):
+    module, found = family(), []
+    for power in (0.0, PULL_POWER):
+        monkeypatch.setattr(e2ip, "PULL_POWER", power)
+        residual, outputs = example(module, 50)
+        coefficients = outputs["e2ip_coefficients"].detach().requires_grad_()
+        loss = module.force_loss(residual, {**outputs, "e2ip_coefficients": coefficients})
+        found.append((loss, *torch.autograd.grad(loss.sum(), [coefficients, residual])))
+    (loss, slope, pull), (same_loss, same_slope, kept) = found
+    assert torch.equal(loss, same_loss)
+    assert torch.equal(slope, same_slope)
+    parameters = {key.name: outputs[key.name].detach() for key in module.parameter_keys}
+    nu = parameters["e2ip_nu"]
+    # det(Λ)^(1/3) with Λ = ν/(ν-2) (1 + 1/κ) Σ0
+    variance = torch.exp(module.log_variance(parameters)) * nu / (nu - 2) / outputs["e2ip_force_unit"].square()
+    torch.testing.assert_close(kept, variance.detach().pow(PULL_POWER)[:, None] * pull, rtol=1e-10, atol=0)
 
 
 def test_loss_does_not_depend_on_the_units_of_the_host():

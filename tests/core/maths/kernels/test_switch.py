@@ -108,7 +108,7 @@ def test_observer_in_torch_compile():
 
 class Loss(torch.nn.Module):
     def forward(self, coefficients, residual):
-        nll, regulariser = nll_terms(coefficients, residual, UNIT, True, *DAMPERS, pull_ceiling=4.0)
+        nll, regulariser = nll_terms(coefficients, residual, UNIT, True, *DAMPERS)
         return (nll + 0.1 * regulariser).mean()
 
 

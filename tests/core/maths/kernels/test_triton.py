@@ -161,7 +161,7 @@ def triton_build():
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel", "distribution_kernel"])
 def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
     """Compute capability 9.0, without a GPU: float64 constants keep their digits, nothing is spilled to the stack."""
-    built = triton_build.build(name, double, Constants(False, *DAMPERS, 4.0))
+    built = triton_build.build(name, double, Constants(False, *DAMPERS))
     # 1/24! as a double.
     assert ("0d3AFF2CF01972F578" in built.asm["ptx"]) == double
     spilled = triton_build.spilled_bytes(built, tmp_path)
@@ -172,7 +172,7 @@ def test_builds_for_a_gpu(triton_build, name, double, tmp_path):
 
 def test_issue_bound(triton_build):
     """An H200 (132 multiprocessors, 1.98 GHz) cannot need more than twice the memory floor for a million atoms."""
-    constants = Constants(False, *DAMPERS, 4.0)
+    constants = Constants(False, *DAMPERS)
     bound = {kind: triton_build.issue_bound(kind, False, constants, 90, 132, 1.98e9) for kind in triton_build.KERNELS}
     assert 0 < bound["map"] < bound["forward"] < bound["forward+backward"] < 2 * 148 / 4.3e12
 

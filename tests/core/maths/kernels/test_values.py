@@ -42,16 +42,15 @@ def special_points() -> list:
 
 
 @pytest.mark.parametrize("per_atom_unit", [False, True])
-@pytest.mark.parametrize("ceiling", [None, 4.0])
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_equals_the_composition(path, dtype, coupled, ceiling, per_atom_unit, draw, leaves, gradients, assert_same):
+def test_equals_the_composition(path, dtype, coupled, per_atom_unit, draw, leaves, gradients, assert_same):
     unit = torch.full((), UNIT, dtype=F64)
     ours, theirs = leaves(draw(60, dtype)), leaves(draw(60, F64))
     if per_atom_unit:
         unit = UNIT * torch.linspace(1, 3, 60, dtype=F64)
-    fused = nll_terms(*ours, unit.to(dtype), coupled, *DAMPERS, pull_ceiling=ceiling, path=path)
-    composed = plain.nll_terms(*theirs, unit, Constants(coupled, *DAMPERS, ceiling))
+    fused = nll_terms(*ours, unit.to(dtype), coupled, *DAMPERS, path=path)
+    composed = plain.nll_terms(*theirs, unit, Constants(coupled, *DAMPERS))
     tolerance = 2e-6 if dtype == torch.float32 else 1e-13
     assert all(x.dtype == dtype for x in fused)
     assert_same([*fused, *gradients(ours, fused)], [*composed, *gradients(theirs, composed)], tolerance)
@@ -59,22 +58,6 @@ def test_equals_the_composition(path, dtype, coupled, ceiling, per_atom_unit, dr
         fused = distribution(ours[0], unit.to(dtype), coupled, *DAMPERS, path=path)
         composed = plain.distribution(theirs[0], unit, Constants(coupled, *DAMPERS))
     assert_same(list(fused), list(composed), tolerance)
-
-
-def test_pull_ceiling_changes_the_pull_alone(path, draw, leaves, assert_same):
-    inputs, all_grads = leaves(draw(200)), []
-    for ceiling in (None, 4.0):
-        nll, _ = nll_terms(*inputs, *REST, pull_ceiling=ceiling, path=path)
-        all_grads.append((nll, *torch.autograd.grad(nll.sum(), inputs)))
-    (*without, pull), (*with_, kept) = all_grads
-    assert_same(list(with_), list(without), 1e-14)
-    with torch.no_grad():
-        _, sigma0, nu, kappa, _ = distribution(inputs[0], *REST)
-        matrix = sigma0[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].view(-1, 3, 3)
-        variance = torch.linalg.det((nu * (1 + 1 / kappa) / (nu - 2))[:, None, None] * matrix) ** (1 / 3)
-    factor = (variance / (4.0 * UNIT) ** 2).clamp(min=1)
-    assert (factor > 1).any() and (factor == 1).any()
-    torch.testing.assert_close(kept, factor[:, None] * pull, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("coupled", [False, True])
@@ -161,10 +144,10 @@ def test_bad_atoms_stay_alone(path, composed, where, value, draw, leaves, gradie
     for inputs in (clean, bad):
         if composed:
             unit = torch.tensor(UNIT)
-            outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS, 4.0))
+            outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS))
             spread = plain.distribution(inputs[0], unit, Constants(False, *DAMPERS))
         else:
-            outputs = nll_terms(*inputs, *REST, pull_ceiling=4.0, path=path)
+            outputs = nll_terms(*inputs, *REST, path=path)
             spread = distribution(inputs[0], *REST, path=path)
         results.append([x.detach() for x in (*outputs, *gradients(inputs, outputs), *spread)])
     for a, b in zip(*results, strict=True):
@@ -300,8 +283,6 @@ def test_bad_arguments(path, monkeypatch, draw):
     for damper in ((5.0, 4.0), (5.0, 5.0), (-5.0, 6.0), (1.0, 2.0, 3.0)):
         with pytest.raises(InputError, match=r"tensor_damper is .* 0 < knee < ceiling"):
             distribution(coefficients, UNIT, False, DAMPERS[0], damper, path=path)
-    with pytest.raises(InputError, match=r"pull_ceiling is 0\.0"):
-        nll_terms(*inputs, *REST, pull_ceiling=0.0, path=path)
     with pytest.raises(InputError, match=r"path is 'fast'; choose from: auto, eager, triton$"):
         nll_terms(*inputs, *REST, path="fast")
     with pytest.raises(InputError, match="path is 'compiled'; choose from"):
@@ -322,7 +303,7 @@ def test_more_atoms_than_fit_the_cache(coupled, per_atom_unit, draw, leaves):
     def results(part):
         given = leaves([x[part] for x in inputs])
         rest = (unit[part] if per_atom_unit else unit, coupled, *DAMPERS)
-        loss = nll_terms(*given, *rest, 4.0, path="eager")
+        loss = nll_terms(*given, *rest, path="eager")
         weights = torch.linspace(1, 2, n, dtype=F64)[part]
         by_loss = torch.autograd.grad((weights * (loss[0] + 0.3 * loss[1])).sum(), given)
         spread = distribution(given[0], *rest, path="eager")
