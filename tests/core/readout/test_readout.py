@@ -56,7 +56,7 @@ def rotate(x, edges, q, wigner2):
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 @pytest.mark.parametrize("family", sorted(families.table()))
 def test_equivariant_with_reflections(family, layout, wigner2, fill_leverage):
-    built = readout(layout, family)
+    built = readout(layout, family, **({"evidence": "leverage"} if family == families.DEFAULT else {}))
     fill_leverage(built.leverage)
     x, edges = features()
     out = evaluate(built, x, edges)
