@@ -3,7 +3,8 @@
 import copy
 import os
 import tempfile
-from typing import Any, Dict
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator
 
 import torch
 from nequip.model.utils import override_model_compile_mode
@@ -43,18 +44,18 @@ def store(path: str, fitted: Dict[str, Leverage]) -> None:
 
 def save(checkpoint: Dict[str, Any], path: str) -> None:
     """Write a checkpoint so that there is never half a file under its name."""
-    folder, name = os.path.split(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    os.close(handle)
-    try:
+    with replacing(path) as temporary:
         torch.save(checkpoint, temporary)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """A temporary file beside ``path`` that takes its place at the end, unless there is an error."""
+    folder, name = os.path.split(os.path.realpath(path))
+    # A folder, since packages have the name of the file in them.
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as place:
+        temporary = os.path.join(place, name)
+        yield temporary
         if os.path.exists(path):
             os.chmod(temporary, os.stat(path).st_mode)
-        else:
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, os.path.join(folder, name))
-    except BaseException:
-        os.unlink(temporary)
-        raise

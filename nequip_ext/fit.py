@@ -2,14 +2,11 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 from hydra.utils import get_class
-from nequip.data import AtomicDataDict, from_ase
-from nequip.integrations.utils import basic_transforms
 from nequip.model.modify_utils import only_apply_persistent_modifiers
-from nequip.nn import graph_model
 from nequip.train import NequIPLightningModule
 from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
@@ -18,7 +15,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import leverages, rebuild, save
-from nequip_ext.passes import fit_model
+from nequip_ext.fit_package import fit_package, wrap_package
+from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
 _MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
@@ -42,11 +40,12 @@ def fit_file(
     Parameters
     ----------
     model : Path
-        NequIP checkpoint ``….ckpt``.
+        NequIP checkpoint ``….ckpt`` or package ``….nequip.zip``.
     training, validation : sequence of Frame
         Their species must be the model's types.
     output : Path
-        ``….ckpt``; replaced as a whole or not at all.
+        ``….nequip.zip`` for a package that has a readout; ``….ckpt`` for everything else, for a stock package one that
+        goes on reading that. Replaced as a whole or not at all.
     head : str, optional
         For MACE; an error here.
     device : str
@@ -61,7 +60,17 @@ def fit_file(
     if head is not None:
         raise InputError(f"--head {head}: models of NequIP have no heads")
     set_global_state()
-    checkpoint = _read(model)
+    if model.name.endswith(".zip"):
+        found = fit_package(model, training, validation, output, device, batch_size)
+        if found is not None:
+            return found
+        checkpoint = wrap_package(model)
+    else:
+        checkpoint = _read(model)
+    if output.suffix != ".ckpt":
+        raise InputError(
+            f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
+        )
     kind, hparams = _training_module(checkpoint, model)
     with only_apply_persistent_modifiers(persistent_only=True):
         twin = rebuild(kind, hparams, checkpoint)
@@ -83,15 +92,14 @@ def fit_file(
         twin = rebuild(kind, hparams, checkpoint)
     twin.to(device).eval()
     evaluated = twin.evaluation_model[_SOLE_MODEL_KEY]
-    readout = find_readout(evaluated)
-    assert readout is not None
+    readout: Any = find_readout(evaluated)
     if stock:
         for trunk in readout.trunks:
             trunk.make_constant()
     report = fit_model(
         evaluated,
-        _Batches(evaluated, training, device, batch_size, model),
-        _Batches(evaluated, validation, device, batch_size, model),
+        FrameBatches(evaluated, training, device, batch_size, model),
+        FrameBatches(evaluated, validation, device, batch_size, model),
         constant=stock,
     )
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=stock))
@@ -126,7 +134,7 @@ def _training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
     return get_class(hparams["info_dict"]["training_module"]["_target_"]), hparams
 
 
-def _change_models(hparams: Dict[str, Any], change: Any) -> None:
+def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
     """The config of the model stands in the arguments of the training module and in what NequIP notes about the run."""
     for section in (hparams, hparams["info_dict"]["training_module"]):
         section["model"] = change(dict(section["model"]))
@@ -140,7 +148,8 @@ def _wrapped(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str, Any]:
-    settings = settings_of(find_readout(twin.model))
+    readout: Any = find_readout(twin.model)
+    settings = settings_of(readout)
     if settings.with_leverage(str(path)) == settings:
         return config
     if config["_target_"] != _MODEL:
@@ -177,40 +186,3 @@ def _state_of_readout(twin: Any, weights: bool) -> Dict[str, Any]:
             if f"model.{name}" in state:
                 state[f"ema.ema_weight_{number}"] = value.detach()
     return state
-
-
-class _Batches:
-    """Frames as batches for a model, on its device.
-
-    Raises
-    ------
-    InputError
-        For species that are no types of the model, before the first batch.
-    """
-
-    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int, path: Path) -> None:
-        names = list(model.type_names)
-        for frame in frames:
-            unknown = sorted(set(frame.atoms.get_chemical_symbols()) - set(names))
-            if unknown:
-                raise InputError(
-                    f"{frame.where} has {', '.join(unknown)}, which {path} does not know; its types: {', '.join(names)}"
-                )
-        self.frames, self.device, self.batch_size = frames, device, batch_size
-        metadata = model.metadata
-        species = {name: name for name in names}
-        self.transforms = basic_transforms(metadata, float(metadata[graph_model.R_MAX_KEY]), names, species)
-
-    def __len__(self) -> int:
-        return -(-len(self.frames) // self.batch_size)
-
-    def __iter__(self) -> Iterator[AtomicDataDict.Type]:
-        for first in range(0, len(self.frames), self.batch_size):
-            members: List[AtomicDataDict.Type] = []
-            for frame in self.frames[first : first + self.batch_size]:
-                data = from_ase(frame.atoms)
-                for transform in self.transforms:
-                    data = transform(data)
-                data[AtomicDataDict.FORCE_KEY] = torch.as_tensor(frame.forces, dtype=data["pos"].dtype)
-                members.append(data)
-            yield AtomicDataDict.to_(AtomicDataDict.batched_from_list(members), self.device)

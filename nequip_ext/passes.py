@@ -1,13 +1,18 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
 import time
-from typing import Any, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any, Iterable, Iterator, List, Sequence, Sized
 
 import torch
-from nequip.data import AtomicDataDict
+from nequip.data import AtomicDataDict, from_ase
+from nequip.integrations.utils import basic_transforms
+from nequip.nn import graph_model
 from nequip.utils import RankedLogger
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
+from e2ip_plugins.tools.frames import Frame
 from nequip_ext.gradient import inputs_of
 from nequip_ext.readout import find_readout
 from nequip_ext.reference import reference_forces
@@ -87,3 +92,40 @@ def tell(report: Report) -> None:
         logger.warning(f"leverage: {warning}")
     for line in report.lines():
         logger.info(line)
+
+
+class FrameBatches:
+    """Frames as batches for a model, on its device.
+
+    Raises
+    ------
+    InputError
+        For species that are no types of the model, before the first batch.
+    """
+
+    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int, path: Path) -> None:
+        names = list(model.type_names)
+        for frame in frames:
+            unknown = sorted(set(frame.atoms.get_chemical_symbols()) - set(names))
+            if unknown:
+                raise InputError(
+                    f"{frame.where} has {', '.join(unknown)}, which {path} does not know; its types: {', '.join(names)}"
+                )
+        self.frames, self.device, self.batch_size = frames, device, batch_size
+        metadata = model.metadata
+        species = {name: name for name in names}
+        self.transforms = basic_transforms(metadata, float(metadata[graph_model.R_MAX_KEY]), names, species)
+
+    def __len__(self) -> int:
+        return -(-len(self.frames) // self.batch_size)
+
+    def __iter__(self) -> Iterator[AtomicDataDict.Type]:
+        for first in range(0, len(self.frames), self.batch_size):
+            members: List[AtomicDataDict.Type] = []
+            for frame in self.frames[first : first + self.batch_size]:
+                data = from_ase(frame.atoms)
+                for transform in self.transforms:
+                    data = transform(data)
+                data[AtomicDataDict.FORCE_KEY] = torch.as_tensor(frame.forces, dtype=data["pos"].dtype)
+                members.append(data)
+            yield AtomicDataDict.to_(AtomicDataDict.batched_from_list(members), self.device)

@@ -200,7 +200,7 @@ def settings_of(readout: Readout) -> Settings:
 
 def unfitted(model: Any) -> Optional[str]:
     """What to say of a model whose uncertainty takes a leverage that was never fitted; None for all others."""
-    readout = find_readout(model)
+    readout: Any = find_readout(model)
     # Readouts that were packaged before there was a leverage have neither.
     if not getattr(getattr(readout, "family", None), "takes_support", False) or bool(readout.leverage.fitted):
         return None

@@ -39,7 +39,7 @@ def _comparing_unfitted(data_settings: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(data_settings)
     def wrapped(data: Any) -> Any:
-        aot = importlib.import_module("nequip.utils.aot")
+        aot: Any = importlib.import_module("nequip.utils.aot")
         compare = aot.test_model_output_similarity_by_dtype
         if not hasattr(compare, "takes_unfitted"):
             aot.test_model_output_similarity_by_dtype = _taking_unfitted(compare)

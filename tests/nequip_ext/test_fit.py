@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import ase.io
@@ -17,6 +18,7 @@ from e2ip_plugins.tools.frames import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.checkpoints import save
 from nequip_ext.fit import fit_file
+from nequip_ext.readout import find_readout
 
 LEVERAGE = ".e2ip_readout.readout.leverage."
 
@@ -162,16 +164,60 @@ def test_fit_of_a_stock_checkpoint(stock, tmp_path, frames, train_files):
         assert np.allclose(ours.results["e2ip_log_sigma0"][:, 3:], 0.0)
 
 
-@pytest.mark.nightly
-def test_a_fitted_stock_checkpoint_can_be_packaged(stock, tmp_path, frames, train_files, environment):
-    fit_file(stock / "best.ckpt", *frames, tmp_path / "fitted.ckpt")
-    tool = Path(sys.executable).with_name("nequip-package")
-    package = tmp_path / "model.nequip.zip"
-    subprocess.run([tool, "build", tmp_path / "fitted.ckpt", package], env=environment, check=True, capture_output=True)
-    expected, got = (predictions(path, train_files) for path in (tmp_path / "fitted.ckpt", package))
+@pytest.fixture(scope="module")
+def package(environment):
+    """Function that packages a checkpoint with NequIP's own command."""
+
+    def build(checkpoint, target):
+        tool = Path(sys.executable).with_name("nequip-package")
+        done = subprocess.run([tool, "build", checkpoint, target], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return target
+
+    return build
+
+
+def same(first, second, files, names, rtol):
+    expected, got = (predictions(path, files) for path in (first, second))
     for one, other in zip(expected, got, strict=True):
-        for name in ("forces", "forces_cov", "e2ip_leverage"):
-            np.testing.assert_allclose(other[name], one[name], rtol=1e-5, atol=1e-8)
+        for name in names:
+            np.testing.assert_allclose(other[name], one[name], rtol=rtol, atol=1e-7, err_msg=name)
+
+
+def test_fit_of_a_package(coupled, tmp_path, frames, train_files, package):
+    """The new package predicts what the fitted checkpoint does, in both of its models, and needs no plugin either."""
+    old = package(coupled / "best.ckpt", tmp_path / "old.nequip.zip")
+    new = tmp_path / "new.nequip.zip"
+    with pytest.raises(InputError, match=r"must end with \.nequip\.zip"):
+        fit_file(old, *frames, tmp_path / "new.ckpt")
+    fit_file(old, *frames, new)
+    fit_file(coupled / "best.ckpt", *frames, tmp_path / "fitted.ckpt")
+    same(tmp_path / "fitted.ckpt", new, train_files, ("forces", "forces_cov", "e2ip_kappa", "e2ip_leverage"), 1e-4)
+    same(old, new, train_files, ("energy", "forces"), 0.0)
+    listed = []
+    for path in (old, new):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/") for name in archive.namelist()}
+            assert {first for first, _, _ in names} == {path.name.removesuffix(".zip")}
+            # NequIP's dummy of Matplotlib is made anew.
+            listed.append({name for _, _, name in names if not name.startswith((".data", "matplotlib"))})
+    assert listed[0] == listed[1]
+    for name in ("eager", "compile"):
+        importer = torch.package.PackageImporter(str(new))
+        assert find_readout(importer.load_pickle("model", f"{name}_model.pkl")).leverage.fitted
+
+
+@pytest.mark.nightly
+def test_stock_packages_and_packages_of_what_was_stock(stock, tmp_path, frames, train_files, package):
+    """A fitted stock checkpoint can be packaged; a fitted stock package is a checkpoint, which can be packaged."""
+    fit_file(stock / "best.ckpt", *frames, tmp_path / "one.ckpt")
+    plain = package(stock / "best.ckpt", tmp_path / "plain.nequip.zip")
+    fit_file(plain, *frames, tmp_path / "two.ckpt")
+    keys = ("forces", "forces_cov", "e2ip_leverage")
+    same(tmp_path / "one.ckpt", tmp_path / "two.ckpt", train_files, keys, 1e-4)
+    for name in ("one", "two"):
+        packed = package(tmp_path / f"{name}.ckpt", tmp_path / f"{name}.nequip.zip")
+        same(tmp_path / f"{name}.ckpt", packed, train_files, keys, 1e-5)
 
 
 def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):

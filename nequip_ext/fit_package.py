@@ -1,0 +1,134 @@
+"""``e2ip fit`` for packages of NequIP: a new package where there is a readout, else a checkpoint that reads it."""
+
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+import lightning
+import torch
+from nequip.model.saved_models.package import (
+    ModelFromPackage,
+    _cpu_deserialize_always,
+    _get_package_metadata,
+    _suppress_package_importer_exporter_warnings,
+    data_dict_from_package,
+)
+from nequip.scripts._package_utils import _EXTERNAL_MODULES, _INTERNAL_MODULES, _MOCK_MODULES
+from nequip.train import NequIPLightningModule
+from nequip.train.lightning import _SOLE_MODEL_KEY
+from nequip.utils import get_current_code_versions
+from nequip.utils.global_state import get_latest_global_state
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.leverage import Leverage
+from e2ip_plugins.tools.fit import Report
+from e2ip_plugins.tools.frames import Frame
+from nequip_ext.checkpoints import replacing
+from nequip_ext.passes import FrameBatches, fit_model
+from nequip_ext.readout import find_readout, settings_of
+
+_KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
+
+
+def fit_package(
+    path: Path, training: Sequence[Frame], validation: Sequence[Frame], output: Path, device: str, batch_size: int
+) -> Optional[Report]:
+    """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
+
+    Raises
+    ------
+    InputError
+        See `nequip_ext.fit.fit_file`.
+    """
+    with _suppress_package_importer_exporter_warnings():
+        try:
+            importer = torch.package.PackageImporter(str(path))
+            names = _get_package_metadata(importer)["available_models"]
+        # Reading a broken archive lets through whatever goes wrong in it.
+        except Exception as error:
+            raise InputError(f"{path}: is no package of nequip-package ({type(error).__name__}: {error})") from error
+        with _cpu_deserialize_always():
+            models = {name: importer.load_pickle("model", f"{name}_model.pkl", map_location="cpu") for name in names}
+            example = importer.load_pickle("model", "example_data.pkl")
+    model = models["eager"][_SOLE_MODEL_KEY].to(device).eval()
+    readout = find_readout(model)
+    if readout is None:
+        return None
+    if not output.name.endswith(".nequip.zip"):
+        raise InputError(f"--output {output}: what is made of {path} is a package: the name must end with .nequip.zip")
+    known = dict(Leverage(1, 1).named_buffers())
+    if dict(getattr(readout, "leverage", torch.nn.Module()).named_buffers()).keys() != known.keys():
+        raise InputError(
+            f"{path}: carries the code of a version of e2ip-plugins that cannot be fitted: package its checkpoint anew"
+        )
+    for modules in models.values():
+        _into_mode_leverage(find_readout(modules), path)
+    batches = [FrameBatches(model, frames, device, batch_size, path) for frames in (training, validation)]
+    report = fit_model(model, batches[0], batches[1])
+    model.cpu()
+    for modules in models.values():
+        other = find_readout(modules)
+        assert other is not None
+        other.leverage.load_state_dict(readout.leverage.state_dict())
+    with replacing(str(output)) as temporary, _suppress_package_importer_exporter_warnings():
+        # As `nequip-package modify` does it.
+        importers = (importer, torch.package.importer.sys_importer)
+        with torch.package.PackageExporter(temporary, importer=importers) as exporter:
+            exporter.mock([f"{package}.**" for package in _MOCK_MODULES])
+            exporter.extern([f"{package}.**" for package in _EXTERNAL_MODULES])
+            exporter.intern([f"{package}.**" for package in _INTERNAL_MODULES])
+            exporter.save_pickle("model", "example_data.pkl", example, dependencies=True)
+            for resource in ("config.yaml", "package_metadata.txt"):
+                exporter.save_text("model", resource, importer.load_text("model", resource))
+            for name, modules in models.items():
+                exporter.save_pickle("model", f"{name}_model.pkl", modules, dependencies=True)
+    return report
+
+
+def _into_mode_leverage(readout: Any, path: Path) -> None:
+    """Its settings and its family, of the classes that the package carries."""
+    changed = settings_of(readout).with_leverage(str(path))
+    readout.settings = type(readout.settings)(*changed)
+    readout.family.takes_support = changed.build().takes_support
+
+
+def wrap_package(path: Path) -> Dict[str, Any]:
+    """The checkpoint of a stock package, as if it had been trained for no step: its model is read from the package."""
+    config = {"_target_": f"nequip.model.{ModelFromPackage.__name__}", "package_path": str(path.resolve())}
+    target = f"nequip.train.{NequIPLightningModule.__name__}"
+    info = {
+        "versions": get_current_code_versions(verbose=False),
+        "data": {"_target_": "nequip_ext.fit_package.ExampleOfPackage", "package_path": config["package_path"]},
+        "trainer": {},
+        "global_options": dict(get_latest_global_state()),
+        "runs": [],
+        "training_module": {"_target_": target, "model": dict(config)},
+    }
+    module = NequIPLightningModule(model=config, num_datasets=_KINDS, info_dict=info)
+    return {
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": 0,
+        "global_step": 0,
+        "state_dict": module.state_dict(),
+        "hparams_name": "kwargs",
+        "hyper_parameters": dict(module.hparams),
+    }
+
+
+class ExampleOfPackage:
+    """Data of such a checkpoint, for ``nequip-compile``: the frame that the package brings along."""
+
+    def __init__(self, package_path: str, train_dataloader: Optional[Dict[str, Any]] = None) -> None:
+        self.package_path = package_path
+
+    def prepare_data(self) -> None:
+        """Nothing to do."""
+
+    def setup(self, stage: str) -> None:
+        """Nothing to do."""
+
+    def teardown(self, stage: str) -> None:
+        """Nothing to do."""
+
+    def train_dataloader(self) -> Any:
+        """The one frame."""
+        return [data_dict_from_package(self.package_path)]
