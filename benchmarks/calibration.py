@@ -24,19 +24,79 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "calibration"
 RESULTS = ROOT / "docs" / "results"
 
-#: name -> (file with training frames, test files by label)
+
+class Dataset(NamedTuple):
+    """Frames and training settings of one table.
+
+    Attributes
+    ----------
+    source : str
+        File with training frames, below ``E2IP_DATA``; empty: the demo's.
+    tests : dict
+        Test files by label; ``ood`` is out of distribution.
+    train, valid : int
+        Frames of each: the first ones, or, where validation frames are spread, every so-manieth for validation.
+    species : str
+        As NequIP's config wants them.
+    mace, nequip : tuple of str
+        Arguments beside the common ones.
+    """
+
+    source: str
+    tests: dict[str, str]
+    train: int
+    valid: int
+    species: str
+    spread: bool = False
+    mace: tuple[str, ...] = ()
+    nequip: tuple[str, ...] = ()
+
+
 DATASETS = {
-    "aspirin": ("rmd17/aspirin_split01_train.extxyz", {"test": "rmd17/aspirin_split01_test.extxyz"}),
-    "acac": (
+    "demo": Dataset("", {"test": "test", "ood": "ood"}, 300, 50, "[H,C,N,O]"),
+    "acac": Dataset(
         "acac/acac_train_300K.extxyz",
-        {"300K": "acac/acac_test_300K.extxyz", "600K": "acac/acac_test_600K.extxyz"},
+        {"test": "acac/acac_test_300K.extxyz", "ood": "acac/acac_test_600K.extxyz"},
+        450,
+        50,
+        "[H,C,O]",
+    ),
+    "aspirin": Dataset(
+        "rmd17/aspirin_split01_train.extxyz", {"test": "rmd17/aspirin_split01_test.extxyz"}, 450, 50, "[H,C,O]"
+    ),
+    "silica": Dataset(
+        "silica/zeolite_train.extxyz",
+        {"test": "silica/zeolite_test.extxyz", "ood": "silica/zeolite_ood.extxyz"},
+        360,
+        40,
+        "[O,Si]",
+        spread=True,
+        mace=("--max_num_epochs=20", "--lr_scheduler_gamma=0.86", "--batch_size=2", "--valid_batch_size=8"),
+        nequip=("max_epochs=20", "+training_module.lr_scheduler.scheduler.gamma=0.86", "batch_size=2"),
+    ),
+    "water": Dataset(
+        "water/water_train.extxyz",
+        {"test": "water/water_test.extxyz", "ood": "water/water_ood_surface.extxyz"},
+        139,
+        20,
+        "[H,O]",
+        spread=True,
+        mace=(
+            *("--max_num_epochs=16", "--lr_scheduler_gamma=0.83", "--batch_size=1", "--valid_batch_size=4"),
+            "--r_max=4.5",
+        ),
+        nequip=(
+            *("max_epochs=16", "+training_module.lr_scheduler.scheduler.gamma=0.83", "batch_size=1"),
+            "cutoff_radius=4.5",
+        ),
     ),
 }
-TRAIN_FRAMES, VALID_FRAMES = 450, 50
 
 #: Variant -> plugin options, in the words that both hosts share; None: the stock baseline.
 VARIANTS = {
     "baseline": None,
+    "leverage": {},
+    "host-forces": {"forces": "host"},
     "coupled": {"evidence": "coupled"},
     "independent-0": {"evidence": "independent", "evidence_weight": 0.0},
     "independent-0.01": {"evidence": "independent", "evidence_weight": 0.01},
@@ -77,44 +137,70 @@ class Run(NamedTuple):
     def scores(self) -> Path:
         return RESULTS / f"{self.name}.json"
 
+    @property
+    def studied(self) -> bool:
+        """Whether `leverage.py` judges it; stock models where the tables have committees of them."""
+        return self.variant in ("leverage", "host-forces") or (
+            self.variant == "baseline" and self.dataset in ("demo", "acac")
+        )
+
+    @property
+    def leverage(self) -> Path:
+        return RESULTS / "leverage" / f"{self.name}.json"
+
 
 def plan() -> list[Run]:
     """Every run, most wanted first."""
-    runs = [Run("mace", "aspirin", v, 1) for v in ("baseline", "coupled", "independent-0.01")]
-    runs += [Run("nequip", "aspirin", v, 1) for v in ("baseline", "coupled")]
-    runs += [Run("mace", "aspirin", v, 1) for v in ("independent-0", "independent-0.1", "paper")]
-    runs += [Run(h, "aspirin", v, s) for s in (2, 3) for h in ("mace", "nequip") for v in ("baseline", "coupled")]
-    runs += [Run("mace", "acac", v, 1) for v in VARIANTS]
-    return runs
+    hosts, main = ("mace", "nequip"), ("leverage", "baseline")
+    runs = [Run(h, d, v, 1) for d in ("demo", "acac") for h in hosts for v in main]
+    runs += [Run("mace", d, "leverage", 1) for d in ("silica", "water", "aspirin")]
+    runs += [Run("nequip", "aspirin", v, 1) for v in main]
+    runs += [Run(h, d, v, s) for s in (2, 3) for d in ("demo", "acac") for h in hosts for v in main]
+    runs += [Run(h, "demo", "host-forces", 1) for h in hosts]
+    runs += [Run(h, "aspirin", v, s) for s in (2, 3) for h in hosts for v in main]
+    runs += [Run(h, d, "baseline", s) for s in (4, 5) for d in ("demo", "acac") for h in hosts]
+    runs += [Run(h, d, "leverage", s) for s in (1, 2, 3) for d in ("silica", "water") for h in hosts]
+    runs += [Run("mace", d, v, 1) for d in ("aspirin", "acac") for v in VARIANTS]
+    return list(dict.fromkeys(runs))
 
 
-def split_frames(source: Path, targets: list[tuple[Path, int]]) -> None:
-    """Copy consecutive frames of an extxyz file verbatim; ASE would round numbers."""
-    lines = source.read_text().splitlines(keepends=True)
-    start = 0
-    for target, count in targets:
-        first = start
-        for _ in range(count):
-            start += int(lines[start]) + 2
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("".join(lines[first:start]))
+def read_frames(source: Path) -> list[str]:
+    """Frames of an extxyz file, verbatim; ASE would round numbers."""
+    lines, frames, start = source.read_text().splitlines(keepends=True), [], 0
+    while start < len(lines):
+        end = start + int(lines[start]) + 2
+        frames.append("".join(lines[start:end]))
+        start = end
+    return frames
 
 
 def dataset_files(name: str) -> dict[str, Path]:
     """Paths of train, valid and the test sets; the split is made on first use."""
+    dataset = DATASETS[name]
+    if not dataset.source:
+        return {label: ROOT / "demo" / "data" / f"{label}.extxyz" for label in ("train", "valid", *dataset.tests)}
     if "E2IP_DATA" not in os.environ:
-        raise SystemExit("set E2IP_DATA to the folder that holds rmd17/ and acac/")
+        raise SystemExit("set E2IP_DATA to the folder that holds rmd17/, acac/, silica/ and water/")
     data = Path(os.environ["E2IP_DATA"]).resolve()
-    train, tests = DATASETS[name]
     split = {"train": RUNS / "data" / f"{name}_train.extxyz", "valid": RUNS / "data" / f"{name}_valid.extxyz"}
     if not split["valid"].exists():
-        split_frames(data / train, [(split["train"], TRAIN_FRAMES), (split["valid"], VALID_FRAMES)])
-    return split | {label: data / path for label, path in tests.items()}
+        frames = read_frames(data / dataset.source)[: dataset.train + dataset.valid]
+        chosen = range(dataset.train, dataset.train + dataset.valid)
+        if dataset.spread:
+            chosen = [int((i + 0.5) * len(frames) / dataset.valid) for i in range(dataset.valid)]
+        split["train"].parent.mkdir(parents=True, exist_ok=True)
+        split["train"].write_text("".join(frame for i, frame in enumerate(frames) if i not in chosen))
+        split["valid"].write_text("".join(frames[i] for i in chosen))
+    return split | {label: data / path for label, path in dataset.tests.items()}
 
 
 def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
-    train = [str(bin_dir / "mace_run_train"), "--config", str(ROOT / "benchmarks" / "mace.yaml"), "--restart_latest"]
-    train += ["--name", run.name, "--seed", str(run.seed)]
+    demo = run.dataset == "demo"
+    config = ROOT / ("configs/mace_baseline.yaml" if demo else "benchmarks/mace.yaml")
+    train = [str(bin_dir / "mace_run_train"), "--config", str(config), "--restart_latest"]
+    train += ["--name", run.name, "--seed", str(run.seed), *DATASETS[run.dataset].mace]
+    # As in the demo.
+    train += ["--max_ell", "2", "--correlation", "2", "--max_num_epochs", "40"] if demo else []
     train += ["--train_file", str(files["train"]), "--valid_file", str(files["valid"])]
     options = VARIANTS[run.variant]
     if options is not None:
@@ -125,29 +211,30 @@ def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[
         # The paper's weights go with its raw NLL; optimiser and schedule stay those of the other rows.
         train += ["--energy_weight", "1", "--forces_weight", "10000", "--clip_grad", "10"]
     predict = [str(bin_dir / "mace_eval_configs"), "--model", f"{run.name}.model", "--device", "cpu"]
-    predict += ["--default_dtype", "float32", "--batch_size", "50"]
-    tests = DATASETS[run.dataset][1]
+    predict += ["--default_dtype", "float32", "--batch_size", "50" if files["train"].stat().st_size < 2**20 else "4"]
+    tests = DATASETS[run.dataset].tests
     return [train, *([*predict, "--configs", str(files[t]), "--output", f"{t}.xyz"] for t in tests)]
 
 
 #: NequIP runs use the project's ready configs; these overrides are shared by baseline and evidential runs.
 NEQUIP_OVERRIDES = [
-    "max_epochs=40",
     "learning_rate=0.01",
     "training_module.lr_scheduler.scheduler._target_=torch.optim.lr_scheduler.ExponentialLR",
     "~training_module.lr_scheduler.scheduler.factor",
     "~training_module.lr_scheduler.scheduler.patience",
-    "+training_module.lr_scheduler.scheduler.gamma=0.92",
 ]
+NEQUIP_SCHEDULE = ("max_epochs=40", "+training_module.lr_scheduler.scheduler.gamma=0.92")
 
 
 def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
+    dataset = DATASETS[run.dataset]
     config = "nequip_baseline" if VARIANTS[run.variant] is None else "nequip_e2ip"
-    tests = list(DATASETS[run.dataset][1])
     train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "configs"), "-cn", config]
-    train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}", *NEQUIP_OVERRIDES]
-    train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
-    train.append(f"test_file=[{','.join(str(files[label]) for label in tests)}]")
+    train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}", f"chemical_species={dataset.species}"]
+    # The demo's own schedule is that of the ready configs.
+    train += ["max_epochs=60"] if run.dataset == "demo" else [*NEQUIP_OVERRIDES, *(dataset.nequip or NEQUIP_SCHEDULE)]
+    train += [f"train_file={files['train']}", f"val_file={files['valid']}", "+trainer.enable_progress_bar=false"]
+    train.append(f"test_file=[{','.join(str(files[label]) for label in dataset.tests)}]")
     for key, value in (VARIANTS[run.variant] or {}).items():
         train.append(f"{key}={value}")
     checkpoint = run.folder / "last.ckpt"
@@ -156,15 +243,36 @@ def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[lis
     return [train]
 
 
+def leverage_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
+    """Study of the leverage: of a model with a readout, or of a stock model that gets one without training."""
+    script = [str(bin_dir / "python"), str(ROOT / "benchmarks" / "leverage.py")]
+    model = f"{run.name}.model" if run.host == "mace" else "best.ckpt"
+    commands = []
+    if VARIANTS[run.variant] is None:
+        fitted = "fitted.model" if run.host == "mace" else "fitted.ckpt"
+        fit = [str(bin_dir / "e2ip"), "fit", model, "--train", str(files["train"]), "--valid", str(files["valid"])]
+        commands.append([*fit, "--output", fitted])
+        model = fitted
+    sets = [f"--set={name}={files[name]}" for name in ("train", "valid", *DATASETS[run.dataset].tests)]
+    commands.append([*script, "atoms", "--host", run.host, "--model", model, *sets, "--out", "atoms"])
+    commands.append([*script, "judge", "atoms", "--out", str(run.leverage)])
+    return commands
+
+
 def execute(run: Run, bins: dict[str, Path]) -> None:
     """Train, predict and score, unless there are scores already."""
-    if run.scores.exists():
+    if run.scores.exists() and (run.leverage.exists() or not run.studied):
         return
     run.folder.mkdir(parents=True, exist_ok=True)
     build = mace_commands if run.host == "mace" else nequip_commands
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     started = time.time()
-    for command in build(run, dataset_files(run.dataset), bins[run.host]):
+    files = dataset_files(run.dataset)
+    run.leverage.parent.mkdir(parents=True, exist_ok=True)
+    commands = build(run, files, bins[run.host])
+    if run.studied:
+        commands += leverage_commands(run, files, bins[run.host])
+    for command in commands:
         print(f"[{run.name}] {' '.join(command)}", flush=True)
         with open(run.folder / "log.txt", "a") as log:
             code = subprocess.run(command, cwd=run.folder, env=environment, stdout=log, stderr=log).returncode
@@ -177,7 +285,7 @@ def execute(run: Run, bins: dict[str, Path]) -> None:
 
 def predictions(run: Run) -> dict[str, Path]:
     """The file of predictions for every test set, by label."""
-    labels = DATASETS[run.dataset][1]
+    labels = DATASETS[run.dataset].tests
     return {
         label: run.folder / (f"{label}.xyz" if run.host == "mace" else f"test_dataset{index}.xyz")
         for index, label in enumerate(labels)
@@ -199,11 +307,21 @@ def score(run: Run, seconds: float) -> None:
     run.scores.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def judge_committees(bins: dict[str, Path]) -> None:
+    """Score the five stock models of a set together, where all of them are here."""
+    for dataset, host in (("demo", "mace"), ("demo", "nequip"), ("acac", "mace"), ("acac", "nequip")):
+        members = [Run(host, dataset, "baseline", seed).folder / "atoms" for seed in range(1, 6)]
+        if all((member / "test.npz").exists() for member in members):
+            command = [bins["mace"] / "python", ROOT / "benchmarks" / "leverage.py", "committee", *members]
+            out = RESULTS / "leverage" / f"{dataset}_{host}_committee.json"
+            subprocess.run([*map(str, command), "--out", str(out)], check=True)
+
+
 def compare_with_baselines(bin_dir: Path) -> None:
     """`e2ip compare` on baseline and default readout, per host, for the first seed whose predictions are still here."""
     for host in ("mace", "nequip"):
         for seed in (1, 2, 3):
-            files = [predictions(Run(host, "aspirin", v, seed))["test"] for v in ("baseline", "coupled")]
+            files = [predictions(Run(host, "aspirin", v, seed))["test"] for v in ("baseline", "leverage")]
             if all(path.exists() for path in files):
                 out = RUNS / f"compare_{host}"
                 command = [
@@ -238,8 +356,8 @@ def write_tables() -> None:
         for label, figures in result["tests"].items():
             table.setdefault((result["dataset"], label, result["host"], result["variant"]), []).append(figures)
     lines = []
-    for dataset, (_, tests) in DATASETS.items():
-        for label in tests:
+    for dataset in DATASETS:
+        for label in DATASETS[dataset].tests:
             keys = [k for k in table if k[:2] == (dataset, label)]
             if not keys:
                 continue
@@ -273,6 +391,7 @@ def main() -> None:
     if not arguments.tables:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(lambda run: execute(run, bins), runs))
+        judge_committees(bins)
         compare_with_baselines(bins["mace"])
     write_tables()
 

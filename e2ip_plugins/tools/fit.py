@@ -136,16 +136,17 @@ class TrainingAtoms:
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
         """Atoms of a batch."""
-        features, which, variance = (value.cpu().double().numpy() for value in (scalars, kinds, log_variance))
+        features, which = scalars.cpu().numpy(), kinds.cpu().numpy()
+        variance = log_variance.cpu().double().numpy()
         self.broken += int((~np.isfinite(features)).any(-1).sum())
-        for kind in np.unique(which).astype(int):
+        for kind in np.unique(which):
             own = which == kind
             before, number = self.count[kind], int(own.sum())
             self.count[kind] += number
             self.log_variance[kind] += variance[own].sum()
             # Every stride-th atom; once there are too many, every second one of those.
             kept = self.kept[kind]
-            kept.append(features[own][(before + np.arange(number)) % self.stride[kind] == 0].astype(np.float32))
+            kept.append(features[own][(before + np.arange(number)) % self.stride[kind] == 0])
             while sum(map(len, kept)) > MAX_ATOMS:
                 kept[:] = [np.concatenate(kept)[::2]]
                 self.stride[kind] *= 2

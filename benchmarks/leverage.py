@@ -1,0 +1,345 @@
+"""What the leverage is worth, and what its form and constants would be worth otherwise, from one trained model.
+
+    python benchmarks/leverage.py atoms --host mace --model my.model --set train=train.xyz --set valid=… --out FOLDER
+    python benchmarks/leverage.py judge FOLDER --out results.json
+    python benchmarks/leverage.py committee FOLDER FOLDER … --out results.json
+
+`atoms` runs in the environment of the host and writes every atom's features, neighbours, error and distribution
+(as trained, and as the model has been fitted) to FOLDER/<set>.npz. `judge` scores the model's own leverage beside
+the distribution as trained and beside alternatives, all fitted on the validation set; out of distribution nothing is
+fitted. `committee` scores the spread of stock models, raw and scaled on the validation set. `calibration.py` calls
+all three for the runs of its tables.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import scipy.sparse
+from scipy.cluster.vq import kmeans2
+from scipy.optimize import minimize
+
+from e2ip_plugins import families
+from e2ip_plugins.families.laws import Elliptical
+from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
+
+NIW = families.get("e2ip")
+FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
+
+#: The form that the package has, as a variant of this file.
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 3, "relative": 0.5,
+           "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+
+#: One thing changed at a time. `tau`: None is the squared Mahalanobis distance itself.
+ALTERNATIVES = {
+    "as shipped, here": {},
+    "features of the last layer": {"features": "last"},
+    "ridge 1e-3": {"ridge": 1e-3},
+    "ridge 1e-4": {"ridge": 1e-4},
+    "one region": {"regions": None},
+    "regions share nothing": {"shared": 0.0},
+    "own leverage alone": {"rounds": 0},
+    "1 round": {"rounds": 1},
+    "psi(t) = t": {"tau": None, "prior": (0.5, 0.3)},
+    "psi(t) = t, variance a (h'^2 + h)": {"tau": None, "form": "quadratic", "prior": (0.5, 0.3)},
+    "psi(t) = t, one region, variance a (h'^2 + h), relative 0": {
+        "tau": None, "regions": None, "relative": 0.0, "form": "quadratic", "prior": (0.5, 0.3)},
+    "variance 1 + a (h' + h)": {"form": "linear variance"},
+    "relative 0": {"relative": 0.0},
+    "relative 1": {"relative": 1.0},
+    "prior 1": {"prior": (1.0, 0.3)},
+    "prior 5": {"prior": (5.0, 0.3)},
+    "prior 2.5, wide": {"prior": (2.5, 1.5)},
+}  # fmt: skip
+
+
+def atoms(host: str, model: str, sets: dict[str, str], out: Path) -> None:
+    """Write every atom of some files, frame by frame (see the module)."""
+    import torch
+    from ase.io import read
+
+    torch.set_num_threads(1)
+    predict = mace_predictions(model) if host == "mace" else nequip_predictions(model)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, path in sets.items():
+        rows: dict[str, list] = {}
+        first = 0
+        for index, frame in enumerate(read(path, index=":")):
+            found = predict(frame)
+            reference = frame.arrays.get("REF_forces", np.full((len(frame), 3), np.nan))
+            found |= {"forces": found["forces"], "residual": reference - found["forces"], "species": frame.numbers}
+            found |= {"frame": np.full(len(frame), index), "pairs": found["pairs"] + first}
+            for key, value in found.items():
+                rows.setdefault(key, []).append(value)
+            first += len(frame)
+        table = {key: np.concatenate(value, axis=1 if key == "pairs" else 0) for key, value in rows.items()}
+        np.savez(out / f"{name}.npz", **table)
+        print(f"{out / name}.npz: force MAE {1000 * np.abs(table['residual']).mean():.1f} meV/Å", flush=True)
+
+
+def seen(readout, run):
+    """What a readout was given and gave in ``run()``, as fitted and as trained, and the run's result."""
+    got = {}
+
+    def of_leverage(module, inputs, support):
+        got.update(features=inputs[0], neighbours=inputs[3])
+
+    def of_readout(module, inputs, outputs):
+        got.update({key.name: outputs[key.name] for key in NIW.parameter_keys}, leverage=outputs["e2ip_leverage"])
+
+    handles = [readout.leverage.register_forward_hook(of_leverage), readout.register_forward_hook(of_readout)]
+    try:
+        result = run()
+        fitted = {f"fitted_{k}": v for k, v in got.items() if k not in ("features", "neighbours")}
+        was = readout.leverage.fitted.clone()
+        readout.leverage.reset()
+        run()
+        readout.leverage.fitted.copy_(was)
+    finally:
+        for handle in handles:
+            handle.remove()
+    neighbours = got.pop("neighbours")
+    found = {key: value.detach().numpy().astype(np.float64) for key, value in {**got, **fitted}.items()}
+    found["pairs"] = np.stack([neighbours.receiver.numpy(), neighbours.sender.numpy()])
+    found["envelope"] = neighbours.envelope.detach().numpy().astype(np.float64)
+    return found, result
+
+
+def mace_predictions(path: str):
+    """From an ASE frame to its atoms, by a MACE model with a readout."""
+    from mace.calculators import MACECalculator
+
+    calculator = MACECalculator(model_paths=path, device="cpu")
+    model = calculator.models[0]
+
+    def predict(frame):
+        batch = calculator._atoms_to_batch(frame).to_dict()
+        found, output = seen(model.e2ip_readout, lambda: model(dict(batch)))
+        return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
+
+    return predict
+
+
+def nequip_predictions(path: str):
+    """From an ASE frame to its atoms, by a NequIP checkpoint with a readout."""
+    from nequip_ext import E2IPCalculator
+    from nequip_ext.readout import find_readout
+
+    calculator = E2IPCalculator.from_saved_model(path, device="cpu")
+    readout = find_readout(calculator.model)
+
+    def predict(frame):
+        data = calculator.atoms_to_data(frame)
+        found, output = seen(readout, lambda: calculator.model(dict(data)))
+        return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
+
+    return predict
+
+
+def load(folder: Path, name: str):
+    path = folder / f"{name}.npz"
+    return SimpleNamespace(**np.load(path)) if path.exists() else None
+
+
+def law_of(data, prefix: str = "") -> Elliptical:
+    return NIW.law({key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
+
+
+def means(data, values: np.ndarray) -> np.ndarray:
+    """Mean over the atoms of every frame."""
+    return np.bincount(data.frame, values) / np.bincount(data.frame)
+
+
+def figures(data, law) -> dict:
+    scores = summarise(score_atoms(data.residual, law))
+    return {name: scores[name] for name in FIGURES}
+
+
+class Alternative:
+    """Leverage and growth in some form, in NumPy, written apart from the package's."""
+
+    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, form, prior):
+        last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
+        self.columns = slice(None) if features == "all" else slice(last, None)
+        self.tau, self.rounds, self.relative, self.form, self.prior = tau, rounds, relative, form, prior
+        kinds = np.unique(train.species)
+        x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
+        own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
+        pooled = sum(len(x[kind]) * own[kind] for kind in kinds) / len(train.species)
+        self.regions = {k: list(self._regions(x[k], own[k], pooled, regions, shared, ridge)) for k in kinds}
+        self.norm = dict.fromkeys(kinds, 1.0)
+        leverage, _ = self.leverage(train)
+        self.norm = {kind: leverage[train.species == kind].mean() for kind in kinds}
+        log_variance = self._log_variance(train)
+        self.typical = {kind: log_variance[train.species == kind].mean() for kind in kinds}
+
+    @staticmethod
+    def _regions(x, own, pooled, regions, shared, ridge):
+        count, size = x.shape
+        weight = size / (size + count)
+        covariance = (1 - weight) * own + weight * pooled
+        number = 1 if regions is None else int(np.clip(count // (regions * size), 1, 16))
+        parts, within = [x], None
+        if number > 1:
+            projected = (x - x.mean(0)) @ np.linalg.eigh(covariance)[1][:, -16:]
+            starts = projected[np.argsort(projected[:, -1])[(np.arange(number) * 2 + 1) * count // (2 * number)]]
+            _, label = kmeans2(projected, starts, iter=30, minit="matrix")
+            parts = [x[label == i] for i in range(number) if (label == i).sum() > 1]
+            within = sum(len(p) * np.cov(p.T, bias=True) for p in parts) / count
+        for part in parts:
+            matrix = covariance
+            if within is not None:
+                weight = size / (size + len(part))
+                local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
+                matrix = (1 - shared) * local + shared * covariance
+            values, vectors = np.linalg.eigh(matrix)
+            yield part.mean(0), vectors / np.sqrt(values.clip(0) + ridge * values.mean())
+
+    def leverage(self, data):
+        """h and h̄ (N,)."""
+        h = np.full(len(data.species), 1e6)
+        for kind, regions in self.regions.items():
+            own = data.species == kind
+            x, distances = data.features[own][:, self.columns], []
+            for centre, whitening in regions:
+                t = np.square((x - centre) @ whitening)
+                distances.append((t if self.tau is None else 2 * self.tau * (np.sqrt(1 + t / self.tau) - 1)).sum(1))
+            h[own] = np.mean(np.array(distances) ** -16.0, axis=0) ** (-1 / 16) / self.norm[kind]
+        pairs = scipy.sparse.csr_matrix((data.envelope, tuple(data.pairs)), shape=(len(h), len(h)))
+        total, mean = 1 + np.asarray(pairs.sum(1)).ravel(), h
+        for _ in range(self.rounds):
+            mean = (mean + pairs @ mean) / total
+        return h, mean
+
+    @staticmethod
+    def _log_variance(data):
+        return data.e2ip_log_sigma0[:, :3].mean(1) + np.log1p(1 / data.e2ip_kappa)
+
+    def factor(self, data, growth):
+        """Factor on the covariance, 1 at leverage 1 and typical variance, and its epistemic share (N,)."""
+        h, mean = data.leverages
+        distance = h + mean
+        excess, typical = {
+            "linear std": ((1 + growth * distance) ** 2 - 1, (1 + 2 * growth) ** 2),
+            "linear variance": (growth * distance, 1 + 2 * growth),
+            "quadratic": (growth * (mean**2 + h), 1 + 2 * growth),
+        }[self.form]
+        species = np.array([self.typical.get(kind, np.nan) for kind in data.species])
+        excess = excess * np.exp(self.relative * (species - self._log_variance(data)))
+        return (1 + excess) / typical, excess / (1 + excess)
+
+    def fit(self, valid):
+        """ln a and ln of the scale, a configuration counting like one atom."""
+        trained = law_of(valid)
+
+        def objective(constants):
+            factor = np.log(self.factor(valid, np.exp(constants[0]))[0]) + constants[1]
+            nll = trained.negative_log_likelihood(valid.residual * np.exp(-0.5 * factor)[:, None]) + 1.5 * factor
+            prior = 0.5 * ((constants[0] - np.log(self.prior[0])) / self.prior[1]) ** 2
+            return means(valid, nll).sum() + prior
+
+        starts = [np.array([np.log(a), 0.0]) for a in (self.prior[0], 0.1 * self.prior[0])]
+        return min((minimize(objective, start, method="BFGS") for start in starts), key=lambda f: f.fun).x
+
+    def law(self, data, constants):
+        """The law of the model with this leverage."""
+        trained = law_of(data)
+        factor, share = self.factor(data, np.exp(constants[0]))
+        log_scale = trained.log_scale + (np.log(factor) + constants[1])[:, None]
+        return Elliptical(log_scale, trained.axes, trained.dof, share)
+
+
+def judge(folder: Path) -> dict:
+    """Scores of a model's leverage and of the alternatives, by variant and set."""
+    data = {name: load(folder, name) for name in ("train", "valid", "test", "ood")}
+    tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
+    result = {
+        "as trained": {name: figures(d, law_of(d)) for name, d in tests.items()},
+        "leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()},
+    }
+    for name, d in tests.items():
+        result["leverage"][name]["mean_leverage"] = float(d.fitted_leverage.mean())
+    if "ood" in tests:
+        cold, hot = tests["test"], tests["ood"]
+        std = {name: (law_of(d).epistemic_std(), law_of(d, "fitted_").epistemic_std()) for name, d in tests.items()}
+        largest = [[max_over_frames(tests[name], std[name][i]) for name in ("ood", "test")] for i in (0, 1)]
+        result["frame_auroc"] = {
+            "mean leverage": auroc(means(hot, hot.fitted_leverage), means(cold, cold.fitted_leverage)),
+            "largest epistemic std as trained": auroc(*largest[0]),
+            "largest epistemic std with leverage": auroc(*largest[1]),
+        }
+    result["alternatives"] = {}
+    for title, changes in ALTERNATIVES.items():
+        alternative = Alternative(data["train"], **{**SHIPPED, **changes})
+        for d in (data["valid"], *tests.values()):
+            d.leverages = alternative.leverage(d)
+        constants = alternative.fit(data["valid"])
+        scores = {name: figures(d, alternative.law(d, constants)) for name, d in tests.items()}
+        result["alternatives"][title] = {"growth": float(np.exp(constants[0])), **scores}
+    return result
+
+
+def max_over_frames(data, values: np.ndarray) -> np.ndarray:
+    most = np.full(data.frame.max() + 1, -np.inf)
+    np.maximum.at(most, data.frame, values)
+    return most
+
+
+def committee(folders: list[Path]) -> dict:
+    """Scores of the members' spread around their mean: a Gaussian, raw, and scaled on the validation set."""
+    spread = {}
+    for name in ("valid", "test", "ood"):
+        members = [load(folder, name) for folder in folders]
+        if members[0] is None:
+            continue
+        forces = np.stack([m.forces for m in members])
+        residual = members[0].residual + members[0].forces - forces.mean(0)
+        deviation = forces - forces.mean(0)
+        covariance = np.einsum("mni,mnj->nij", deviation, deviation) / (len(members) - 1)
+        spread[name] = SimpleNamespace(residual=residual, covariance=covariance, frame=members[0].frame)
+    # Few members span too few directions: an isotropic variance of the same trace is what has a density.
+    for d in spread.values():
+        d.log_variance = np.log(np.trace(d.covariance, axis1=1, axis2=2) / 3 + 1e-12)
+
+    def law(d, log_factor):
+        axes = np.broadcast_to(np.eye(3), (len(d.frame), 3, 3))
+        log_scale = np.repeat((d.log_variance + log_factor)[:, None], 3, axis=1)
+        return Elliptical(log_scale, axes, epistemic_share=np.ones(len(d.frame)))
+
+    valid = spread.pop("valid")
+    square = np.square(valid.residual).sum(1) / 3
+    log_factor = float(np.log(np.mean(square * np.exp(-valid.log_variance))))  # of largest likelihood
+    result = {"members": len(folders), "factor_on_std": float(np.exp(0.5 * log_factor))}
+    result["raw"] = {name: figures(d, law(d, 0.0)) for name, d in spread.items()}
+    result["scaled"] = {name: figures(d, law(d, log_factor)) for name, d in spread.items()}
+    if "ood" in spread:
+        largest = [max_over_frames(spread[n], np.exp(0.5 * spread[n].log_variance)) for n in ("ood", "test")]
+        result["frame_auroc"] = {"largest std": auroc(*largest)}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("atoms", help="write the atoms of one model")
+    one.add_argument("--host", choices=("mace", "nequip"), required=True)
+    one.add_argument("--model", required=True)
+    one.add_argument("--set", action="append", required=True, metavar="NAME=FILE", help="train, valid, test, ood")
+    two = commands.add_parser("judge", help="score leverage and alternatives")
+    two.add_argument("folder", type=Path)
+    three = commands.add_parser("committee", help="score a committee of stock models")
+    three.add_argument("folders", type=Path, nargs="+")
+    for command in (one, two, three):
+        command.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.command == "atoms":
+        atoms(options.host, options.model, dict(item.split("=", 1) for item in options.set), options.out)
+        return
+    result = judge(options.folder) if options.command == "judge" else committee(options.folders)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
