@@ -1,7 +1,8 @@
 """Fit of the leverage: moments of the features from training atoms, two constants from validation configurations.
 
 Hosts do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without forces
-and one over the validation set. Nothing of it depends on a seed or on the order of the data, but for rounding.
+and one over the validation set. Nothing of it depends on a seed or on the order of the data, but for rounding and, in
+species with more than `MAX_ATOMS` atoms, for which of them are kept.
 """
 
 import math
@@ -30,6 +31,9 @@ ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
 #: How much of its species' covariance enters that of a region: between two regions is not outside.
 SHARED = 0.3
 
+#: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
+ALIKE = 1e-6
+
 #: Atoms of a kind that are kept, of many evenly spaced ones. More change moments of a few hundred features little.
 MAX_ATOMS = 32768
 
@@ -46,7 +50,8 @@ class Labelled:
     Attributes
     ----------
     residual : (N, 3)
-        Reference minus predicted forces in eV/Å; atoms with one that is not finite are left out.
+        Reference minus predicted forces in eV/Å; atoms with one that is not finite are left out, as are those of a
+        species without training atoms.
     frames : (N,) int
         Configuration of every atom, counted from 0 in each batch.
     """
@@ -145,20 +150,29 @@ class TrainingAtoms:
             self.count[kind] += number
             self.log_variance[kind] += variance[own].sum()
             # Every stride-th atom; once there are too many, every second one of those.
-            kept = self.kept[kind]
-            kept.append(features[own][(before + np.arange(number)) % self.stride[kind] == 0])
-            while sum(map(len, kept)) > MAX_ATOMS:
-                kept[:] = [np.concatenate(kept)[::2]]
-                self.stride[kind] *= 2
+            self.kept[kind].append(features[own][(before + np.arange(number)) % self.stride[kind] == 0])
+            self._thin(kind)
+
+    def _thin(self, kind: int) -> None:
+        while sum(map(len, self.kept[kind])) > MAX_ATOMS:
+            self.kept[kind] = [np.concatenate(self.kept[kind])[::2]]
+            self.stride[kind] *= 2
 
     def gather(self) -> None:
         """Atoms of all processes of a distributed training; `InputError`, in all of them, for features not finite."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             gathered: List[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(gathered, (self.broken, self.count, self.log_variance, self.kept))
-            brokens, counts, variances, kepts = zip(*gathered, strict=True)
+            mine = self.broken, self.count, self.log_variance, self.stride, self.kept
+            torch.distributed.all_gather_object(gathered, mine)
+            brokens, counts, variances, strides, kepts = zip(*gathered, strict=True)
             self.broken, self.count, self.log_variance = sum(brokens), sum(counts), sum(variances)
-            self.kept = [[array for part in kepts for array in part[kind]] for kind in range(len(self.kept))]
+            # An atom counts as much whichever process has it.
+            self.stride = np.max(strides, axis=0)
+            for kind, stride in enumerate(self.stride.tolist()):
+                steps = [stride // int(own[kind]) for own in strides]
+                parts = zip((part[kind] for part in kepts), steps, strict=True)
+                self.kept[kind] = [np.concatenate(part)[::step] for part, step in parts if part]
+                self._thin(kind)
         if self.broken:
             raise InputError(
                 f"the model's features of {self.broken} training atoms are not finite: the training has diverged, or "
@@ -196,10 +210,13 @@ class TrainingAtoms:
             leverage.region_kinds[row] = kind
             leverage.region_offsets[row] = torch.from_numpy(offset @ whitening).to(leverage.centres)
             leverage.region_whitening[:, row] = torch.from_numpy(whitening).to(leverage.centres)
-        # So that the mean over the training atoms of a kind is 1, whatever shrinks it.
-        for kind in seen:
-            mean = _distance(leverage, features[kind], kind).mean()
-            leverage.region_norms[leverage.region_kinds == kind] = 1.0 / max(float(mean), 1e-12)
+        # So that the mean over the training atoms of a kind is 1, whatever shrinks it. A single atom is where its own
+        # moments are, as are atoms that are all alike: how far others are is then a matter of the pool.
+        means = {kind: float(_distance(leverage, features[kind], kind).mean()) for kind in seen}
+        least = ALIKE * leverage.centres.shape[1]
+        usual = np.mean([mean for mean in means.values() if mean > least] or [1.0])
+        for kind, mean in means.items():
+            leverage.region_norms[leverage.region_kinds == kind] = 1.0 / (mean if mean > least else float(usual))
         return weights
 
 
@@ -296,6 +313,10 @@ def fit_leverage(
     """
     leverage, report = readout.leverage, Report()
     leverage.reset()
+    # For species and heads without atoms to fit them to.
+    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor):
+        buffer.zero_()
+    leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))
     with _seen_by(readout) as seen:
         for _ in training:
@@ -316,6 +337,12 @@ def fit_leverage(
     if readout.family.takes_support:
         fit = _fit_constant if constant else _fit_trained
         report.constants = {head: fit(readout, head, table) for head, table in _collect(readout, validation).items()}
+        lacking = sorted({head for head, _ in report.atoms} - set(report.constants))
+        if lacking:
+            report.warnings.append(
+                f"no validation atoms with forces for head {', '.join(map(str, lacking))}: the growth is the expected "
+                f"{PRIOR_GROWTH:g}, the standard deviation at leverage 1 as it was trained"
+            )
     leverage.fitted.fill_(True)
     return report
 
@@ -453,6 +480,8 @@ class _Samples:
         curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
         curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
         inverse = np.linalg.pinv(curvature / step**2 + prior_curvature, hermitian=True)
+        if score.shape[1] < 2:  # nothing scatters
+            return np.sqrt(np.diag(inverse).clip(min=0.0))
         return np.sqrt(np.diag(inverse @ (np.cov(score) * score.shape[1] + prior_curvature) @ inverse).clip(min=0.0))
 
 
@@ -462,7 +491,7 @@ def _collect(readout: Readout, validation: Iterable[Labelled]) -> Dict[int, Dict
     frames = 0
     with _seen_by(readout) as seen:
         for batch in validation:
-            usable = torch.isfinite(batch.residual).all(-1)
+            usable = torch.isfinite(batch.residual).all(-1) & torch.isin(seen["kinds"], readout.leverage.region_kinds)
             support = seen["support"]
             part = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
             part |= {"residual": batch.residual, "frames": batch.frames + frames}
@@ -473,8 +502,8 @@ def _collect(readout: Readout, validation: Iterable[Labelled]) -> Dict[int, Dict
     parts = _from_all_processes(parts)
     if not sum(len(part["residual"]) for part in parts):
         raise InputError(
-            "the validation set has no atom with finite reference forces: the constants of evidence mode 'leverage' "
-            "are fitted to those; give it validation configurations with forces"
+            "the validation set has no atom with finite reference forces of a species that the training set has: the "
+            "constants of evidence mode 'leverage' are fitted to those; give it validation configurations with forces"
         )
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
     of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
