@@ -349,8 +349,8 @@ def mean_std(values: list[float], factor: float, digits: int) -> str:
 
 
 def write_tables() -> None:
-    """``docs/calibration.md``'s tables from ``docs/results``; the text around them is kept."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    """Tables of ``docs/calibration.md`` and ``docs/leverage.md`` from ``docs/results``; text around them is kept."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*_s?.json"))]
     table: dict[tuple, list[dict]] = {}
     for result in results:
         for label, figures in result["tests"].items():
@@ -369,11 +369,110 @@ def write_tables() -> None:
                 runs = table[key]
                 cells = [mean_std([r.get(name) for r in runs], f, d) for _, name, f, d in COLUMNS]
                 lines.append(f"| {key[2]} | {key[3]} | {len(runs)} | " + " | ".join(cells) + " |")
-    page = ROOT / "docs" / "calibration.md"
-    begin, end = "<!-- tables: written by benchmarks/calibration.py -->", "<!-- end of tables -->"
+    put(ROOT / "docs" / "calibration.md", "tables", lines)
+    studies = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "leverage").glob("*.json"))}
+    put(ROOT / "docs" / "leverage.md", "in and out", in_and_out(studies))
+    put(ROOT / "docs" / "leverage.md", "frames", frame_aurocs(studies))
+    put(ROOT / "docs" / "leverage.md", "alternatives", alternatives(studies))
+    put(ROOT / "docs" / "leverage.md", "forces", force_errors(table))
+
+
+def put(page: Path, name: str, lines: list[str]) -> None:
+    """Replace what stands between a page's two marks of that name."""
+    begin, end = f"<!-- {name}: written by benchmarks/calibration.py -->", f"<!-- end of {name} -->"
     before, _, rest = page.read_text().partition(begin)
     _, _, after = rest.partition(end)
-    page.write_text(before + begin + "\n".join(lines) + "\n\n" + end + after)
+    page.write_text(before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after)
+
+
+STUDY_COLUMNS = [
+    ("NLL", "nll", 1.0, 2),
+    ("CE", "calibration_error", 1.0, 3),
+    ("coverage@95", "coverage95", 1.0, 3),
+    ("Spearman", "spearman_epistemic", 1.0, 3),
+]
+
+
+def by_seed(studies: dict[str, dict], host: str, dataset: str, variant: str) -> list[dict]:
+    """Studies of one kind of run, all seeds."""
+    return [s for name, s in studies.items() if name.startswith(f"{dataset}_{host}_{variant}_s")]
+
+
+def in_and_out(studies: dict[str, dict]) -> list[str]:
+    heads = [f"{heading}, {where}" for where in ("in", "out") for heading, *_ in STUDY_COLUMNS]
+    lines = ["", "| set | host | uncertainty | models | " + " | ".join(heads) + " |", "|---|---|---|---|" + "---|" * 8]
+    for dataset in DATASETS:
+        for host in ("mace", "nequip"):
+            trained, stock = (by_seed(studies, host, dataset, v) for v in ("leverage", "baseline"))
+            committee = [s for name, s in studies.items() if name == f"{dataset}_{host}_committee"]
+            rows = [("as trained (`coupled`)", trained, "as trained"), ("`leverage`", trained, "leverage")]
+            rows += [("`leverage` on a stock model, untrained", stock, "leverage")]
+            rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
+            for title, runs, key in rows:
+                if runs:
+                    found = [
+                        [r[key].get(test, {}).get(c[1]) for r in runs]
+                        for test in ("test", "ood")
+                        for c in STUDY_COLUMNS
+                    ]
+                    cells = [mean_std(v, f, d) for v, (_, _, f, d) in zip(found, STUDY_COLUMNS * 2, strict=True)]
+                    lines.append(f"| {dataset} | {host} | {title} | {len(runs)} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def frame_aurocs(studies: dict[str, dict]) -> list[str]:
+    lines = ["", "| set | host | by | AUROC |", "|---|---|---|---|"]
+    for dataset in DATASETS:
+        for host in ("mace", "nequip"):
+            kinds = {"": "leverage", ", stock model": "baseline"}
+            for suffix, variant in kinds.items():
+                found = [s["frame_auroc"] for s in by_seed(studies, host, dataset, variant) if "frame_auroc" in s]
+                for name in found[0] if found else ():
+                    if variant == "leverage" or "trained" not in name:
+                        cell = mean_std([f[name] for f in found], 1.0, 3)
+                        lines.append(f"| {dataset} | {host} | {name}{suffix} | {cell} |")
+            committee = studies.get(f"{dataset}_{host}_committee", {}).get("frame_auroc", {})
+            lines += [f"| {dataset} | {host} | {k}, committee of five | {v:.3f} |" for k, v in committee.items()]
+    return lines
+
+
+def alternatives(studies: dict[str, dict]) -> list[str]:
+    """Means over sets and hosts of means over seeds; worst cases over sets and hosts."""
+    kinds = [(h, d) for d in DATASETS for h in ("mace", "nequip") if by_seed(studies, h, d, "leverage")]
+    if not kinds:
+        return []
+    heads = ["NLL, in", "CE, in", "Spearman, in", "NLL, out", "CE, out", "largest CE, out", "coverage@95, out: lowest"]
+    heads += ["highest", "Spearman, out"]
+    lines = ["", "| form | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    first = by_seed(studies, *kinds[0], "leverage")[0]
+    for title in ["as trained", "leverage", *first["alternatives"]]:
+        cells: dict[str, list[list[float]]] = {"test": [], "ood": []}
+        for kind in kinds:
+            runs = [s.get(title) or s["alternatives"][title] for s in by_seed(studies, *kind, "leverage")]
+            for test, rows in cells.items():
+                if test in runs[0]:
+                    rows.append([statistics.mean(r[test][c[1]] for r in runs) for c in STUDY_COLUMNS])
+        (nll, ce, _, rho), (nll2, ce2, coverage, rho2) = (list(zip(*rows, strict=True)) for rows in cells.values())
+        row = [f"{statistics.mean(nll):.3f}", f"{statistics.mean(ce):.3f}", f"{statistics.mean(rho):.3f}"]
+        row += [f"{statistics.mean(nll2):.2f}", f"{statistics.mean(ce2):.3f}", f"{max(ce2):.3f}"]
+        row += [f"{min(coverage):.3f}", f"{max(coverage):.3f}", f"{statistics.mean(rho2):.3f}"]
+        lines.append(f"| {title} | " + " | ".join(row) + " |")
+    return lines
+
+
+def force_errors(table: dict[tuple, list[dict]]) -> list[str]:
+    lines = ["", "| set | | host | seeds | baseline meV/Å | e²IP meV/Å | ratio |", "|---|---|---|---|---|---|---|"]
+    for dataset in DATASETS:
+        for label in DATASETS[dataset].tests:
+            for host in ("mace", "nequip"):
+                both = [table.get((dataset, label, host, v)) for v in ("baseline", "leverage")]
+                if all(both):
+                    maes = [[1000 * run["force_mae"] for run in runs] for runs in both]
+                    ratio = statistics.mean(maes[1]) / statistics.mean(maes[0])
+                    seeds = ", ".join(str(len(m)) for m in maes)
+                    cells = " | ".join(mean_std(m, 1.0, 1) for m in maes)
+                    lines.append(f"| {dataset} | {label} | {host} | {seeds} | {cells} | {ratio:.3f} |")
+    return lines
 
 
 def main() -> None:
