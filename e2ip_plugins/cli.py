@@ -134,7 +134,7 @@ def fit_command(
     if host is None:
         raise InputError(f"{model}: is none of {', '.join(_HOSTS)}: give a MACE model, a NequIP checkpoint or package")
     if not model.is_file():
-        raise InputError(f"{model}: no such file")
+        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
     if output is None:
         name = model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix)
         output = model.with_name(f"{name}-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")

@@ -44,7 +44,7 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
     Raises
     ------
     InputError
-        Missing, unreadable and empty files, and those without the forces.
+        Missing, unreadable and empty files, those without the forces, and an array that holds something else.
     """
     import ase.io
 
@@ -57,7 +57,8 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
         # ASE's readers let whatever goes wrong inside them through.
         except Exception as error:
             raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error})") from error
-        own = [Frame(_bare(a), _forces(a, forces_key), f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
+        counting = [(a, f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
+        own = [Frame(_bare(a), _forces(a, forces_key, where), where) for a, where in counting]
         if not own:
             raise InputError(f"{path}: has no frames")
         if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in own):
@@ -71,12 +72,17 @@ def _counts(atoms: Any) -> bool:
     return len(atoms) > 0 and not (len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom")
 
 
-def _forces(atoms: Any, key: Optional[str]) -> np.ndarray:
+def _forces(atoms: Any, key: Optional[str], where: str) -> np.ndarray:
     # ASE's reader takes columns named like calculator results out of the arrays.
     there = {**atoms.arrays, **(atoms.calc.results if atoms.calc is not None else {})}
     for name in (key,) if key else FORCES_KEYS:
-        if name in there:
-            return np.asarray(there[name], dtype=np.float64).reshape(len(atoms), 3)
+        values = np.asarray(there.get(name, ()))
+        if values.shape == (len(atoms), 3) and values.dtype.kind in "fiu":
+            return values.astype(np.float64)
+        if key and key in there:
+            raise InputError(
+                f"{where}: '{key}' is not three numbers per atom; name the reference forces with --forces-key"
+            )
     return np.full((len(atoms), 3), np.nan)
 
 
@@ -87,10 +93,13 @@ def _bare(atoms: Any) -> Any:
 
 
 def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
-    """How many frames of ``b`` are also in ``a``, by species and positions."""
+    """How many frames of ``b`` are also in ``a``, by species, positions and, where periodic, cell."""
 
     def key(frame: Frame) -> bytes:
-        return frame.atoms.numbers.tobytes() + np.round(frame.atoms.positions, 6).tobytes()
+        atoms = frame.atoms
+        places = np.concatenate([atoms.positions, atoms.cell[:] * atoms.pbc[:, None]])
+        # Without the sign of zeros.
+        return atoms.numbers.tobytes() + (np.round(places, 6) + 0.0).tobytes()
 
     known = {key(frame) for frame in a}
     return sum(key(frame) in known for frame in b)
