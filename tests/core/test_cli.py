@@ -1,0 +1,152 @@
+"""The `e2ip` command itself, and what `e2ip fit` refuses before any long work; fits are tested with their hosts."""
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import e2ip_plugins
+from e2ip_plugins import cli
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.fit import Constants, Report
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def one_line(result):
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("e2ip: error: ")
+    return line
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Training and validation frames, and a file that looks like a model."""
+    for name, seed in (("train", 0), ("valid", 1)):
+        rng = np.random.default_rng(seed)
+        frames = [ase.Atoms("OH2", rng.normal(size=(3, 3))) for _ in range(4)]
+        for atoms in frames:
+            atoms.arrays["REF_forces"] = rng.normal(size=(3, 3))
+        ase.io.write(tmp_path / f"{name}.xyz", frames, format="extxyz")
+    (tmp_path / "my.model").write_bytes(b"not read")
+    return tmp_path
+
+
+@pytest.fixture
+def fit(files):
+    return lambda model="my.model", *more, train="train.xyz", valid="valid.xyz": run(
+        "fit", files / model, "--train", files / train, "--valid", files / valid, *more
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What hosts are asked to fit, which they do at once."""
+    calls = []
+
+    def fit_file(*arguments, **options):
+        calls.append((arguments, options))
+        constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
+        return Report({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
+
+    monkeypatch.setattr(cli, "_fit_file", lambda host: calls.append(host) or fit_file)
+    return calls
+
+
+def test_version():
+    assert run("--version").stdout.strip() == e2ip_plugins.__version__
+
+
+@pytest.mark.parametrize("command", [["--help"], ["compare", "--help"], ["fit", "--help"]])
+def test_help(command):
+    result = run(*command)
+    assert result.exit_code == 0 and "Usage" in result.stdout
+
+
+# fit
+
+
+def test_fit_hands_frames_to_the_host_and_prints_what_was_found(fit, files, calls):
+    result = fit()
+    assert result.exit_code == 0, result.output
+    host, ((model, training, validation, output), options) = calls
+    assert host == "mace" and model == files / "my.model" and output == files / "my-e2ip.model"
+    assert len(training) == len(validation) == 4 and np.isfinite(validation[0].forces).all()
+    assert options == {"head": None, "device": "cpu", "batch_size": 10}
+    assert result.stderr == "e2ip: warning: few atoms\n"
+    assert "growth 2 (1.5 to 2.7)" in result.stdout and f"Written: {output}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "host", "output"),
+    [
+        ("a.model", "mace", "a-e2ip.model"),
+        ("best.ckpt", "nequip", "best-e2ip.ckpt"),
+        ("a.nequip.zip", "nequip", "a-e2ip.ckpt"),
+    ],
+)
+def test_fit_names_its_output_after_the_model(fit, files, calls, model, host, output):
+    (files / model).write_bytes(b"")
+    assert fit(model).exit_code == 0
+    assert calls[0] == host and calls[1][0][3] == files / output
+
+
+def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
+    options = ("--train", files / "valid.xyz", "--head", "pbe", "--device", "cuda", "--batch-size", 3)
+    result = fit("my.model", *options, "--output", files / "other.model", "--forces-key", "REF_forces")
+    assert result.exit_code == 0, result.output
+    (_, training, _, output), given = calls[1]
+    assert len(training) == 8 and output == files / "other.model"
+    assert given == {"head": "pbe", "device": "cuda", "batch_size": 3}
+    assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
+
+
+def test_fit_needs_no_forces_of_training_frames(fit, files, calls):
+    ase.io.write(files / "bare.xyz", ase.Atoms("OH2", np.eye(3)), format="extxyz")
+    assert fit(train="bare.xyz").exit_code == 0
+    assert "bare.xyz: no atom has finite reference forces" in one_line(fit(valid="bare.xyz"))
+
+
+def test_fit_refuses_models_that_are_not_there_or_of_no_host(fit, files, calls):
+    assert "nowhere.model: no such file" in one_line(fit("nowhere.model"))
+    (files / "a.pt").write_bytes(b"")
+    assert "a.pt: is none of .model, .ckpt, .zip" in one_line(fit("a.pt"))
+    (files / "folder.model").mkdir()
+    assert "folder.model: is a folder" in one_line(fit("folder.model"))
+    assert calls == []
+
+
+def test_fit_does_not_write_over_the_model(fit, files, calls):
+    assert "--output" in one_line(fit("my.model", "--output", files / "my.model"))
+    (files / "link.model").symlink_to(files / "my.model")
+    assert "is the model itself" in one_line(fit("my.model", "--output", files / "link.model"))
+    assert calls == []
+
+
+def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, files, calls):
+    assert "nothing.xyz: no such file" in one_line(fit(train="nothing.xyz"))
+    assert "nothing.xyz: no such file" in one_line(fit(valid="nothing.xyz"))
+    line = one_line(fit("my.model", "--forces-key", "mine"))
+    assert "valid.xyz: no atom has finite reference forces under 'mine'" in line and "--forces-key" in line
+    assert calls == []
+
+
+def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
+    def fails(*_, **__):
+        raise InputError("my.model: is no model of MACE")
+
+    monkeypatch.setattr(cli, "_fit_file", lambda host: fails)
+    assert "my.model: is no model of MACE" in one_line(fit())
+
+
+def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
+    class EntryPoint:
+        def load(self):
+            raise ModuleNotFoundError("No module named 'mace'")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint()])
+    assert "run e2ip fit in an environment with e2ip-plugins[mace]" in one_line(fit())

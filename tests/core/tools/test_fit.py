@@ -1,0 +1,714 @@
+"""The fit of the leverage, on a model that is nothing but a readout: its features are the data, its errors made up."""
+
+import copy
+import itertools
+import json
+import math
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.stats import multivariate_t
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.readout.layout import Layout
+from e2ip_plugins.readout.leverage import FAR, Neighbours
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings
+from e2ip_plugins.tools import fit
+from e2ip_plugins.tools.fit import PRIOR_GROWTH, PRIOR_WIDTH, Labelled, fit_leverage
+
+SIZE = 4
+#: 0e, 1o and 2e channels of an atom's features
+LAYOUT = Layout([(0, SIZE)], [(SIZE, 2)], [(SIZE + 6, 1)], num_species=2)
+COLUMNS = SIZE + 11
+
+
+class Frame(NamedTuple):
+    """What the model makes of a configuration: features (n, 15), species (n,), force errors (n, 3), head."""
+
+    x: torch.Tensor
+    species: torch.Tensor
+    residual: torch.Tensor
+    head: int = 0
+
+
+def make_readout(family="e2ip", num_heads=1, seed=1, constant=False, layout=LAYOUT):
+    options = {"evidence": "leverage"} if family == "e2ip" else {}
+    built = Readout(Settings.of(family, options, 0.05), layout, num_heads, seed)
+    for trunk in built.trunks:
+        if constant:
+            trunk.make_constant()
+        else:  # variances differ from atom to atom
+            with torch.no_grad():
+                trunk.out.weight.normal_(generator=torch.Generator().manual_seed(seed)).mul_(0.1)
+    return built.requires_grad_(False)
+
+
+def make_frames(count, atoms=5, seed=0, width=1.0, head=0, species=(0, 1)):
+    """Gaussian features around another centre for each species; ``width`` may be one per frame."""
+    rng = np.random.default_rng(seed)
+    frames = []
+    for factor in np.broadcast_to(width, count):
+        kinds = np.resize(species, atoms)
+        x = rng.normal(size=(atoms, COLUMNS)) * np.where(np.arange(COLUMNS) < SIZE, factor, 1.0)
+        x[:, :SIZE] = x[:, :SIZE] * np.linspace(0.5, 2.0, SIZE) + 3.0 * kinds[:, None]
+        frames.append(Frame(*map(torch.from_numpy, (x, kinds, rng.normal(scale=0.1, size=(atoms, 3)))), head))
+    return frames
+
+
+def run(readout, frames):
+    """The model on a batch: atoms of a frame are all neighbours."""
+    x, species = (torch.cat([getattr(frame, name) for frame in frames]) for name in ("x", "species"))
+    number = torch.cat([torch.full((len(frame.x),), i) for i, frame in enumerate(frames)])
+    heads = torch.cat([torch.full((len(frame.x),), frame.head) for frame in frames])
+    pairs, start = [], 0
+    for frame in frames:
+        pairs += itertools.permutations(range(start, start + len(frame.x)), 2)
+        start += len(frame.x)
+    sender, receiver = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).t()
+    ones = torch.ones(len(pairs))
+    neighbours = Neighbours(ones, 0.5 * ones, sender, receiver)
+    return readout(x, x, species, neighbours, None, heads if len(readout.trunks) > 1 else None), number
+
+
+def batches(frames, size=7):
+    return [frames[i : i + size] for i in range(0, len(frames), size)]
+
+
+def training_of(readout, frames, size=7):
+    for batch in batches(frames, size):
+        yield run(readout, batch)
+
+
+def validation_of(readout, frames, size=7):
+    for batch in batches(frames, size):
+        _, number = run(readout, batch)
+        yield Labelled(torch.cat([frame.residual for frame in batch]), number)
+
+
+def fit_frames(readout, training, validation, size=7, **settings):
+    """Fit, any number of frames in a batch."""
+    return fit_leverage(
+        readout, training_of(readout, training, size), validation_of(readout, validation, size), **settings
+    )
+
+
+def drawn(readout, frames, growth, log_scale, seed=0):
+    """Frames whose errors follow the law of a fitted readout with other constants."""
+    true, rng = copy.deepcopy(readout), np.random.default_rng(seed)
+    true.leverage.growth.fill_(growth)
+    true.leverage.log_factor.fill_(log_scale)
+    outputs, number = run(true, frames)
+    law = true.family.law({key.name: outputs[key.name].numpy() for key in true.family.parameter_keys})
+    errors = torch.from_numpy(law.sample(rng, 1)[0])
+    return [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
+
+
+#: Of validation frames, narrower and wider ones than the training set's say how the errors grow: far out the standard
+#: deviation goes like h whatever the growth is.
+WIDTHS = np.geomspace(0.1, 8.0, 300)
+
+
+@pytest.fixture(scope="module")
+def training():
+    return make_frames(60)
+
+
+# Moments
+
+
+def leverages(readout, frames):
+    outputs, _ = run(readout, frames)
+    return outputs["e2ip_leverage"]
+
+
+def test_mean_over_training_atoms_is_one_for_every_species(training):
+    readout = make_readout()
+    report = fit_frames(readout, training, make_frames(10, seed=1))
+    species = torch.cat([frame.species for frame in training])
+    found = leverages(readout, training)
+    for kind in (0, 1):
+        assert found[species == kind].mean().item() == pytest.approx(1.0, abs=1e-6)
+    assert report.atoms == {(0, 0): 180, (0, 1): 120} and report.warnings == []
+    # Others of the same distribution are as far, others are not.
+    assert leverages(readout, make_frames(200, seed=5)).mean().item() == pytest.approx(1.0, abs=0.1)
+    assert leverages(readout, make_frames(20, seed=5, width=10.0)).mean() > 8.0
+
+
+def test_one_region_has_the_shrunk_moments_of_its_species():
+    """Fewer than `ATOMS_PER_FEATURE` atoms per feature and region: one region."""
+    readout, frames = make_readout(), make_frames(10)
+    report = fit_frames(readout, frames, make_frames(10, seed=1))
+    x = np.concatenate([frame.x[:, :SIZE].numpy() for frame in frames])
+    species = np.concatenate([frame.species.numpy() for frame in frames])
+    own = [np.cov(x[species == kind].T, bias=True) for kind in (0, 1)]
+    count = np.bincount(species)
+    pool = (count[0] * own[0] + count[1] * own[1]) / count.sum()
+    z = []
+    for kind in (0, 1):
+        weight = SIZE / (SIZE + count[kind])
+        assert report.shrinkage[0, kind] == pytest.approx(weight)
+        covariance = (1 - weight) * own[kind] + weight * pool
+        values, axes = np.linalg.eigh(covariance)
+        values += fit.RIDGE * values.mean()
+        z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
+    psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
+    expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
+    # Kept in single precision.
+    np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
+    assert report.regions == 2 and readout.leverage.region_kinds.tolist() == [0, 1]
+    np.testing.assert_allclose(readout.leverage.centres[1], x[species == 1].mean(0), rtol=1e-6)
+    log_variance = E2IP.log_variance(run(make_readout(), frames)[0]).numpy()
+    typical = [log_variance[species == kind].mean() for kind in (0, 1)]
+    np.testing.assert_allclose(readout.leverage.log_variance, typical, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("atoms", "regions"), [(31, 1), (32, 1), (63, 1), (64, 2), (95, 2), (96, 3), (1000, 16)])
+def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
+    assert fit.ATOMS_PER_FEATURE * SIZE == 32
+    readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
+    report = fit_leverage(
+        readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
+    )
+    assert report.regions == len(readout.leverage.region_kinds) == regions
+    found = readout(frame.x, frame.x, frame.species)["e2ip_leverage"]
+    assert found.mean().item() == pytest.approx(1.0, abs=1e-6)
+
+
+def _alone(readout, x, species):
+    """Atoms without neighbours, in one batch."""
+    yield readout(x, x, species)
+
+
+def test_no_more_regions_than_all_species_together_may_have(monkeypatch):
+    monkeypatch.setattr(fit, "MAX_REGIONS", 6)
+    readout, (frame,) = make_readout(), make_frames(1, 1000)
+    report = fit_leverage(
+        readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
+    )
+    assert readout.leverage.region_kinds.tolist() == [0, 0, 0, 1, 1, 1] and report.regions == 6
+
+
+def test_two_phases_are_two_regions_that_share_a_little():
+    rng = np.random.default_rng(0)
+    phase = np.arange(90) % 2
+    means = np.array([[0.0, 0.0, 0.0, 0.0], [20.0, 0.0, 5.0, 0.0]])
+    x = torch.from_numpy(rng.normal(size=(90, COLUMNS)))
+    x[:, :SIZE] += torch.from_numpy(means[phase])
+    zero = torch.zeros(90, dtype=torch.long)
+    readout = make_readout()
+    leverage = readout.leverage
+    report = fit_leverage(readout, _alone(readout, x, zero), validation_of(readout, make_frames(3, seed=1)))
+    assert report.regions == 2
+    features = x[:, :SIZE].numpy()
+    # The only species is the pool.
+    total = np.cov(features.T, bias=True)
+    parts = [features[phase == i] for i in (0, 1)]
+    within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / 90
+    psi = []
+    for part in parts:
+        weight = SIZE / (SIZE + len(part))
+        local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
+        covariance = (1 - fit.SHARED) * local + fit.SHARED * total
+        values, axes = np.linalg.eigh(covariance)
+        values += fit.RIDGE * values.mean()
+        z = (features - part.mean(0)) @ axes / np.sqrt(values)
+        psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
+    nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)
+    h = leverage(x[:, :SIZE], zero).leverage.numpy()
+    np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
+    # Where neither phase is, and what a single region would not notice: beside the line between the phases.
+    beside = torch.tensor([[10.0, 0.0, 2.5, 0.0], [10.0, 6.0, 2.5, 6.0], [-20.0, 0.0, -5.0, 0.0]])
+    between, aside, outside = leverage(beside, zero[:3]).leverage
+    assert between < 1.5 < outside and aside > 5.0
+
+
+def test_few_atoms_are_shrunk_and_named():
+    readout = make_readout()
+    frames = make_frames(20, species=(0,)) + make_frames(1, 3, seed=9, species=(1,))
+    report = fit_frames(readout, frames, make_frames(10, seed=1), species=("O", "Xe"))
+    assert report.shrinkage[0, 1] == pytest.approx(4 / 7)
+    assert report.warnings == ["fewer training atoms than features (4): Xe (3 atoms, 57% of the pooled moments)"]
+    # Its moments are nearly those of the pool: others of its kind are not at the end of the world.
+    others = make_frames(50, seed=11, species=(1,))
+    assert 0.3 < leverages(readout, others).mean() < 5.0
+
+
+def test_a_single_atom_of_a_species_borrows_what_near_means():
+    readout = make_readout()
+    frames = make_frames(20, species=(0,)) + make_frames(1, 1, seed=9, species=(1,))
+    fit_frames(readout, frames, make_frames(10, seed=1, species=(0,)))
+    others = make_frames(50, seed=11, species=(1,))
+    assert 0.3 < leverages(readout, others).mean() < 10.0
+
+
+def test_atoms_that_are_all_alike_borrow_it_too():
+    """As in frames of a crystal with a species whose site never changes, but for rounding."""
+    readout = make_readout()
+    alike = [
+        f._replace(x=f.x[:1] * (1.0 + 1e-7 * i)) for i, f in enumerate(make_frames(1, 1, seed=9, species=(1,)) * 6)
+    ]
+    fit_frames(readout, make_frames(20, species=(0,)) + alike, make_frames(10, seed=1, species=(0,)))
+    assert leverages(readout, alike).max() < 1e-3
+    assert 0.3 < leverages(readout, make_frames(50, seed=11, species=(1,))).mean() < 10.0
+
+
+def test_species_without_training_atoms_are_named_and_far():
+    readout = make_readout()
+    only = {"species": (0,)}
+    report = fit_frames(readout, make_frames(20, **only), make_frames(9, seed=1, **only), species=("O", "Xe"))
+    (warning,) = report.warnings
+    assert warning.startswith("no training atoms of Xe: their leverage is 1e+06")
+    found, _ = run(readout, make_frames(2, seed=3))
+    species = torch.cat([frame.species for frame in make_frames(2, seed=3)])
+    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), FAR))
+    torch.testing.assert_close(found["e2ip_kappa"][species == 1], torch.full((4,), 1e-6))
+    assert report.atoms == {(0, 0): 100}
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_validation_atoms_of_a_species_without_training_atoms_say_nothing(constant):
+    training, mixed = make_frames(20, species=(0,)), make_frames(20, seed=1, width=3.0)
+    known = [Frame(*(part[frame.species == 0] for part in frame[:3])) for frame in mixed]
+    readouts, reports = [make_readout(constant=constant) for _ in range(2)], []
+    for readout, validation in zip(readouts, (mixed, known), strict=True):
+        readout.leverage.rounds = 0  # the others are neighbours all the same
+        reports.append(fit_frames(readout, training, validation, constant=constant))
+    assert reports[0].constants[0].atoms == reports[1].constants[0].atoms == 60
+    for name in ("growth", "log_factor"):
+        found, expected = (getattr(readout.leverage, name) for readout in readouts)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    with pytest.raises(InputError, match="finite reference forces of a species that the training set has"):
+        fit_frames(readouts[0], training, make_frames(5, seed=1, species=(1,)))
+
+
+def test_many_atoms_are_thinned_evenly_whatever_the_batches(monkeypatch):
+    monkeypatch.setattr(fit, "MAX_ATOMS", 40)
+    (frame,) = make_frames(1, 500, species=(0,))
+    found = []
+    for size in (500, 30, 7, 1):
+        atoms = fit.TrainingAtoms(2)
+        for x in frame.x[:, :SIZE].split(size):
+            atoms.add(x, torch.zeros(len(x), dtype=torch.long), torch.zeros(len(x)))
+            assert sum(map(len, atoms.kept[0])) <= 40
+        assert atoms.count.tolist() == [500, 0]
+        found.append(np.concatenate(atoms.kept[0]))
+    expected = frame.x[::16, :SIZE].numpy()
+    assert all(np.array_equal(kept, expected) for kept in found)
+    readout = make_readout()
+    validation = make_frames(3, seed=1, species=(0,))
+    report = fit_leverage(readout, _alone(readout, frame.x, frame.species), validation_of(readout, validation))
+    assert report.atoms == {(0, 0): 500} and report.regions == 1
+    kept = leverages(readout, [Frame(frame.x[::16], frame.species[::16], frame.residual[::16])])
+    assert len(kept) == 32 and kept.mean().item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
+    """One process had to thin its atoms, the other not; together they are too many again."""
+    monkeypatch.setattr(fit, "MAX_ATOMS", 40)
+    (frame,) = make_frames(1, 170, species=(0,))
+    x, processes = frame.x[:, :SIZE], []
+    for part in (x[:130], x[130:], x[:0]):
+        atoms = fit.TrainingAtoms(1)
+        atoms.add(part, torch.zeros(len(part), dtype=torch.long), torch.ones(len(part)))
+        processes.append(atoms)
+    assert [int(atoms.stride[0]) for atoms in processes] == [4, 1, 1]
+
+    def gather(into, mine):
+        into[:] = [(a.broken, a.count, a.log_variance, a.stride, a.kept) for a in processes]
+
+    for name, stand_in in (
+        ("is_initialized", lambda: True),
+        ("get_world_size", lambda: 3),
+        ("all_gather_object", gather),
+    ):
+        monkeypatch.setattr(torch.distributed, name, stand_in)
+    whole = copy.deepcopy(processes[1])
+    whole.gather()
+    # 33 of the first and 10 of the second are more than 40.
+    expected = torch.cat([x[:130:4], x[130::4]])[::2].numpy()
+    assert np.array_equal(np.concatenate(whole.kept[0]), expected)
+    assert whole.count.tolist() == [170] and whole.log_variance.tolist() == [170.0] and whole.stride.tolist() == [8]
+
+
+# Constants
+
+
+@pytest.mark.parametrize(("growth", "log_scale"), [(PRIOR_GROWTH, 0.3), (1.2, -0.5)])
+def test_constants_that_made_the_errors_are_found_again(training, growth, log_scale):
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(5, seed=1))
+    validation = drawn(readout, make_frames(300, seed=2, width=WIDTHS), growth, log_scale)
+    report = fit_frames(readout, training, validation)
+    found = report.constants[0]
+    low, high = found.growth_interval
+    error = 0.5 * math.log(high / low)
+    assert error < 0.6 * PRIOR_WIDTH, "what was drawn says more than the prior"
+    assert abs(math.log(found.growth / growth)) < 2.5 * error
+    assert 0.01 < found.log_scale_error < 0.2 and abs(found.log_scale - log_scale) < 2.5 * found.log_scale_error
+    assert (found.configurations, found.atoms) == (300, 1500) and found.nll[1] < found.nll[0]
+    assert readout.leverage.growth.tolist() == [found.growth]
+    assert readout.leverage.log_factor.tolist() == [found.log_scale] * 2 and readout.leverage.fitted
+
+
+def posterior_mode(readout, validation):
+    """Of (ln a, ln scale) by SciPy's Student-t, with the formulas of the docs."""
+    outputs, number = run(make_readout(), validation)
+    log_sigma0, nu, kappa = (outputs[key.name].numpy() for key in E2IP.parameter_keys)
+    sigma0 = outputs["e2ip_sigma0"].numpy()
+    kinds = torch.cat([frame.species for frame in validation]).numpy()
+    residual = torch.cat([frame.residual for frame in validation]).numpy()
+    own = log_sigma0[:, :3].mean(-1) + np.log(1 + 1 / kappa)
+    relative = np.exp(0.5 * (readout.leverage.log_variance.numpy()[kinds] - own))
+    h = leverages(readout, validation).numpy()
+    mean = np.empty_like(h)
+    for frame in range(int(number.max()) + 1):
+        own_h = h[number.numpy() == frame]
+        n = len(own_h)
+        average = (0.5 * np.eye(n) + 0.5) / (1 + 0.5 * (n - 1))
+        mean[number.numpy() == frame] = np.linalg.matrix_power(average, 3) @ own_h
+
+    def objective(constants):
+        a, log_scale = math.exp(constants[0]), constants[1]
+        growth = 1 + ((1 + a * (h + mean)) ** 2 - 1) * relative
+        factor = math.exp(log_scale) * growth / (1 + 2 * a) ** 2
+        nll = np.empty(len(h))
+        for i in range(len(h)):
+            covariance = nu[i] / (nu[i] - 2) * (1 + 1 / kappa[i]) * sigma0[i] * factor[i]
+            nll[i] = -multivariate_t.logpdf(residual[i], np.zeros(3), covariance, df=nu[i] - 2)
+        of_frames = np.bincount(number.numpy(), nll) / np.bincount(number.numpy())
+        prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+        return of_frames.sum() + prior
+
+    return minimize(
+        objective, [math.log(PRIOR_GROWTH), 0.0], method="Nelder-Mead", options={"xatol": 1e-5}
+    ).x, objective
+
+
+def test_constants_are_the_mode_of_the_posterior_in_which_a_frame_counts_like_an_atom(training):
+    """Frames of different size, few of them: prior and likelihood both matter."""
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(5, seed=1))
+    frames = [f for n in (1, 3, 6) for f in make_frames(10, n, seed=n, width=[0.1, 3.0] * 5)]
+    validation = drawn(readout, frames, 0.5, 0.7)
+    report = fit_frames(readout, training, validation)
+    (log_growth, log_scale), objective = posterior_mode(readout, validation)
+    found = report.constants[0]
+    assert math.log(found.growth) == pytest.approx(log_growth, abs=2e-3)
+    assert found.log_scale == pytest.approx(log_scale, abs=2e-3)
+    prior = 0.5 * ((math.log(found.growth) - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+    assert 30 * found.nll[1] + prior == pytest.approx(objective([math.log(found.growth), found.log_scale]), abs=1e-6)
+    assert 0.5 < found.growth < PRIOR_GROWTH, "between what is true and what was expected"
+    outputs, number = run(make_readout(), validation)
+    law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
+    nll = law.negative_log_likelihood(torch.cat([frame.residual for frame in validation]).numpy())
+    before = (np.bincount(number, nll) / np.bincount(number)).mean()
+    assert found.nll[0] == pytest.approx(before, rel=1e-9)
+
+
+def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(training):
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(5, seed=1))
+    validation = drawn(readout, make_frames(10, seed=2), 0.3, 0.0)
+    found = fit_frames(readout, training, validation).constants[0]
+    assert abs(math.log(found.growth / PRIOR_GROWTH)) < PRIOR_WIDTH
+
+
+def test_standard_errors_are_those_of_resampled_configurations(training):
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(5, seed=1))
+    validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::5]), PRIOR_GROWTH, 0.2)
+    few = training[:20]
+    found = fit_frames(readout, few, validation, size=60).constants[0]
+    rng = np.random.default_rng(0)
+    samples = []
+    for _ in range(40):
+        chosen = [validation[i] for i in rng.integers(0, 60, 60)]
+        constants = fit_frames(readout, few, chosen, size=60).constants[0]
+        samples.append([math.log(constants.growth), constants.log_scale])
+    growth, scale = np.std(samples, axis=0)
+    low, high = found.growth_interval
+    # Resampled frames do not resample the prior: what it adds is on top.
+    assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * PRIOR_WIDTH
+    assert 0.6 * scale < found.log_scale_error < 1.7 * scale
+
+
+def test_a_single_configuration_is_enough_for_finite_errors(training):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fit_frames(make_readout(), training, make_frames(1, seed=3)).constants[0]
+    assert found.configurations == 1
+    assert np.isfinite([found.growth, *found.growth_interval, found.log_scale, found.log_scale_error]).all()
+    assert found.growth_interval[0] < found.growth < found.growth_interval[1] and found.log_scale_error > 0
+
+
+def test_atoms_without_finite_reference_forces_are_left_out(training):
+    validation = make_frames(12, seed=1)
+    partly = [frame._replace(residual=frame.residual.clone()) for frame in validation]
+    for i, frame in enumerate(partly):
+        frame.residual[i % 5, i % 3] = [float("nan"), float("inf")][i % 2]
+    partly[3].residual.fill_(float("nan"))
+    found = fit_frames(make_readout(), training, partly).constants[0]
+    assert (found.configurations, found.atoms) == (11, 44)
+    assert math.isfinite(found.growth) and math.isfinite(found.log_scale)
+
+
+def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
+    """Errors of a stock model: one species ten times worse, heavy tails, growing with the distance."""
+    readout = make_readout(constant=True)
+    assert fit_frames(readout, training, make_frames(5, seed=1), constant=True)
+    frames = make_frames(300, seed=2, width=WIDTHS)
+    kinds = torch.cat([frame.species for frame in frames])
+    outputs, number = run(readout, frames)
+    leverage, rng, growth = outputs["e2ip_leverage"], np.random.default_rng(0), 1.6
+    mean = torch.empty_like(leverage)
+    for i in range(300):
+        average = torch.linalg.matrix_power((0.5 * torch.eye(5) + 0.5) / 3.0, 3)
+        mean[number == i] = average @ leverage[number == i]
+    sigma = np.array([0.03, 0.3])[kinds] * ((1 + growth * (leverage + mean)) / (1 + 2 * growth)).numpy()
+    t = rng.normal(size=(1500, 3)) / np.sqrt(rng.chisquare(8.0, size=(1500, 1)) / 8.0)
+    errors = torch.from_numpy(sigma[:, None] * t)
+    validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
+    report = fit_frames(readout, training, validation, constant=True)
+    found = report.constants[0]
+    low, high = found.growth_interval
+    assert abs(math.log(found.growth / growth)) < 3.0 * 0.5 * math.log(high / low)
+    # Scale of the Student-t at leverage 1, from the trunk, the law and the constants of the readout.
+    scale = readout.leverage.log_factor + readout.leverage.log_variance
+    outputs, _ = run(readout, frames)
+    nu = outputs["e2ip_nu"]
+    assert torch.equal(nu, nu[:1].expand(1500)) and 6.0 < nu[0] < 16.0, "8 degrees of freedom, on a coarse grid"
+    fitted = torch.exp(0.5 * (scale + torch.log(nu[0] / (nu[0] - 2)))).numpy()
+    np.testing.assert_allclose(fitted, [0.03, 0.3], rtol=0.1)
+    assert found.nll[1] < found.nll[0] - 0.1
+    # Calibrated: the share of errors within the 90 % ellipsoids.
+    law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
+    assert (law.pit(errors.numpy()) < 0.9).mean() == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_species_without_validation_atoms_gets_the_mean_scale(training):
+    readout = make_readout(constant=True)
+    fit_frames(readout, training, make_frames(20, seed=1, species=(0,)), constant=True)
+    assert readout.leverage.log_factor[0] == readout.leverage.log_factor[1] != 0.0
+
+
+# What does not matter
+
+
+def buffers_of(readout):
+    return {name: value for name, value in readout.leverage.named_buffers()}
+
+
+def check_same(found, expected, rtol=1e-6):
+    """Moments to rounding; what the search for constants finds to its tolerance."""
+    for name, value in buffers_of(expected).items():
+        loose = name in ("growth", "log_factor")
+        torch.testing.assert_close(
+            buffers_of(found)[name], value, rtol=1e-3 if loose else rtol, atol=1e-3 if loose else 1e-9, msg=name
+        )
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_order_and_batches_do_not_matter(constant):
+    rng = np.random.default_rng(0)
+    training, validation = make_frames(80), make_frames(30, seed=1, width=3.0)
+    first, second = make_readout(constant=constant), make_readout(constant=constant)
+    report = fit_frames(first, training, validation, constant=constant)
+    assert report.regions > 4, "more than one of a species"
+    shuffled = [[frames[i] for i in rng.permutation(len(frames))] for frames in (training, validation)]
+    again = fit_frames(second, *shuffled, size=11, constant=constant)
+    # Whitening's axes have no sign: leverages are compared, and what has no axes.
+    wide = make_frames(20, seed=4, width=5.0)
+    torch.testing.assert_close(leverages(second, wide), leverages(first, wide), rtol=1e-8, atol=1e-8)
+    for name in ("centres", "log_variance"):
+        torch.testing.assert_close(getattr(second.leverage, name), getattr(first.leverage, name), rtol=1e-8, atol=1e-8)
+    for name in ("growth", "log_factor"):
+        torch.testing.assert_close(getattr(second.leverage, name), getattr(first.leverage, name), rtol=1e-4, atol=1e-4)
+    assert again.atoms == report.atoms and again.regions == report.regions
+
+
+def test_random_states_and_weights_are_left_alone(training):
+    readout = make_readout()
+    weights = {name: value.clone() for name, value in readout.named_parameters()}
+    before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    fit_frames(readout, training, make_frames(10, seed=1))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))  # noqa: NPY002
+    assert all(torch.equal(value, weights[name]) for name, value in readout.named_parameters())
+
+
+def test_what_was_fitted_before_does_not_matter(training):
+    first, second = make_readout(), make_readout()
+    validation = make_frames(10, seed=1)
+    fit_frames(second, make_frames(90, seed=7, width=4.0), make_frames(4, seed=8))
+    for readout in (first, second):
+        fit_frames(readout, training, validation)
+    for name, value in buffers_of(first).items():
+        assert torch.equal(buffers_of(second)[name], value), name
+
+
+def test_hooks_are_gone_afterwards_also_after_an_error(training):
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(10, seed=1))
+    with pytest.raises(InputError):
+        fit_frames(readout, training, [])
+    assert not readout._forward_hooks and not readout.leverage._forward_hooks
+
+
+def test_nothing_is_left_of_a_fit_to_other_species():
+    first, second = make_readout(), make_readout()
+    fit_frames(second, make_frames(40, seed=7), make_frames(9, seed=8))
+    for readout in (first, second):
+        fit_frames(readout, make_frames(20, species=(0,)), make_frames(9, seed=8, species=(0,)))
+    for name, value in buffers_of(first).items():
+        assert torch.equal(buffers_of(second)[name], value), name
+
+
+# Heads, families
+
+
+def test_heads_have_moments_and_constants_of_their_own():
+    both = make_readout(num_heads=2)
+    training = [make_frames(40), make_frames(30, seed=3, width=5.0, head=1)]
+    validation = [make_frames(20, seed=1, width=3.0), make_frames(20, seed=2, width=9.0, head=1)]
+    mixed = [[f for pair in itertools.zip_longest(*frames) for f in pair if f] for frames in (training, validation)]
+    report = fit_frames(both, *mixed)
+    assert set(report.constants) == {0, 1}
+    assert report.atoms == {(0, 0): 120, (0, 1): 80, (1, 0): 90, (1, 1): 60}
+    assert len(report.lines(["pbe", "scan"])) == 3 and "(head scan)" in report.lines(["pbe", "scan"])[2]
+    for head in (0, 1):
+        alone = make_readout()
+        alone.trunks[0].load_state_dict(both.trunks[head].state_dict())
+        found = fit_frames(alone, training[head], validation[head]).constants[0]
+        # The moments of few atoms are shrunk towards those of all: nearly the same.
+        assert report.constants[head].growth == pytest.approx(found.growth, rel=0.1)
+        assert report.constants[head].log_scale == pytest.approx(found.log_scale, abs=0.1)
+        assert both.leverage.growth[head] == report.constants[head].growth
+
+
+def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning():
+    readout = make_readout(num_heads=2)
+    readout.leverage.growth.fill_(77.0)
+    training = make_frames(40) + make_frames(30, seed=3, head=1)
+    report = fit_frames(readout, training, make_frames(9, seed=1))
+    (warning,) = report.warnings
+    assert warning.startswith("no validation atoms with forces for head 1: the growth is the expected 2.5")
+    assert set(report.constants) == {0} and readout.leverage.growth[1] == PRIOR_GROWTH
+    assert readout.leverage.log_factor[2:].tolist() == [0.0, 0.0]
+    # One of the other head's atoms has them.
+    assert readout.leverage.log_factor[:2].ne(0).all() and leverages(readout, training).isfinite().all()
+
+
+def test_families_that_do_not_take_it_get_moments_alone(toy_family, training):
+    def untouched():
+        raise AssertionError("validation costs a pass with forces")
+        yield
+
+    readout = make_readout(toy_family.name)
+    report = fit_leverage(readout, training_of(readout, training), untouched())
+    assert report.constants == {} and report.atoms == {(0, 0): 180, (0, 1): 120}
+    assert leverages(readout, training).mean().item() == pytest.approx(1.0, abs=1e-6)
+    assert report.lines() == ["leverage: features of 300 training atoms, 2 species in 8 regions"]
+
+
+def test_report_in_words():
+    constants = fit.Constants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
+    report = fit.Report({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
+    assert report.lines() == [
+        "leverage: features of 150 training atoms, 2 species in 5 regions",
+        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.050 at leverage 1; NLL of 30 validation "
+        "configurations -4.500 -> -4.750",
+    ]
+    report.constants[1] = constants
+    assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("frames", [0, 1])
+def test_training_set_without_atoms(frames):
+    training = make_frames(frames, atoms=0)
+    readout = make_readout()
+    with pytest.raises(InputError, match="the training set has no atoms"):
+        fit_frames(readout, training, make_frames(3))
+    assert not readout.leverage.fitted
+
+
+@pytest.mark.parametrize("validation", ["none", "without forces"])
+def test_validation_set_without_forces(training, validation):
+    frames = [] if validation == "none" else make_frames(3, seed=1)
+    for frame in frames:
+        frame.residual.fill_(float("nan"))
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(3))
+    with pytest.raises(InputError, match="validation set has no atom with finite reference forces"):
+        fit_frames(readout, training, frames)
+    assert not readout.leverage.fitted, "constants of one fit and moments of another mean nothing"
+
+
+def test_features_that_are_not_finite(training):
+    broken = make_frames(8, seed=5)
+    broken[3].x[2, 1] = float("nan")
+    broken[5].x[:2, 0] = float("inf")
+    readout = make_readout()
+    with pytest.raises(InputError, match="features of 3 training atoms are not finite"):
+        fit_frames(readout, training + broken, make_frames(3))
+    assert not readout.leverage.fitted
+
+
+# Several processes
+
+
+def share(rank, world):
+    """What a process of a distributed training has: of an odd number of frames; of one species, all or nothing."""
+    training = make_frames(70, species=(0,)) + make_frames(4, seed=8, species=(1,))
+    validation = make_frames(11, seed=1, width=4.0)
+    if world == 1:
+        return training, validation
+    return (training[:41], validation[:3]) if rank == 0 else (training[41:], validation[3:])
+
+
+def fit_of_process(rank, world):
+    readout = make_readout()
+    report = fit_frames(readout, *share(rank, world), size=4)
+    _, wide = share(0, 1)
+    return {
+        "leverage": leverages(readout, wide).tolist(),
+        "growth": report.constants[0].growth,
+        "log_scale": report.constants[0].log_scale,
+        "nll": list(report.constants[0].nll),
+        "atoms": sorted(report.atoms.values()),
+        "configurations": report.constants[0].configurations,
+    }
+
+
+def test_two_processes_fit_what_one_does(tmp_path):
+    # Not torch.multiprocessing: its children cannot import a test module of pytest's importlib mode.
+    command = [sys.executable, __file__, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True) for r in (0, 1)]
+    expected = fit_of_process(0, 1)
+    found = []
+    for process in ranks:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        found.append(json.loads(output))
+    assert found[0] == found[1]
+    for name, value in expected.items():
+        assert found[0][name] == pytest.approx(value, rel=1e-8 if name == "leverage" else 1e-4), name
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    place = f"file://{sys.argv[1]}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=int(sys.argv[2]), world_size=2)
+    print(json.dumps(fit_of_process(int(sys.argv[2]), 2)))
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,148 @@
+"""Reading of frames for a fit: which forces are found, what is left out, and what is refused."""
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, read_frames, same_frames
+
+
+def water(seed=0, **arrays):
+    rng = np.random.default_rng(seed)
+    atoms = ase.Atoms("OH2", rng.normal(size=(3, 3)), cell=[9.0, 9.0, 9.0], pbc=True)
+    for name, values in arrays.items():
+        atoms.arrays[name] = np.asarray(values, dtype=float)
+    return atoms
+
+
+def write(path, *frames):
+    ase.io.write(path, list(frames), format="extxyz")
+    return path
+
+
+def forces_of(seed):
+    return np.random.default_rng(100 + seed).normal(size=(3, 3))
+
+
+def test_frames_of_several_files_in_order(tmp_path):
+    files = [
+        write(tmp_path / "a.xyz", water(0, REF_forces=forces_of(0)), water(1, REF_forces=forces_of(1))),
+        write(tmp_path / "b.xyz", water(2, REF_forces=forces_of(2))),
+    ]
+    frames = read_frames(files)
+    assert [frame.where for frame in frames] == [f"{files[0]}, frame 0", f"{files[0]}, frame 1", f"{files[1]}, frame 0"]
+    for seed, frame in enumerate(frames):
+        np.testing.assert_allclose(frame.forces, forces_of(seed), atol=1e-7)
+        np.testing.assert_allclose(frame.atoms.positions, water(seed).positions, atol=1e-7)
+        assert frame.atoms.calc is None and frame.atoms.pbc.all() and frame.atoms.cell[0, 0] == 9.0
+
+
+@pytest.mark.parametrize("key", FORCES_KEYS)
+def test_reference_forces_go_by_many_names(tmp_path, key):
+    (frame,) = read_frames([write(tmp_path / "a.xyz", water(REF_energies=[1, 2, 3], **{key: forces_of(0)}))])
+    np.testing.assert_allclose(frame.forces, forces_of(0), atol=1e-7)
+
+
+def test_the_most_wanted_name_wins_unless_another_is_asked_for(tmp_path):
+    atoms = water(REF_forces=forces_of(1), mine=forces_of(2))
+    atoms.calc = SinglePointCalculator(atoms, forces=forces_of(0))
+    path = write(tmp_path / "a.xyz", atoms)
+    for key, seed in ((None, 1), ("forces", 0), ("mine", 2)):
+        np.testing.assert_allclose(read_frames([path], key)[0].forces, forces_of(seed), atol=1e-7)
+
+
+def test_forces_of_a_calculator_and_of_other_formats(tmp_path):
+    """ASE takes a column called forces for results; trajectories have nothing else."""
+    atoms = water()
+    atoms.calc = SinglePointCalculator(atoms, forces=forces_of(0), energy=-1.0)
+    ase.io.write(tmp_path / "a.traj", atoms)
+    for path in (write(tmp_path / "a.xyz", atoms), tmp_path / "a.traj"):
+        (frame,) = read_frames([str(path)])
+        np.testing.assert_allclose(frame.forces, forces_of(0), atol=1e-7)
+        assert frame.atoms.calc is None
+
+
+def test_frames_without_forces_have_nan(tmp_path):
+    path = write(tmp_path / "a.xyz", water(0), water(1, REF_forces=forces_of(1)))
+    first, second = read_frames([path])
+    assert first.forces.shape == (3, 3) and np.isnan(first.forces).all() and np.isfinite(second.forces).all()
+
+
+def test_isolated_atoms_and_empty_frames_are_left_out(tmp_path):
+    lonely = [ase.Atoms("O") for _ in range(3)]
+    lonely[0].info["config_type"] = "IsolatedAtom"
+    pair = water()
+    pair.info["config_type"] = "IsolatedAtom"
+    path = write(tmp_path / "a.xyz", *lonely, pair, ase.Atoms())
+    frames = read_frames([path], need_forces=False)
+    # Numbers are those of the file.
+    assert [frame.where[-7:] for frame in frames] == ["frame 1", "frame 2", "frame 3"]
+    with pytest.raises(InputError, match=r"b\.xyz: has no frames"):
+        read_frames([write(tmp_path / "b.xyz", lonely[0])], need_forces=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        ("", "(ASE cannot read it|has no frames)"),
+        ("this is no xyz\n", "ASE cannot read it"),
+        ("3\nProperties=species:S:1:pos:R:3\nO 0 0 0\nH 0 0 1\n", "ASE cannot read it"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, message):
+    path = tmp_path / "a.xyz"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=rf"a\.xyz: {message}"):
+        read_frames([path])
+
+
+def test_folders(tmp_path):
+    with pytest.raises(InputError, match="is a folder"):
+        read_frames([tmp_path])
+
+
+def test_files_without_forces(tmp_path):
+    good = write(tmp_path / "good.xyz", water(0, REF_forces=forces_of(0)))
+    bad = write(tmp_path / "bad.xyz", water(1), water(2, REF_forces=np.full((3, 3), np.nan)))
+    with pytest.raises(InputError, match=r"bad\.xyz: no atom has finite .* any of REF_forces, forces.*--forces-key"):
+        read_frames([good, bad])
+    with pytest.raises(InputError, match=r"good\.xyz: no atom has finite reference forces under 'mine'"):
+        read_frames([good], "mine")
+    assert len(read_frames([good, bad], need_forces=False)) == 3
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), np.zeros((3, 9)), np.array(["a", "b", "c"])])
+def test_arrays_that_are_no_forces(tmp_path, values):
+    atoms = water()
+    atoms.arrays["charges_of_mine"] = values
+    path = write(tmp_path / "a.xyz", atoms)
+    with pytest.raises(InputError, match=r"a\.xyz, frame 0: 'charges_of_mine' .* three numbers per atom.*--forces-key"):
+        read_frames([path], "charges_of_mine")
+
+
+def frame(positions, symbols="OH2"):
+    return Frame(ase.Atoms(symbols, positions), np.zeros((3, 3)), "")
+
+
+def test_same_frames():
+    a, b, c = (np.random.default_rng(seed).normal(size=(3, 3)) for seed in range(3))
+    assert same_frames([frame(a), frame(b)], [frame(c), frame(b), frame(b)]) == 2
+    assert same_frames([frame(a)], [frame(a, "H2O"), frame(a + 1e-3)]) == 0
+    assert same_frames([], [frame(a)]) == same_frames([frame(a)], []) == 0
+
+
+def test_same_frames_as_far_as_files_keep_digits():
+    zero = np.zeros((3, 3))
+    assert same_frames([frame(zero)], [frame(zero - 1e-9), frame(-zero)]) == 2
+
+
+def test_periodic_frames_of_another_cell_are_others():
+    """The perfect crystal, strained: positions of one atom at the origin say nothing."""
+    cells = [3.9, 4.0]
+    frames = [Frame(ase.Atoms("Cu", cell=[a, a, a], pbc=True), np.zeros((1, 3)), "") for a in cells]
+    assert same_frames(frames[:1], frames[1:]) == 0 and same_frames(frames, frames) == 2
