@@ -76,11 +76,12 @@ class Trunk(nn.Module):
             self.out.bias[:wanted_scalars] = torch.tensor(initial_scalars, dtype=self.out.bias.dtype)
         self.traceless_part = SymmetricTracelessPart()
 
-    def make_constant(self) -> None:
-        """The same 0e coefficients for every atom and no 2e ones, until it is trained."""
+    def make_constant(self, scalars: Sequence[float] = ()) -> None:
+        """The same 0e coefficients for every atom, ``scalars`` or where they start, and no 2e ones, until trained."""
         with torch.no_grad():
             self.out.weight.zero_()
             self.out.bias[self.wanted_scalars :] = 0.0
+            self.out.bias[: len(scalars)] = torch.tensor(scalars).to(self.out.bias)
 
     def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor) -> Tensor:
         """Coefficients (N, wanted_scalars + 5 wanted_tensors) of N atoms, 0e ones first.

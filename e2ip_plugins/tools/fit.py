@@ -548,8 +548,8 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
         if best is None or found.nll[1] < best[0].nll[1]:
             best = found, log_scale, scalars, float(variance[0])
     found, log_scale, scalars, variance = best
-    with torch.no_grad():
-        readout.trunks[head].out.bias[: family.num_scalars] = torch.tensor(scalars).to(readout.force_unit)
+    trunk: Any = readout.trunks[head]
+    trunk.make_constant(scalars)
     leverage.growth[head] = found.growth
     # A species that only the training set has gets the mean of the others.
     leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
