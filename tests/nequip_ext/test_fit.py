@@ -74,7 +74,7 @@ def test_the_best_checkpoint_is_fitted_and_the_last_is_not(run, train_files):
     species = np.concatenate([a.get_chemical_symbols() for a in ase.io.read(train_files["train"], ":")])
     for symbol in "HCO":  # EMA weights: with others it would be another number
         assert h[species == symbol].mean() == pytest.approx(1.0, rel=1e-4)
-    lines = [line for line in (run / "train.log").read_text().splitlines() if "leverage" in line]
+    lines = [line for line in (run / "train.log").read_text().splitlines() if "] leverage: " in line]
     assert "fitting" in lines[0] and str(run / "best.ckpt") in lines[0] and "72 training atoms" in lines[1]
 
 

@@ -212,7 +212,7 @@ def test_weights_that_need_the_other_options(options, message):
     ("model", "loss", "message"),
     [
         ({"evidence": "independent"}, {"evidence": "coupled"}, "E2IPLoss has evidence coupled, the model independent"),
-        ({}, {"evidence": "independent"}, "E2IPLoss has evidence independent, the model coupled"),
+        ({}, {"evidence": "independent"}, "E2IPLoss has evidence independent, the model leverage"),
         ({"preset": "paper"}, {"preset": "default"}, "E2IPLoss has preset default, the model paper"),
         (
             {"preset": "paper", "evidence_weight": 0.1},

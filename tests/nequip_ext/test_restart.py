@@ -105,7 +105,7 @@ def test_missing_forces_key_ends_before_training(tmp_path, train_files, last_lin
     [
         pytest.param(
             *("nequip_e2ip", "nequip_e2ip", "evidence=independent"),
-            "evidence independent.*trained with evidence coupled",
+            "evidence independent.*trained with evidence leverage",
             marks=pytest.mark.nightly,
         ),
         pytest.param(
@@ -126,7 +126,7 @@ def test_restart_of_a_checkpoint_with_another_readout(
 
 def test_restart_with_the_same_readout_in_other_words(tmp_path, finished, train, train_files, logged):
     """Stating the default is no change, and neither is all that is not readout or loss."""
-    changes = ("evidence=coupled", "force_unit=0.0433641", "++training_module.ema_decay=0.9")
+    changes = ("evidence=leverage", "force_unit=0.0433641", "++training_module.ema_decay=0.9")
     restart = (f"++ckpt_path={finished('nequip_e2ip') / 'last.ckpt'}", "max_epochs=4", "run=[train]")
     folder = train("nequip_e2ip", tmp_path / "run", train_files, *restart, *changes)
     assert list(logged(folder)) == [3]
@@ -139,7 +139,7 @@ LOSS = {"_target_": "nequip_ext.E2IPLoss"}
 @pytest.mark.parametrize(
     ("saved", "saved_loss", "asked", "asked_loss", "message"),
     [
-        ({}, {}, {"preset": "default", "evidence": "coupled"}, {"preset": "default"}, None),
+        ({}, {}, {"preset": "default", "evidence": "leverage"}, {"preset": "default"}, None),
         (
             {"force_unit": "auto"},
             {},
@@ -159,7 +159,7 @@ LOSS = {"_target_": "nequip_ext.E2IPLoss"}
             {"evidence_weight": 0.5},
             r"evidence_weight 0\.5, but .* trained with evidence_weight 0\.01\.",
         ),
-        ({}, {}, {"evidence": "leverage"}, {}, r"evidence leverage, but .* trained with evidence coupled\."),
+        ({}, {}, {"evidence": "coupled"}, {}, r"evidence coupled, but .* trained with evidence leverage\."),
         ({"evidence": "leverage"}, {}, {"evidence": "leverage"}, {}, None),
         ({}, {}, {"forces": "host"}, {}, r"forces host, but .* trained with forces likelihood\."),
         ({"forces": "host"}, {}, {"forces": "host"}, {}, None),

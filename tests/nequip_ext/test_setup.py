@@ -102,9 +102,9 @@ class GraphReadout(torch.nn.Module):
 @pytest.mark.parametrize(
     ("options", "loss", "metrics", "message"),
     [
-        ({}, {"evidence": "independent"}, {}, "E2IPLoss has evidence independent, the model coupled"),
+        ({}, {"evidence": "independent"}, {}, "E2IPLoss has evidence independent, the model leverage"),
         ({"preset": "paper"}, {"preset": "default"}, {}, "E2IPLoss has preset default, the model paper"),
-        ({}, {"evidence_weight": 0.1}, {}, "evidence mode 'coupled' has no regulariser"),
+        ({}, {"evidence_weight": 0.1}, {}, "evidence mode 'leverage' has no regulariser"),
         ({"family": "isotropic"}, {}, {}, "E2IPLoss has readout 'e2ip', the model 'isotropic'"),
         ({}, {"readout": "isotropic"}, {}, "E2IPLoss has readout 'isotropic', the model 'e2ip'"),
         ({}, {}, {"readout": "isotropic"}, "E2IPMetrics has readout 'isotropic', the model 'e2ip'"),
@@ -200,4 +200,4 @@ def test_nequip_train_ends_before_training(tmp_path, command, environment, train
     )
     assert done.returncode != 0 and "Epoch 0" not in done.stdout
     last = done.stderr.strip().splitlines()[-1]
-    assert "InputError: E2IPLoss has evidence independent, the model coupled: give them the same" in last
+    assert "InputError: E2IPLoss has evidence independent, the model leverage: give them the same" in last
