@@ -139,7 +139,7 @@ def test_loss_does_not_depend_on_the_units_of_the_host():
 
 
 def test_default_options():
-    assert E2IP.resolve({}) == {"preset": "default", "evidence": "coupled", "evidence_weight": 0.0}
+    assert E2IP.resolve({}) == {"preset": "default", "evidence": "leverage", "evidence_weight": 0.0}
     assert E2IP.resolve({"preset": "paper"})["evidence_weight"] == 0.1
     assert E2IP.resolve({"evidence": "independent", "evidence_weight": 0})["evidence_weight"] == 0.0
 
@@ -148,11 +148,11 @@ def test_default_options():
     ("options", "message"),
     [
         ({"evidence": "coupled", "evidence_weight": 0.1}, "coupled"),
-        ({"evidence_weight": 0.1}, "coupled"),
+        ({"evidence_weight": 0.1}, "leverage"),
         ({"evidence": "independent", "evidence_weight": -0.1}, "evidence_weight must be"),
         ({"evidence": "independent", "evidence_weight": float("nan")}, "evidence_weight must be"),
         ({"evidence": "independent", "evidence_weight": "much"}, "evidence_weight must be"),
-        ({"evidence": "both"}, "unknown evidence mode 'both'; choose from: independent, coupled"),
+        ({"evidence": "both"}, "unknown evidence mode 'both'; choose from: independent, coupled, leverage"),
         ({"preset": "papper"}, "unknown preset 'papper'; choose from: paper, default"),
     ],
 )
