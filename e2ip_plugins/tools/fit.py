@@ -265,7 +265,7 @@ def _seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
     def of_leverage(module: Any, inputs: Tuple[Any, ...], support: Support) -> None:
         scalars, species, heads = inputs[0], inputs[1], inputs[2]
         per_head = len(module.centres) // len(module.growth)
-        heads = torch.zeros_like(species) if heads is None else heads
+        heads = torch.zeros_like(species) if heads is None or len(module.growth) == 1 else heads
         support = Support(*(value.detach() for value in support))
         seen.update(scalars=scalars.detach(), kinds=heads * per_head + species, heads=heads, support=support)
 

@@ -75,7 +75,7 @@ def run(readout, frames):
     sender, receiver = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).t()
     ones = torch.ones(len(pairs))
     neighbours = Neighbours(ones, 0.5 * ones, sender, receiver)
-    return readout(x, x, species, neighbours, None, heads if len(readout.trunks) > 1 else None), number
+    return readout(x, x, species, neighbours, None, heads), number
 
 
 def batches(frames, size=7):
@@ -591,6 +591,14 @@ def test_heads_have_moments_and_constants_of_their_own():
         assert report.constants[head].growth == pytest.approx(found.growth, rel=0.1)
         assert report.constants[head].log_scale == pytest.approx(found.log_scale, abs=0.1)
         assert both.leverage.growth[head] == report.constants[head].growth
+
+
+def test_where_there_is_one_head_data_sets_are_not_told_apart(training):
+    """As in a model that one head of several was taken out of."""
+    readout, validation = make_readout(), make_frames(9, seed=1)
+    expected = fit_frames(make_readout(), training, validation).constants
+    others = [[frame._replace(head=2) for frame in frames] for frames in (training, validation)]
+    assert fit_frames(readout, *others).constants == expected
 
 
 def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning():
