@@ -255,7 +255,8 @@ def leverage_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[l
         model = fitted
     sets = [f"--set={name}={files[name]}" for name in ("train", "valid", *DATASETS[run.dataset].tests)]
     commands.append([*script, "atoms", "--host", run.host, "--model", model, *sets, "--out", "atoms"])
-    commands.append([*script, "judge", "atoms", "--out", str(run.leverage)])
+    untrained = ["--untrained"] if VARIANTS[run.variant] is None else []
+    commands.append([*script, "judge", "atoms", *untrained, "--out", str(run.leverage)])
     return commands
 
 

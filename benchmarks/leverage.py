@@ -251,25 +251,28 @@ class Alternative:
         return Elliptical(log_scale, trained.axes, trained.dof, share)
 
 
-def judge(folder: Path) -> dict:
-    """Scores of a model's leverage and of the alternatives, by variant and set."""
+def judge(folder: Path, untrained: bool) -> dict:
+    """Scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
     data = {name: load(folder, name) for name in ("train", "valid", "test", "ood")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
-    result = {
-        "as trained": {name: figures(d, law_of(d)) for name, d in tests.items()},
-        "leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()},
-    }
+    result = {"leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()}}
     for name, d in tests.items():
         result["leverage"][name]["mean_leverage"] = float(d.fitted_leverage.mean())
     if "ood" in tests:
         cold, hot = tests["test"], tests["ood"]
-        std = {name: (law_of(d).epistemic_std(), law_of(d, "fitted_").epistemic_std()) for name, d in tests.items()}
-        largest = [[max_over_frames(tests[name], std[name][i]) for name in ("ood", "test")] for i in (0, 1)]
+
+        def largest(prefix: str) -> float:
+            return auroc(*(max_over_frames(d, law_of(d, prefix).epistemic_std()) for d in (hot, cold)))
+
         result["frame_auroc"] = {
             "mean leverage": auroc(means(hot, hot.fitted_leverage), means(cold, cold.fitted_leverage)),
-            "largest epistemic std as trained": auroc(*largest[0]),
-            "largest epistemic std with leverage": auroc(*largest[1]),
+            "largest epistemic std with leverage": largest("fitted_"),
         }
+        if not untrained:
+            result["frame_auroc"]["largest epistemic std as trained"] = largest("")
+    if untrained:
+        return result
+    result["as trained"] = {name: figures(d, law_of(d)) for name, d in tests.items()}
     result["alternatives"] = {}
     for title, changes in ALTERNATIVES.items():
         alternative = Alternative(data["train"], **{**SHIPPED, **changes})
@@ -329,6 +332,7 @@ def main() -> None:
     one.add_argument("--set", action="append", required=True, metavar="NAME=FILE", help="train, valid, test, ood")
     two = commands.add_parser("judge", help="score leverage and alternatives")
     two.add_argument("folder", type=Path)
+    two.add_argument("--untrained", action="store_true", help="a stock model's readout, made by e2ip fit")
     three = commands.add_parser("committee", help="score a committee of stock models")
     three.add_argument("folders", type=Path, nargs="+")
     for command in (one, two, three):
@@ -337,7 +341,7 @@ def main() -> None:
     if options.command == "atoms":
         atoms(options.host, options.model, dict(item.split("=", 1) for item in options.set), options.out)
         return
-    result = judge(options.folder) if options.command == "judge" else committee(options.folders)
+    result = judge(options.folder, options.untrained) if options.command == "judge" else committee(options.folders)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
