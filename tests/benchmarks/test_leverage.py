@@ -1,0 +1,116 @@
+"""The study of the leverage: its own form of it, written apart, is the package's; committees; the commands."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from e2ip_plugins.readout.layout import Layout
+from e2ip_plugins.readout.leverage import Neighbours
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings
+from e2ip_plugins.tools.fit import Labelled, fit_leverage
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "leverage.py"
+SIZE, ATOMS = 6, 10
+
+
+@pytest.fixture(scope="module")
+def study():
+    """benchmarks/leverage.py as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_leverage", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_atoms(frames, seed, width=1.0):
+    """Two species; the first lives in two regions."""
+    rng = np.random.default_rng(seed)
+    count = frames * ATOMS
+    species = rng.integers(2, size=count)
+    features = (
+        rng.normal(size=(count, SIZE)) * width + np.where(species, 1.0, 8.0 * rng.integers(2, size=count))[:, None]
+    )
+    senders, receivers = (x.ravel() for x in np.indices((ATOMS, ATOMS)))
+    keep = senders != receivers
+    pairs = np.stack([receivers[keep], senders[keep]])
+    envelope = np.tile(rng.random(pairs.shape[1]), frames)
+    pairs = np.concatenate([pairs + ATOMS * i for i in range(frames)], axis=1)
+    residual = 0.05 * width * rng.normal(size=(count, 3))
+    frame = np.repeat(np.arange(frames), ATOMS)
+    return SimpleNamespace(
+        features=features, species=species, frame=frame, pairs=pairs, envelope=envelope, residual=residual
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(study, tmp_path_factory):
+    """Atoms as `atoms` writes them, of a readout that the package has fitted."""
+    out = tmp_path_factory.mktemp("atoms")
+    layout = Layout([(0, SIZE)], [], [(SIZE, 1)], num_species=2)
+    readout = Readout(Settings.of("e2ip", {"evidence": "leverage"}, 0.05), layout, seed=1).double()
+    data = {
+        "train": make_atoms(40, 0),
+        "valid": make_atoms(20, 1),
+        "test": make_atoms(20, 2),
+        "ood": make_atoms(20, 3, 3),
+    }
+
+    def run(d):
+        neighbours = Neighbours(
+            torch.ones(len(d.envelope)), torch.from_numpy(d.envelope), *torch.from_numpy(d.pairs[::-1].copy())
+        )
+        equivariant = torch.from_numpy(np.concatenate([d.features, np.ones((len(d.features), 5))], axis=1))
+        return readout(torch.from_numpy(d.features), equivariant, torch.from_numpy(d.species), neighbours)
+
+    def labelled():
+        run(data["valid"])
+        yield Labelled(torch.from_numpy(data["valid"].residual), torch.from_numpy(data["valid"].frame))
+
+    fit_leverage(readout, (run(d) for d in [data["train"]]), labelled())
+    assert len(readout.leverage.region_kinds) > 2
+    for name, d in data.items():
+        found, _ = study.seen(readout, lambda d=d: run(d))
+        np.savez(out / f"{name}.npz", **{**vars(d), **found, "forces": d.residual})
+    return out
+
+
+def test_form_written_apart_is_the_packages(study, folder):
+    result = study.judge(folder, untrained=False)
+    for test in ("test", "ood"):
+        ours, apart = result["leverage"][test], result["alternatives"]["as shipped, here"][test]
+        for name in study.FIGURES:
+            assert apart[name] == pytest.approx(ours[name], rel=2e-3), name
+    train, ood = study.load(folder, "train"), study.load(folder, "ood")
+    alternative = study.Alternative(train, **study.SHIPPED)
+    np.testing.assert_allclose(alternative.leverage(ood)[0], ood.fitted_leverage, rtol=1e-6)
+    assert result["frame_auroc"]["mean leverage"] == 1.0
+
+
+def test_commands_write_json(study, folder, tmp_path, monkeypatch):
+    for command in (["judge", str(folder), "--untrained"], ["committee", str(folder), str(folder)]):
+        monkeypatch.setattr("sys.argv", ["leverage.py", *command, "--out", str(tmp_path / "out.json")])
+        study.main()
+        assert json.loads((tmp_path / "out.json").read_text())
+
+
+def test_committee_of_two_by_hand(study, tmp_path):
+    """Members at ±0.1 along x: variance 0.02/3 per component after K - 1, whatever their number of atoms."""
+    folders = []
+    for i, sign in enumerate((1.0, -1.0)):
+        folders.append(tmp_path / str(i))
+        folders[-1].mkdir()
+        forces = np.zeros((4, 3))
+        forces[:, 0] = 0.1 * sign
+        for name in ("valid", "test"):
+            residual = np.full((4, 3), 0.2) - forces
+            np.savez(folders[-1] / f"{name}.npz", forces=forces, residual=residual, frame=np.arange(4))
+    result = study.committee(folders)
+    assert result["raw"]["test"]["force_mae"] == pytest.approx(0.2)
+    # Mean error 0.2 in every component against a standard deviation of (0.02/3)^½.
+    assert result["factor_on_std"] == pytest.approx(0.2 / (0.02 / 3) ** 0.5)
