@@ -21,6 +21,7 @@ from mace.tools.model_script_utils import configure_model
 from mace.tools.scripts_utils import get_loss_fn, get_optimizer, get_params_options
 from mace.tools.train import take_step
 
+from host_cost.measure import as_fitted
 from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
 
@@ -88,6 +89,8 @@ class Host:
 
     def _evaluator(self, variant: str, seed: int) -> torch.nn.Module:
         model = copy.deepcopy(self._built(variant, seed)[1])
+        if variant == "e2ip":
+            as_fitted(model.e2ip_readout)
         for parameter in model.parameters():  # as MACECalculator does
             parameter.requires_grad = False
         return jit.compile(model) if self.settings.mode == "script" else model

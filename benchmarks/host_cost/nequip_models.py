@@ -15,9 +15,11 @@ from nequip.train import EMALightningModule
 from nequip.utils.aot import aot_export_model
 from nequip.utils.global_state import set_global_state
 
+from host_cost.measure import as_fitted
 from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
 from nequip_ext import E2IPModel
+from nequip_ext.readout import find_readout
 
 warnings.filterwarnings("ignore", message=".*trainer.*reference is not registered")  # its steps log through a trainer
 
@@ -66,7 +68,10 @@ class Host:
     def _model(self, variant: str, seed: int) -> torch.nn.Module:
         config = self._config(variant, seed)
         build = E2IPModel if config.pop("_target_") == "nequip_ext.E2IPModel" else NequIPGNNModel
-        return build(**config).to(self.settings.device).eval()
+        model = build(**config)
+        if variant == "e2ip":
+            as_fitted(find_readout(model))
+        return model.to(self.settings.device).eval()
 
     def inference(self) -> dict[str, Callable[[], dict]]:
         """Variant -> function that predicts once: energies, forces, stress, and all uncertainty keys for e2ip."""
