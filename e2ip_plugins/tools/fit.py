@@ -337,6 +337,13 @@ def fit_leverage(
     if readout.family.takes_support:
         fit = _fit_constant if constant else _fit_trained
         report.constants = {head: fit(readout, head, table) for head, table in _collect(readout, validation).items()}
+        for found in () if constant else report.constants.values():
+            if found.nll[1] > found.nll[0]:
+                report.warnings.append(
+                    f"the {found.configurations} validation configurations are described worse than without leverage "
+                    f"(NLL {found.nll[0]:.3f} -> {found.nll[1]:.3f}): are they few, or unlike what the model was "
+                    "trained on?"
+                )
         lacking = sorted({head for head, _ in report.atoms} - set(report.constants))
         if lacking:
             report.warnings.append(
