@@ -319,26 +319,18 @@ def judge_committees(bins: dict[str, Path]) -> None:
 
 
 def compare_with_baselines(bin_dir: Path) -> None:
-    """`e2ip compare` on baseline and default readout, per host, for the first seed whose predictions are still here."""
+    """`e2ip compare` on baseline and default readout, in and out of distribution, per host."""
     for host in ("mace", "nequip"):
-        for seed in (1, 2, 3):
-            files = [predictions(Run(host, "aspirin", v, seed))["test"] for v in ("baseline", "leverage")]
-            if all(path.exists() for path in files):
-                out = RUNS / f"compare_{host}"
-                command = [
-                    str(bin_dir / "e2ip"),
-                    "compare",
-                    *map(str, files),
-                    "--labels",
-                    "baseline,e2ip",
-                    "--out",
-                    str(out),
-                ]
-                subprocess.run(command, check=True)
-                text = (out / "compare.md").read_text().replace(f"{RUNS}/", "")
-                page = ROOT / "docs" / "results" / f"compare_aspirin_{host}.md"
-                page.write_text("\n".join(line for line in text.splitlines() if not line.startswith("![")) + "\n")
-                break
+        both = [predictions(Run(host, "acac", v, 1)) for v in ("baseline", "leverage")]
+        if not all(path.exists() for files in both for path in files.values()):
+            continue
+        out = RUNS / f"compare_{host}"
+        command = [bin_dir / "e2ip", "compare", *(files["test"] for files in both), "--labels", "baseline,e2ip"]
+        command += [item for files in both for item in ("--ood", files["ood"])]
+        subprocess.run([*map(str, command), "--out", str(out)], check=True)
+        text = (out / "compare.md").read_text().replace(f"{RUNS}/", "")
+        page = RESULTS / f"compare_acac_{host}.md"
+        page.write_text("\n".join(line for line in text.splitlines() if not line.startswith("![")) + "\n")
 
 
 def mean_std(values: list[float], factor: float, digits: int) -> str:
