@@ -36,8 +36,11 @@ FORCE_VIEWS = (
     OutputKey("forces_epistemic_std", (), "eV/Å", "sqrt(tr forces_epistemic_cov / 3), rotation invariant"),
 )
 
-#: What every readout says about an atom's environment, whatever its family; NaN until it has been fitted.
+#: What every readout says about an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")
+
+#: Not NaN: hosts compare the outputs of models with themselves.
+UNFITTED = -1.0
 
 #: Name of a predictive family in files and results.
 FAMILY_KEY = "uq_family"

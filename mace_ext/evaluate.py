@@ -21,7 +21,7 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, unfitted
 
@@ -57,8 +57,7 @@ class _Columns:
             raise InputError(f"the model gives a part of its uncertainties only; missing: {', '.join(missing)}")
         self.family, arrays = family, {}
         leverage = output.get(LEVERAGE.name)
-        # NaN throughout: never fitted.
-        fitted = leverage is not None and not bool(torch.isnan(leverage).all())
+        fitted = leverage is not None and not bool((leverage == UNFITTED).all())
         for key in (*wanted, LEVERAGE) if fitted else wanted:
             array = output[key.name].detach().cpu().numpy()
             arrays[key.name] = array.reshape(len(array), -1) if key.shape else array

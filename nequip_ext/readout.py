@@ -206,5 +206,5 @@ def unfitted(model: Any) -> Optional[str]:
         return None
     return (
         "the model is in evidence mode 'leverage' but its leverage has never been fitted: it predicts as in mode "
-        "'coupled', and e2ip_leverage is NaN; nequip-train fits the best checkpoint at its end, 'e2ip fit' any other"
+        "'coupled', and e2ip_leverage is -1; nequip-train fits the best checkpoint at its end, 'e2ip fit' any other"
     )

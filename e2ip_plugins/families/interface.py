@@ -46,7 +46,7 @@ class Support(NamedTuple):
     Attributes
     ----------
     leverage : (N,)
-        Dimensionless, 1: like a training atom on average; NaN unless fitted.
+        Dimensionless, 1: like a training atom on average; `e2ip_plugins.keys.UNFITTED` unless fitted.
     distance : (N,)
         Leverage of the atom plus its mean over neighbours, finite: 2 on average.
     growth : (N,) or (1,)

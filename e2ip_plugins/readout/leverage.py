@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.families.interface import Support
+from e2ip_plugins.keys import UNFITTED
 
 #: p of the smooth minimum over the regions of a kind.
 SHARPNESS = 16.0
@@ -72,6 +73,7 @@ class Leverage(nn.Module):
     rounds: Final[int]
     far: Final[float] = FAR
     sharpness: Final[float] = SHARPNESS
+    unknown: Final[float] = UNFITTED
     centres: Tensor
     log_variance: Tensor
     log_factor: Tensor
@@ -131,7 +133,7 @@ class Leverage(nn.Module):
                     received = torch.zeros_like(h).index_add(0, neighbours.receiver, weight * mean[neighbours.sender])
                     mean = (mean + received) / total
         return Support(
-            leverage=torch.where(self.fitted, h, torch.full_like(h, float("nan"))),
+            leverage=torch.where(self.fitted, h, torch.full_like(h, self.unknown)),
             distance=h.clamp(max=self.far) + mean,
             growth=growth,
             log_variance=self.log_variance[kinds],

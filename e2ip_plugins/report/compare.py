@@ -65,7 +65,7 @@ class Model:
         if 0 < missing < len(self.predictions.sizes):
             texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
         leverage = self.scores.get("leverage", np.empty(0))
-        # A model that was never fitted to its training set has NaN for every atom: no leverage at all.
+        # A model that was never fitted to its training set has none for every atom.
         if not np.isfinite(leverage).all() and not np.isnan(leverage).all():
             texts.append(
                 f"{np.count_nonzero(~np.isfinite(leverage))} atoms with NaN or Inf leverage left out of its mean"

@@ -22,7 +22,7 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
 
 _REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
@@ -226,6 +226,7 @@ def _leverage(path: Path, frames: List[dict], name: str) -> Optional[np.ndarray]
     if not any(name in f["arrays"] for f in frames):
         return None
     values = _column(path, frames, name, LEVERAGE.shape)
+    values[values == UNFITTED] = np.nan
     _refuse(path, frames, values < 0.0, f"{name} is negative")
     return values
 

@@ -12,7 +12,6 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
-from nequip_ext.registration import _taking_unfitted
 
 KEYS = families.get(families.DEFAULT).output_keys()
 ARCHITECTURES = [
@@ -103,22 +102,3 @@ def test_ahead_of_time_compiled_model(gnn_config, frames, tmp_path, fast_compile
         calculator.calculate(atoms)
         for name in ("energy", "forces", LEVERAGE.name, *(key.name for key in KEYS)):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
-
-
-def test_export_takes_what_was_never_fitted():
-    """NequIP compares outputs before and after and takes no NaN; what differs is found as ever."""
-
-    def compare(model1, model2, data, fields):
-        one, other = model1(data), model2(data)
-        return all(torch.allclose(one[name], other[name]) for name in fields)
-
-    def model(leverage, forces=0.0):
-        return lambda data: {"e2ip_leverage": torch.tensor([leverage]), "forces": torch.tensor([forces])}
-
-    check, fields, nan = _taking_unfitted(compare), ["e2ip_leverage", "forces"], float("nan")
-    assert not compare(model(nan), model(nan), {}, fields) and check(model(nan), model(nan), {}, fields)
-    assert check(model(2.0), model(2.0), {}, fields=fields)
-    assert not check(model(nan), model(2.0), {}, fields)
-    assert not check(model(nan, 1.0), model(nan), {}, fields) and not check(
-        model(nan, nan), model(nan, nan), {}, fields
-    )

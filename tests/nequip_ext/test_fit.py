@@ -75,7 +75,7 @@ def test_the_best_checkpoint_is_fitted_and_the_last_is_not(run, train_files):
     for symbol in "HCO":  # EMA weights: with others it would be another number
         assert h[species == symbol].mean() == pytest.approx(1.0, rel=1e-4)
     lines = [line for line in (run / "train.log").read_text().splitlines() if "] leverage: " in line]
-    assert "fitting" in lines[0] and str(run / "best.ckpt") in lines[0] and "72 training atoms" in lines[1]
+    assert "fitting" in lines[0] and str(run / "best.ckpt") in lines[0] and "72 training atoms" in "".join(lines)
 
 
 def test_test_predictions_carry_it(run):
@@ -94,7 +94,7 @@ def test_an_unfitted_model_says_so_once(run, train_files):
         warnings.simplefilter("error", UserWarning)
         calculator.calculate(ase.io.read(train_files["test"], 0))
         E2IPCalculator.from_saved_model(run / "best.ckpt")
-    assert np.isnan(calculator.results["e2ip_leverage"]).all()
+    assert (calculator.results["e2ip_leverage"] == -1).all()
     assert np.allclose(calculator.results["e2ip_kappa"], calculator.results["e2ip_nu"] - 5.0, atol=1e-5)
 
 

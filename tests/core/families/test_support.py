@@ -34,7 +34,7 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
     distance = distance * full
     leverage = distance / 2.0
     return Support(
-        leverage=leverage if fitted else math.nan * full,
+        leverage=leverage if fitted else -full,
         distance=distance,
         growth=torch.tensor([growth], dtype=F64),
         log_variance=own + relative,

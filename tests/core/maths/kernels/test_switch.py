@@ -151,8 +151,8 @@ def test_traced_readout(how, draw):
 def test_scripted_loss(draw, assert_same):
     @torch.jit.script
     def loss(coefficients: torch.Tensor, residual: torch.Tensor, unit: torch.Tensor):
-        return nll_terms(coefficients, residual, unit, False, (14.0, 15.0), (4.0, 5.0), 4.0)
+        return nll_terms(coefficients, residual, unit, False, (14.0, 15.0), (4.0, 5.0))
 
     inputs = draw(5)
     unit = torch.tensor(UNIT, dtype=F64)
-    assert_same(list(loss(*inputs, unit)), list(nll_terms(*inputs, unit, *REST[1:], 4.0)), 1e-12)
+    assert_same(list(loss(*inputs, unit)), list(nll_terms(*inputs, unit, *REST[1:])), 1e-12)
