@@ -251,7 +251,7 @@ def leverage_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[l
     if VARIANTS[run.variant] is None:
         fitted = "fitted.model" if run.host == "mace" else "fitted.ckpt"
         fit = [str(bin_dir / "e2ip"), "fit", model, "--train", str(files["train"]), "--valid", str(files["valid"])]
-        commands.append([*fit, "--output", fitted])
+        commands.append([*fit, "--output", fitted, "--overwrite"])
         model = fitted
     sets = [f"--set={name}={files[name]}" for name in ("train", "valid", *DATASETS[run.dataset].tests)]
     commands.append([*script, "atoms", "--host", run.host, "--model", model, *sets, "--out", "atoms"])

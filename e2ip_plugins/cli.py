@@ -121,6 +121,7 @@ def fit_command(
     head: Annotated[Optional[str], typer.Option(help="MACE head of the frames, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
 ) -> None:
     """Fit a model's uncertainty to its training set, without training.
 
@@ -138,8 +139,12 @@ def fit_command(
     if output is None:
         name = model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix)
         output = model.with_name(f"{name}-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
-    if output.exists() and output.samefile(model):
-        raise InputError(f"--output {output}: is the model itself; give the fitted one another name")
+    if output.exists() and (output.is_dir() or not overwrite or output.samefile(model)):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        reason = "is the model itself" if output.samefile(model) else reason
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
     training = read_frames(train, need_forces=False)
     validation = read_frames(valid, forces_key)
     shared = same_frames(training, validation)

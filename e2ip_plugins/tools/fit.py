@@ -123,7 +123,8 @@ class Report:
             low, high = c.growth_interval
             lines.append(
                 f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), standard deviation times "
-                f"{math.exp(0.5 * c.log_scale):.3f} +- {0.5 * c.log_scale_error:.3f} at leverage 1; NLL of "
+                f"{math.exp(0.5 * c.log_scale):.3g} +- {0.5 * c.log_scale_error * math.exp(0.5 * c.log_scale):.2g} at "
+                "leverage 1; NLL of "
                 f"{c.configurations} validation configurations {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
             )
         return lines
@@ -336,7 +337,9 @@ def fit_leverage(
     report.warnings += _warnings(report, leverage, species)
     if readout.family.takes_support:
         fit = _fit_constant if constant else _fit_trained
-        report.constants = {head: fit(readout, head, table) for head, table in _collect(readout, validation).items()}
+        report.constants = {
+            head: fit(readout, head, table) for head, table in _collect(readout, validation, report).items()
+        }
         for found in () if constant else report.constants.values():
             if found.nll[1] > found.nll[0]:
                 report.warnings.append(
@@ -492,13 +495,18 @@ class _Samples:
         return np.sqrt(np.diag(inverse @ (np.cov(score) * score.shape[1] + prior_curvature) @ inverse).clip(min=0.0))
 
 
-def _collect(readout: Readout, validation: Iterable[Labelled]) -> Dict[int, Dict[str, np.ndarray]]:
+def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -> Dict[int, Dict[str, np.ndarray]]:
     """Run the validation set; what its atoms are, by head, and the same in every process of a distributed training."""
     parts: List[Dict[str, np.ndarray]] = []
-    frames = 0
+    frames = left_out = 0
     with _seen_by(readout) as seen:
         for batch in validation:
-            usable = torch.isfinite(batch.residual).all(-1) & torch.isin(seen["kinds"], readout.leverage.region_kinds)
+            # What a species without training atoms does to its neighbours says nothing about those that have some.
+            known = torch.isin(seen["kinds"], readout.leverage.region_kinds)
+            supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=known.device)
+            supported[batch.frames[~known]] = False
+            usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
+            left_out += int((~supported).sum())
             support = seen["support"]
             part = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
             part |= {"residual": batch.residual, "frames": batch.frames + frames}
@@ -509,9 +517,16 @@ def _collect(readout: Readout, validation: Iterable[Labelled]) -> Dict[int, Dict
     parts = _from_all_processes(parts)
     if not sum(len(part["residual"]) for part in parts):
         raise InputError(
-            "the validation set has no atom with finite reference forces of a species that the training set has: the "
-            "constants of evidence mode 'leverage' are fitted to those; give it validation configurations with forces"
+            "the validation set has no configuration with finite reference forces whose species the training set has: "
+            "the constants of evidence mode 'leverage' are fitted to those; give it such configurations"
         )
+    if not any(np.abs(part["residual"]).max(initial=0.0) for part in parts):
+        raise InputError(
+            "all validation errors are zero: isolated atoms have no forces to fit to; give other validation "
+            "configurations"
+        )
+    if left_out:
+        report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
     of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
     return {head: {name: values[chosen] for name, values in table.items()} for head, chosen in of_head.items()}

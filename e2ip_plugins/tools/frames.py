@@ -61,6 +61,9 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
         own = [Frame(_bare(a), _forces(a, forces_key, where), where) for a, where in counting]
         if not own:
             raise InputError(f"{path}: has no frames")
+        for frame in own:
+            if not np.isfinite(frame.atoms.positions).all():
+                raise InputError(f"{frame.where}: has positions that are not finite")
         if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in own):
             wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
             raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")

@@ -123,8 +123,17 @@ def test_fit_refuses_models_that_are_not_there_or_of_no_host(fit, files, calls):
 def test_fit_does_not_write_over_the_model(fit, files, calls):
     assert "--output" in one_line(fit("my.model", "--output", files / "my.model"))
     (files / "link.model").symlink_to(files / "my.model")
-    assert "is the model itself" in one_line(fit("my.model", "--output", files / "link.model"))
+    assert "is the model itself" in one_line(fit("my.model", "--overwrite", "--output", files / "link.model"))
     assert calls == []
+
+
+def test_fit_writes_over_other_files_only_where_it_is_told_to(fit, files, calls):
+    (files / "my-e2ip.model").write_bytes(b"")
+    assert "my-e2ip.model: is there already" in one_line(fit())
+    assert f"--output {files}: is a folder" in one_line(fit("my.model", "--overwrite", "--output", files))
+    assert "there is no folder" in one_line(fit("my.model", "--output", files / "nowhere" / "a.model"))
+    assert calls == []
+    assert fit("my.model", "--overwrite").exit_code == 0 and calls
 
 
 def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, files, calls):

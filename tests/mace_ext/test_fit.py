@@ -605,7 +605,7 @@ def test_bad_input(make_model, fit_saved, tmp_path, training_frames, validation_
     with pytest.raises(InputError, match=r"new.xyz, frame 3: has elements that .*in.model does not know: S; it knows"):
         fit_saved(make_model(), training=strange)
     nan = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in validation_frames]
-    with pytest.raises(InputError, match="no atom with finite reference forces"):
+    with pytest.raises(InputError, match="no configuration with finite reference forces"):
         fit_saved(make_model(), validation=nan)
     path = tmp_path / "x.model"
     path.write_text("no model")

@@ -78,8 +78,8 @@ def test_stage_two_trains_the_readout_with_its_own_loss(train):
 
 
 def test_single_precision(train, predict, tmp_path, data_files):
-    """Training in float32; what is logged is what the saved model's predictions score."""
-    run = train(*E2IP, default_dtype="float32", max_num_epochs=3)
+    """Training in float32; what is logged is what the saved model's predictions score, where no fit comes between."""
+    run = train(*E2IP, "--e2ip_evidence=coupled", default_dtype="float32", max_num_epochs=3)
     assert {value.dtype for value in run.model.state_dict().values() if value.is_floating_point()} == {torch.float32}
     assert all(np.isfinite([line[key] for key in (*FIGURES, "loss")]).all() for line in run.validation)
     best = min(run.validation[1:], key=lambda line: line["loss"])

@@ -232,7 +232,7 @@ def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):
     with pytest.raises(InputError, match=r"strange\.xyz, frame 3 has Si.*its types: H, C, O"):
         fit_file(coupled / "best.ckpt", strange, frames[1], output)
     none = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in frames[1]]
-    with pytest.raises(InputError, match="no atom with finite reference forces"):
+    with pytest.raises(InputError, match="no configuration with finite reference forces"):
         fit_file(coupled / "best.ckpt", frames[0], none, output)
     broken = load(coupled / "best.ckpt")
     for section in (broken["hyper_parameters"], broken["hyper_parameters"]["info_dict"]["training_module"]):

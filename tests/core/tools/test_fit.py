@@ -175,7 +175,7 @@ def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
     assert fit.ATOMS_PER_FEATURE * SIZE == 32
     readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
     report = fit_leverage(
-        readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
+        readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
     )
     assert report.regions == len(readout.leverage.region_kinds) == regions
     found = readout(frame.x, frame.x, frame.species)["e2ip_leverage"]
@@ -205,7 +205,9 @@ def test_two_phases_are_two_regions_that_share_a_little():
     zero = torch.zeros(90, dtype=torch.long)
     readout = make_readout()
     leverage = readout.leverage
-    report = fit_leverage(readout, _alone(readout, x, zero), validation_of(readout, make_frames(3, seed=1)))
+    report = fit_leverage(
+        readout, _alone(readout, x, zero), validation_of(readout, make_frames(3, seed=1, species=(0,)))
+    )
     assert report.regions == 2
     features = x[:, :SIZE].numpy()
     # The only species is the pool.
@@ -274,19 +276,28 @@ def test_species_without_training_atoms_are_named_and_far():
 
 
 @pytest.mark.parametrize("constant", [False, True])
-def test_validation_atoms_of_a_species_without_training_atoms_say_nothing(constant):
-    training, mixed = make_frames(20, species=(0,)), make_frames(20, seed=1, width=3.0)
-    known = [Frame(*(part[frame.species == 0] for part in frame[:3])) for frame in mixed]
+def test_validation_configurations_of_a_species_without_training_atoms_say_nothing(constant):
+    """Not even of their other atoms, whose neighbours are not supported."""
+    training, known = make_frames(20, species=(0,)), make_frames(12, seed=1, width=3.0, species=(0,))
+    mixed = make_frames(20, seed=2, width=3.0)
     readouts, reports = [make_readout(constant=constant) for _ in range(2)], []
-    for readout, validation in zip(readouts, (mixed, known), strict=True):
-        readout.leverage.rounds = 0  # the others are neighbours all the same
+    for readout, validation in zip(readouts, ([*mixed[:3], *known, *mixed[3:]], known), strict=True):
         reports.append(fit_frames(readout, training, validation, constant=constant))
     assert reports[0].constants[0].atoms == reports[1].constants[0].atoms == 60
+    assert any("20 validation configurations left out" in warning for warning in reports[0].warnings)
     for name in ("growth", "log_factor"):
         found, expected = (getattr(readout.leverage, name) for readout in readouts)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    with pytest.raises(InputError, match="finite reference forces of a species that the training set has"):
-        fit_frames(readouts[0], training, make_frames(5, seed=1, species=(1,)))
+    with pytest.raises(InputError, match="finite reference forces whose species the training set has"):
+        fit_frames(readouts[0], training, mixed)
+
+
+def test_validation_errors_that_are_all_zero(training):
+    isolated = make_frames(5, atoms=1)
+    for frame in isolated:
+        frame.residual.fill_(0.0)
+    with pytest.raises(InputError, match="all validation errors are zero"):
+        fit_frames(make_readout(), training, isolated)
 
 
 def test_many_atoms_are_thinned_evenly_whatever_the_batches(monkeypatch):
@@ -631,7 +642,7 @@ def test_report_in_words():
     report = fit.Report({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",
-        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.050 at leverage 1; NLL of 30 validation "
+        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL of 30 validation "
         "configurations -4.500 -> -4.750",
     ]
     report.constants[1] = constants
@@ -657,7 +668,7 @@ def test_validation_set_without_forces(training, validation):
         frame.residual.fill_(float("nan"))
     readout = make_readout()
     fit_frames(readout, training, make_frames(3))
-    with pytest.raises(InputError, match="validation set has no atom with finite reference forces"):
+    with pytest.raises(InputError, match="validation set has no configuration with finite reference forces"):
         fit_frames(readout, training, frames)
     assert not readout.leverage.fitted, "constants of one fit and moments of another mean nothing"
 

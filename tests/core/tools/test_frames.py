@@ -146,3 +146,11 @@ def test_periodic_frames_of_another_cell_are_others():
     cells = [3.9, 4.0]
     frames = [Frame(ase.Atoms("Cu", cell=[a, a, a], pbc=True), np.zeros((1, 3)), "") for a in cells]
     assert same_frames(frames[:1], frames[1:]) == 0 and same_frames(frames, frames) == 2
+
+
+def test_positions_that_are_not_finite(tmp_path):
+    bad = water(1, REF_forces=forces_of(1))
+    bad.positions[1, 0] = np.nan
+    path = write(tmp_path / "a.xyz", water(0, REF_forces=forces_of(0)), bad)
+    with pytest.raises(InputError, match=r"a\.xyz, frame 1: has positions that are not finite"):
+        read_frames([path], need_forces=False)
