@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 import e2ip_plugins
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.fit import Constants, Report
+from e2ip_plugins.tools.constants import Constants
+from e2ip_plugins.tools.fit import Report
 
 
 def run(*arguments):

@@ -21,8 +21,9 @@ from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.leverage import FAR, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
-from e2ip_plugins.tools import fit
-from e2ip_plugins.tools.fit import PRIOR_GROWTH, PRIOR_WIDTH, Labelled, fit_leverage
+from e2ip_plugins.tools import fit, training_atoms
+from e2ip_plugins.tools.constants import PRIOR_GROWTH, PRIOR_WIDTH, Constants
+from e2ip_plugins.tools.fit import Labelled, fit_leverage
 
 SIZE = 4
 #: 0e, 1o and 2e channels of an atom's features
@@ -157,7 +158,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         assert report.shrinkage[0, kind] == pytest.approx(weight)
         covariance = (1 - weight) * own[kind] + weight * pool
         values, axes = np.linalg.eigh(covariance)
-        values += fit.RIDGE * values.mean()
+        values += training_atoms.RIDGE * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
     psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
@@ -172,7 +173,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
 
 @pytest.mark.parametrize(("atoms", "regions"), [(31, 1), (32, 1), (63, 1), (64, 2), (95, 2), (96, 3), (1000, 16)])
 def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
-    assert fit.ATOMS_PER_FEATURE * SIZE == 32
+    assert training_atoms.ATOMS_PER_FEATURE * SIZE == 32
     readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
@@ -188,7 +189,7 @@ def _alone(readout, x, species):
 
 
 def test_no_more_regions_than_all_species_together_may_have(monkeypatch):
-    monkeypatch.setattr(fit, "MAX_REGIONS", 6)
+    monkeypatch.setattr(training_atoms, "MAX_REGIONS", 6)
     readout, (frame,) = make_readout(), make_frames(1, 1000)
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
@@ -218,9 +219,9 @@ def test_two_phases_are_two_regions_that_share_a_little():
     for part in parts:
         weight = SIZE / (SIZE + len(part))
         local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
-        covariance = (1 - fit.SHARED) * local + fit.SHARED * total
+        covariance = (1 - training_atoms.SHARED) * local + training_atoms.SHARED * total
         values, axes = np.linalg.eigh(covariance)
-        values += fit.RIDGE * values.mean()
+        values += training_atoms.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
         psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
     nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)
@@ -301,11 +302,11 @@ def test_validation_errors_that_are_all_zero(training):
 
 
 def test_many_atoms_are_thinned_evenly_whatever_the_batches(monkeypatch):
-    monkeypatch.setattr(fit, "MAX_ATOMS", 40)
+    monkeypatch.setattr(training_atoms, "MAX_ATOMS", 40)
     (frame,) = make_frames(1, 500, species=(0,))
     found = []
     for size in (500, 30, 7, 1):
-        atoms = fit.TrainingAtoms(2)
+        atoms = training_atoms.TrainingAtoms(2)
         for x in frame.x[:, :SIZE].split(size):
             atoms.add(x, torch.zeros(len(x), dtype=torch.long), torch.zeros(len(x)))
             assert sum(map(len, atoms.kept[0])) <= 40
@@ -323,11 +324,11 @@ def test_many_atoms_are_thinned_evenly_whatever_the_batches(monkeypatch):
 
 def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     """One process had to thin its atoms, the other not; together they are too many again."""
-    monkeypatch.setattr(fit, "MAX_ATOMS", 40)
+    monkeypatch.setattr(training_atoms, "MAX_ATOMS", 40)
     (frame,) = make_frames(1, 170, species=(0,))
     x, processes = frame.x[:, :SIZE], []
     for part in (x[:130], x[130:], x[:0]):
-        atoms = fit.TrainingAtoms(1)
+        atoms = training_atoms.TrainingAtoms(1)
         atoms.add(part, torch.zeros(len(part), dtype=torch.long), torch.ones(len(part)))
         processes.append(atoms)
     assert [int(atoms.stride[0]) for atoms in processes] == [4, 1, 1]
@@ -638,7 +639,7 @@ def test_families_that_do_not_take_it_get_moments_alone(toy_family, training):
 
 
 def test_report_in_words():
-    constants = fit.Constants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
+    constants = Constants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
     report = fit.Report({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",
