@@ -10,7 +10,7 @@ matrix-normal-inverse-Wishart prior the predictive variance grows with it, and i
 is what ψ is for small deviations. For large ones it is linear in |z|: features that are nonlinear in the positions run
 away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
 sites, each has a μ and C of its own and the nearest one counts. `Leverage` computes it, `e2ip_plugins.tools.fit` fits
-it; docs/uncertainty.md has the tables that these choices come from.
+it; docs/leverage.md has the tables that these choices come from.
 """
 
 import math

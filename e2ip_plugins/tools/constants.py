@@ -11,7 +11,7 @@ from torch import Tensor
 
 from e2ip_plugins.families.interface import Support, inflate
 
-#: Where the growth a is expected, and how many e-folds around it (docs/uncertainty.md): validation configurations come
+#: Where the growth a is expected, and how many e-folds around it (docs/leverage.md): validation configurations come
 #: from where the training set does and say little about it.
 PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
 _STARTS = (PRIOR_GROWTH, 0.2)
