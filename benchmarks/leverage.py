@@ -29,7 +29,7 @@ NIW = families.get("e2ip")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 3, "relative": 0.5,
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1, "relative": 0.5,
            "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `tau`: None is the squared Mahalanobis distance itself.
@@ -41,7 +41,7 @@ ALTERNATIVES = {
     "one region": {"regions": None},
     "regions share nothing": {"shared": 0.0},
     "own leverage alone": {"rounds": 0},
-    "1 round": {"rounds": 1},
+    "3 rounds": {"rounds": 3},
     "psi(t) = t": {"tau": None, "prior": (0.5, 0.3)},
     "psi(t) = t, variance a (h'^2 + h)": {"tau": None, "form": "quadratic", "prior": (0.5, 0.3)},
     "psi(t) = t, one region, variance a (h'^2 + h), relative 0": {

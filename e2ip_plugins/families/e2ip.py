@@ -26,7 +26,7 @@ from e2ip_plugins.families.interface import Family, Option, Support, convert_log
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.kernels import distribution, nll_terms
 from e2ip_plugins.maths.spd import damp, exp_sym6, sym6_to_matrix
-from e2ip_plugins.maths.student import aleatoric_factor, epistemic_factor, evidence, predictive_scale_factor
+from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
 #: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
@@ -179,7 +179,7 @@ class E2IP(Family):
     @staticmethod
     def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
         """See `Family`; of (1 + 1/κ) Σ0, which is what the likelihood sees."""
-        return _log_variance(parameters["e2ip_log_sigma0"], parameters["e2ip_kappa"])
+        return _log_sigma2(parameters["e2ip_log_sigma0"]) + torch.log1p(1.0 / parameters["e2ip_kappa"])
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
@@ -236,8 +236,9 @@ class E2IP(Family):
         )
 
 
-def _log_variance(log_sigma0: Tensor, kappa: Tensor) -> Tensor:
-    return log_sigma0[..., :3].mean(-1) + torch.log1p(1.0 / kappa)
+def _log_sigma2(log_sigma0: Tensor) -> Tensor:
+    """ln det(Σ0)^(1/3)."""
+    return log_sigma0[..., :3].mean(-1)
 
 
 def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
@@ -245,16 +246,17 @@ def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tenso
 
     Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
     """
-    log_factor, excess = inflate(support, _log_variance(log_sigma0, kappa))
-    shift = torch.log1p(1.0 / kappa) + log_factor
-    return torch.where(support.fitted, shift, torch.zeros_like(shift)), torch.where(support.fitted, 1.0 / excess, kappa)
+    trained = torch.log1p(1.0 / kappa)
+    log_factor, excess = inflate(support, _log_sigma2(log_sigma0) + trained)
+    shift = trained + log_factor
+    return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, 1.0 / excess, kappa)
 
 
 def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:
     """Derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
     matrix = sym6_to_matrix(sigma0)
     aleatoric = aleatoric_factor(nu)[..., None, None] * matrix
-    epistemic = epistemic_factor(nu, kappa)[..., None, None] * matrix
+    epistemic = aleatoric / kappa[..., None, None]
     views = force_views(aleatoric, epistemic)
     views["e2ip_sigma0"] = matrix
     return views

@@ -212,7 +212,8 @@ def inflate(support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
     relative = torch.exp(0.5 * (support.log_variance - log_variance))
-    excess = ((1.0 + support.growth * support.distance).square() - 1.0) * relative
+    grown = support.growth * support.distance
+    excess = grown * (grown + 2.0) * relative
     log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
@@ -225,7 +226,7 @@ def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
         "forces_aleatoric_cov": aleatoric,
         "forces_epistemic_cov": epistemic,
         "forces_uncertainty": covariance.diagonal(dim1=-2, dim2=-1).sqrt(),
-        "forces_epistemic_std": (epistemic.diagonal(dim1=-2, dim2=-1).sum(-1) / 3.0).sqrt(),
+        "forces_epistemic_std": epistemic.diagonal(dim1=-2, dim2=-1).mean(-1).sqrt(),
     }
 
 

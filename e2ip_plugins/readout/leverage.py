@@ -3,9 +3,9 @@
 The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
 training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
 
-    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (C + ρ)^(-1/2) (x - μ).
+    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = √(1 + t) - 1,   z = (C + ρ)^(-1/2) (x - μ).
 
-With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
+With ψ(t) ∝ t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
 is what ψ is for small deviations. For large ones it is linear in |z|: features that are nonlinear in the positions run
 away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
@@ -13,7 +13,6 @@ sites, each has a μ and C of its own and the nearest one counts. `Leverage` com
 it; docs/leverage.md has the tables that these choices come from.
 """
 
-import math
 from typing import Any, Final, NamedTuple, Optional
 
 import torch
@@ -24,9 +23,6 @@ from e2ip_plugins.keys import UNFITTED
 
 #: p of the smooth minimum over the regions of a kind.
 SHARPNESS = 16.0
-
-#: Rounds of averaging over neighbours: a force is a derivative of the energies of its whole receptive field.
-ROUNDS = 3
 
 #: Leverage of a species that the training set has no atom of; also what enters the mean over neighbours at most.
 FAR = 1e6
@@ -53,9 +49,9 @@ class Neighbours(NamedTuple):
 class Leverage(nn.Module):
     """Leverage h of every atom, and what grows with it; buffers only, no weights.
 
-    With h̄ the mean of h over neighbours, repeated a few times, the predicted standard deviation grows by the factor
-    (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1. Smooth in the positions, invariant, and the same for an atom
-    whatever else is in the batch.
+    With h̄ the mean of h over an atom and its neighbours, because a force is a derivative of their energies, too, the
+    predicted standard deviation grows by the factor (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1. Smooth in
+    the positions, invariant, and the same for an atom whatever else is in the batch.
 
     Buffers are by kind of atom (head and species), and by region of a kind. No name contains ``scale`` or ``shift``,
     see `e2ip_plugins.readout.readout.Readout`.
@@ -66,11 +62,11 @@ class Leverage(nn.Module):
         0e features D.
     num_species, num_heads : int
         Each data set of the host (MACE: head) has moments and constants of its own.
-    rounds : int
-        0 for models that must stay strictly local: h̄ is h then.
+    strictly_local : bool
+        Whether an atom's leverage must not depend on its neighbours' features: h̄ is h then.
     """
 
-    rounds: Final[int]
+    strictly_local: Final[bool]
     far: Final[float] = FAR
     sharpness: Final[float] = SHARPNESS
     unknown: Final[float] = UNFITTED
@@ -84,9 +80,9 @@ class Leverage(nn.Module):
     region_whitening: Tensor
     region_norms: Tensor
 
-    def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, rounds: int = ROUNDS) -> None:
+    def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
-        self.rounds = rounds
+        self.strictly_local = strictly_local
         kinds = num_species * num_heads
         self.register_buffer("centres", torch.zeros(kinds, num_scalars))
         self.register_buffer("log_variance", torch.zeros(kinds))
@@ -119,22 +115,21 @@ class Leverage(nn.Module):
             kinds = heads * (self.centres.shape[0] // count) + species
             growth = self.growth[heads]
         # Features that are not finite are no features of a training atom.
-        h = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
-        mean = h.clamp(max=self.far)
+        leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
+        h = mean = leverage.clamp(max=self.far)
         if neighbours is not None:
+            weight = neighbours.envelope.to(h.dtype)
             # Two atoms at one place: hosts may give such a pair finite features.
-            touching = torch.zeros_like(h).index_add(0, neighbours.receiver, (neighbours.lengths == 0).to(h.dtype))
-            h = torch.where(touching > 0, torch.full_like(h, float("inf")), h)
-            mean = h.clamp(max=self.far)
-            if self.rounds > 0:
-                weight = neighbours.envelope.to(h.dtype)
-                total = torch.ones_like(h).index_add(0, neighbours.receiver, weight)
-                for _ in range(self.rounds):
-                    received = torch.zeros_like(h).index_add(0, neighbours.receiver, weight * mean[neighbours.sender])
-                    mean = (mean + received) / total
+            total = torch.ones_like(h).index_add(
+                0, neighbours.receiver, weight.masked_fill(neighbours.lengths == 0, float("inf"))
+            )
+            leverage = leverage.masked_fill(total == float("inf"), float("inf"))
+            mean = h = leverage.clamp(max=self.far)
+            if not self.strictly_local:
+                mean = h.index_add(0, neighbours.receiver, weight * h[neighbours.sender]) / total
         return Support(
-            leverage=torch.where(self.fitted, h, torch.full_like(h, self.unknown)),
-            distance=h.clamp(max=self.far) + mean,
+            leverage=torch.where(self.fitted, leverage, self.unknown),
+            distance=h + mean,
             growth=growth,
             log_variance=self.log_variance[kinds],
             log_scale=self.log_factor[kinds],
@@ -142,21 +137,20 @@ class Leverage(nn.Module):
         )
 
     def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
-        """h (N,), `FAR` for kinds without a region."""
+        """h (N,), `FAR` at most and for kinds without a region."""
         regions, features = self.region_offsets.shape[0], self.region_offsets.shape[1]
         # By all regions at once: no copies of matrices, no shapes that depend on data. Offsets are small, since the
         # kind's centre has been taken off before: no digits are lost.
         white = torch.matmul(
             scalars - self.centres[kinds], self.region_whitening.reshape(features, regions * features)
         ).reshape(-1, regions, features)
-        t = (white - self.region_offsets).square()
-        # √(1 + t) - 1 without cancellation.
-        psi = 2.0 * (t / (1.0 + torch.sqrt(1.0 + t))).sum(-1)
-        log_h = torch.log(psi * self.region_norms + 1e-12)
-        own = self.region_kinds == kinds.unsqueeze(-1)
-        # The nearest region, smoothly: (Σ h^-p)^(-1/p).
-        nearest = torch.logsumexp(torch.where(own, -self.sharpness * log_h, torch.full_like(log_h, -1e6)), dim=1)
-        return torch.exp((nearest / -self.sharpness).clamp(max=math.log(self.far)))
+        psi = (white - self.region_offsets).square().add_(1.0).sqrt_() - 1.0
+        h = (psi.sum(-1) + 1e-12) * self.region_norms
+        h = h.masked_fill(self.region_kinds != kinds.unsqueeze(-1), 1e20)
+        # The nearest region, smoothly: (Σ h^-p)^(-1/p), in units of the smallest lest powers overflow.
+        smallest = h.detach().amin(1, keepdim=True)
+        nearest = (smallest / h).pow(self.sharpness).sum(1).pow(-1.0 / self.sharpness) * smallest.squeeze(1)
+        return nearest.clamp(max=self.far)
 
     def reset(self) -> None:
         """Back to unfitted: a training goes on, and with it the features move."""

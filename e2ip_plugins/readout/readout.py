@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.leverage import ROUNDS, Leverage, Neighbours
+from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
@@ -57,8 +57,7 @@ class Readout(nn.Module):
         self.trunks = nn.ModuleList(
             [Trunk(num_scalars, num_vectors, num_tensors, *wanted, seed=seed + i) for i in range(num_heads)]
         )
-        rounds = 0 if layout.strictly_local else ROUNDS
-        self.leverage = Leverage(num_scalars, layout.num_species, num_heads, rounds)
+        self.leverage = Leverage(num_scalars, layout.num_species, num_heads, layout.strictly_local)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
         self._register_load_state_dict_pre_hook(refuse_version_1)
 

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from e2ip_plugins import families
 from e2ip_plugins.readout.layout import Layout
-from e2ip_plugins.readout.leverage import FAR, ROUNDS, SHARPNESS, Leverage, Neighbours
+from e2ip_plugins.readout.leverage import FAR, SHARPNESS, Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 
@@ -54,16 +54,16 @@ def expected_h(regions, x, kind):
         if region.kind == kind:
             values, axes = np.linalg.eigh(region.covariance)
             t = np.square((x - region.mean) @ axes) / values
-            of_regions.append(region.norm * (2.0 * (np.sqrt(1.0 + t) - 1.0)).sum())
+            of_regions.append(region.norm * (np.sqrt(1.0 + t) - 1.0).sum())
     return (np.array(of_regions) ** -SHARPNESS).sum() ** (-1.0 / SHARPNESS) if of_regions else FAR
 
 
-def expected_mean(h, neighbours, rounds=ROUNDS):
+def expected_mean(h, neighbours):
     """Of all atoms, with dense matrices."""
     weights = np.zeros((len(h), len(h)))
     np.add.at(weights, (neighbours.receiver.numpy(), neighbours.sender.numpy()), neighbours.envelope.numpy())
     averaging = (np.eye(len(h)) + weights) / (1.0 + weights.sum(1, keepdims=True))
-    return np.linalg.matrix_power(averaging, rounds) @ np.minimum(h, FAR)
+    return averaging @ np.minimum(h, FAR)
 
 
 # Against the formulas
@@ -92,7 +92,7 @@ def test_small_deviations_give_the_squared_mahalanobis_distance_and_large_ones_i
     leverage.fitted.fill_(True)
     z = torch.tensor([1e-3, 1e4])
     h = leverage(z[:, None] / 2.0, torch.zeros(2, dtype=torch.long)).leverage
-    torch.testing.assert_close(h, torch.stack([z[0] ** 2, 2.0 * z[1] - 2.0]), rtol=1e-4, atol=0)
+    torch.testing.assert_close(h, torch.stack([0.5 * z[0] ** 2, z[1] - 1.0]), rtol=1e-4, atol=0)
 
 
 def test_the_nearest_region_counts_and_two_equal_ones_hardly_more(fill_leverage):
@@ -113,16 +113,15 @@ def test_the_nearest_region_counts_and_two_equal_ones_hardly_more(fill_leverage)
 # Neighbours
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2, 5])
-def test_rounds_of_the_mean_are_powers_of_a_matrix(rounds, fill_leverage):
-    leverage = Leverage(SIZE, SPECIES, 2, rounds)
+@pytest.mark.parametrize("strictly_local", [False, True])
+def test_mean_over_neighbours(strictly_local, fill_leverage):
+    leverage = Leverage(SIZE, SPECIES, 2, strictly_local)
     fill_leverage(leverage, REGIONS)
     neighbours = random_neighbours()
     found = leverage(*draw(), neighbours)
-    mean = (found.distance - found.leverage).numpy()
-    np.testing.assert_allclose(mean, expected_mean(found.leverage.numpy(), neighbours, rounds), rtol=1e-10)
-    if rounds == 0:
-        torch.testing.assert_close(found.distance, 2.0 * found.leverage, rtol=1e-14, atol=0)
+    h = found.leverage.numpy()
+    expected = h if strictly_local else expected_mean(h, neighbours)
+    np.testing.assert_allclose((found.distance - found.leverage).numpy(), expected, rtol=1e-10)
 
 
 def test_without_neighbours_the_mean_is_that_of_the_atom_alone(leverage):
@@ -133,17 +132,17 @@ def test_without_neighbours_the_mean_is_that_of_the_atom_alone(leverage):
 
 
 def test_in_a_small_molecule_the_mean_is_that_of_the_molecule(leverage):
-    """All atoms within each other's reach, at a constant envelope of 1: after one round."""
+    """All atoms within each other's reach, at a constant envelope of 1."""
     count = 7
     pairs = torch.tensor(list(itertools.permutations(range(count), 2))).t()
     ones = torch.ones(count * (count - 1))
     found = leverage(*draw(count), Neighbours(ones, ones, *pairs))
     torch.testing.assert_close(found.distance - found.leverage, found.leverage.mean().expand(count))
-    # A weak envelope mixes more slowly: the sum over atoms is kept on the way.
+    # A weak envelope mixes less: the sum over atoms is kept.
     weak = leverage(*draw(count), Neighbours(ones, 0.2 * ones, *pairs))
     mean = weak.distance - weak.leverage
     torch.testing.assert_close(mean.mean(), found.leverage.mean())
-    assert 0 < mean.std() < 0.3 * found.leverage.std()
+    assert 0 < mean.std() < 0.5 * found.leverage.std()
 
 
 def test_an_atom_does_not_depend_on_the_rest_of_the_batch_nor_on_the_order(leverage):
@@ -197,9 +196,9 @@ def test_features_that_are_not_finite_are_infinitely_far(leverage, bad):
     x[3, 2] = bad
     found = leverage(x, species, heads, random_neighbours())
     others = torch.arange(12) != 3
-    assert found.leverage[3] == float("inf") and torch.equal(found.leverage[others], clean.leverage[others])
+    assert found.leverage[3] >= FAR and torch.equal(found.leverage[others], clean.leverage[others])
     assert found.distance.isfinite().all(), "a neighbour's mean must stay a number"
-    assert found.distance[3] > FAR
+    assert found.distance[3] >= FAR
 
 
 def test_atoms_at_the_same_place_are_infinitely_far(leverage):
@@ -208,7 +207,7 @@ def test_atoms_at_the_same_place_are_infinitely_far(leverage):
     touching = neighbours.receiver[[4, 24]]
     found = leverage(*draw(), neighbours)
     assert found.leverage[touching].isinf().all() and found.leverage.isinf().sum() == 2
-    assert found.distance.isfinite().all() and (found.distance[touching] > FAR).all()
+    assert found.distance.isfinite().all() and (found.distance[touching] >= FAR).all()
 
 
 def test_huge_features_are_far_and_finite(leverage):

@@ -6,7 +6,7 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges, Layout
-from e2ip_plugins.readout.leverage import ROUNDS, Neighbours
+from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 
@@ -177,8 +177,8 @@ def test_leverage_reads_the_blocks_of_the_layout(fill_leverage):
 
 
 def test_strictly_local_models_average_over_no_neighbours():
-    assert readout(FULL._replace(strictly_local=True)).leverage.rounds == 0
-    assert readout(FULL).leverage.rounds == ROUNDS > 0
+    assert readout(FULL._replace(strictly_local=True)).leverage.strictly_local
+    assert not readout(FULL).leverage.strictly_local
 
 
 def test_initial_weights_leave_the_global_stream_alone():

@@ -160,7 +160,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         values, axes = np.linalg.eigh(covariance)
         values += training_atoms.RIDGE * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
-    psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
+    psi = np.stack([(np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
@@ -223,7 +223,7 @@ def test_two_phases_are_two_regions_that_share_a_little():
         values, axes = np.linalg.eigh(covariance)
         values += training_atoms.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
-        psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
+        psi.append((np.sqrt(1 + np.square(z)) - 1).sum(-1))
     nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
     np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
@@ -385,7 +385,7 @@ def posterior_mode(readout, validation):
         own_h = h[number.numpy() == frame]
         n = len(own_h)
         average = (0.5 * np.eye(n) + 0.5) / (1 + 0.5 * (n - 1))
-        mean[number.numpy() == frame] = np.linalg.matrix_power(average, 3) @ own_h
+        mean[number.numpy() == frame] = average @ own_h
 
     def objective(constants):
         a, log_scale = math.exp(constants[0]), constants[1]
@@ -399,9 +399,9 @@ def posterior_mode(readout, validation):
         prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
         return of_frames.sum() + prior
 
-    return minimize(
-        objective, [math.log(PRIOR_GROWTH), 0.0], method="Nelder-Mead", options={"xatol": 1e-5}
-    ).x, objective
+    simplex = math.log(PRIOR_GROWTH) * np.array([1.0, 0.0]) + np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
+    options = {"xatol": 1e-5, "fatol": 1e-8, "initial_simplex": simplex}
+    return minimize(objective, simplex[0], method="Nelder-Mead", options=options).x, objective
 
 
 def test_constants_are_the_mode_of_the_posterior_in_which_a_frame_counts_like_an_atom(training):
