@@ -10,6 +10,7 @@ so the command can be stopped and repeated at will. Each run uses one thread. Da
 
 import argparse
 import fnmatch
+import functools
 import json
 import os
 import statistics
@@ -194,6 +195,25 @@ def dataset_files(name: str) -> dict[str, Path]:
     return split | {label: data / path for label, path in dataset.tests.items()}
 
 
+#: What no model of the demo's molecule should be certain of, in the order of `nonsense_file`.
+NONSENSE = ("isolated C", "C-H at 0.3 Å", "benzene", "methane", "C crystal, one atom in 2.5 Å")
+
+
+@functools.cache
+def nonsense_file() -> Path:
+    """Structures that have nothing to do with the demo's training set."""
+    from ase import Atoms
+    from ase.build import molecule
+    from ase.io import write
+
+    frames = [Atoms("C"), Atoms("CH", [[0, 0, 0], [0, 0, 0.3]]), molecule("C6H6"), molecule("CH4")]
+    frames.append(Atoms("C", cell=[2.5] * 3, pbc=True))
+    path = RUNS / "data" / "nonsense.extxyz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, frames)
+    return path
+
+
 def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
     demo = run.dataset == "demo"
     config = ROOT / ("configs/mace_baseline.yaml" if demo else "benchmarks/mace.yaml")
@@ -254,6 +274,7 @@ def leverage_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[l
         commands.append([*fit, "--output", fitted, "--overwrite"])
         model = fitted
     sets = [f"--set={name}={files[name]}" for name in ("train", "valid", *DATASETS[run.dataset].tests)]
+    sets += [f"--set=nonsense={nonsense_file()}"] if run.dataset == "demo" else []
     commands.append([*script, "atoms", "--host", run.host, "--model", model, *sets, "--out", "atoms"])
     untrained = ["--untrained"] if VARIANTS[run.variant] is None else []
     commands.append([*script, "judge", "atoms", *untrained, "--out", str(run.leverage)])
@@ -366,6 +387,7 @@ def write_tables() -> None:
     studies = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "leverage").glob("*.json"))}
     put(ROOT / "docs" / "leverage.md", "in and out", in_and_out(studies))
     put(ROOT / "docs" / "leverage.md", "frames", frame_aurocs(studies))
+    put(ROOT / "docs" / "leverage.md", "nonsense", nonsense_table(studies))
     put(ROOT / "docs" / "leverage.md", "alternatives", alternatives(studies))
     put(ROOT / "docs" / "leverage.md", "forces", force_errors(table))
 
@@ -426,6 +448,28 @@ def frame_aurocs(studies: dict[str, dict]) -> list[str]:
                         lines.append(f"| {dataset} | {host} | {name}{suffix} | {cell} |")
             committee = studies.get(f"{dataset}_{host}_committee", {}).get("frame_auroc", {})
             lines += [f"| {dataset} | {host} | {k}, committee of five | {v:.3f} |" for k, v in committee.items()]
+    return lines
+
+
+def nonsense_table(studies: dict[str, dict]) -> list[str]:
+    """The least of all seeds."""
+    lines = ["", "| structure | host | model | leverage | training atoms below | epistemic std eV/Å | below |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    kinds = {"e²IP": "leverage", "stock": "baseline"}
+    rows = {
+        (host, title): [s["nonsense"] for s in by_seed(studies, host, "demo", variant) if "nonsense" in s]
+        for host in ("mace", "nequip")
+        for title, variant in kinds.items()
+    }
+    for i, structure in enumerate(NONSENSE):
+        for (host, title), runs in rows.items():
+            if runs:
+                least = {name: min(run[i][name] for run in runs) for name in runs[0][i]}
+                lines.append(
+                    f"| {structure} | {host} | {title}, {len(runs)} seeds | {least['leverage']:.1f} | "
+                    f"{100 * least['training_below_leverage']:.2f} % | {least['epistemic_std']:.3g} | "
+                    f"{100 * least['training_below_epistemic_std']:.2f} % |"
+                )
     return lines
 
 

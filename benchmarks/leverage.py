@@ -253,11 +253,13 @@ class Alternative:
 
 def judge(folder: Path, untrained: bool) -> dict:
     """Scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
-    data = {name: load(folder, name) for name in ("train", "valid", "test", "ood")}
+    data = {name: load(folder, name) for name in ("train", "valid", "test", "ood", "nonsense")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
     result = {"leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()}}
     for name, d in tests.items():
         result["leverage"][name]["mean_leverage"] = float(d.fitted_leverage.mean())
+    if data["nonsense"] is not None:
+        result["nonsense"] = nonsense(data["train"], data["nonsense"])
     if "ood" in tests:
         cold, hot = tests["test"], tests["ood"]
 
@@ -282,6 +284,22 @@ def judge(folder: Path, untrained: bool) -> dict:
         scores = {name: figures(d, alternative.law(d, constants)) for name, d in tests.items()}
         result["alternatives"][title] = {"growth": float(np.exp(constants[0])), **scores}
     return result
+
+
+def nonsense(train, data) -> list[dict]:
+    """Of every configuration its atom of least leverage and of least epistemic standard deviation, and how many
+    training atoms, of any species, have less."""
+    found = []
+    for frame in range(data.frame.max() + 1):
+        row = {}
+        for name, of in (
+            ("leverage", lambda d: d.fitted_leverage),
+            ("epistemic_std", lambda d: law_of(d, "fitted_").epistemic_std()),
+        ):
+            least = of(data)[data.frame == frame].min()
+            row |= {name: float(least), f"training_below_{name}": float((of(train) < least).mean())}
+        found.append(row)
+    return found
 
 
 def max_over_frames(data, values: np.ndarray) -> np.ndarray:
@@ -329,7 +347,9 @@ def main() -> None:
     one = commands.add_parser("atoms", help="write the atoms of one model")
     one.add_argument("--host", choices=("mace", "nequip"), required=True)
     one.add_argument("--model", required=True)
-    one.add_argument("--set", action="append", required=True, metavar="NAME=FILE", help="train, valid, test, ood")
+    one.add_argument(
+        "--set", action="append", required=True, metavar="NAME=FILE", help="train, valid, test, ood, nonsense"
+    )
     two = commands.add_parser("judge", help="score leverage and alternatives")
     two.add_argument("folder", type=Path)
     two.add_argument("--untrained", action="store_true", help="a stock model's readout, made by e2ip fit")

@@ -11,6 +11,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins.errors import InputError
@@ -85,6 +86,19 @@ def test_test_predictions_carry_it(run):
         calculator.calculate(atoms)
         for name, value in written.items():
             np.testing.assert_allclose(value, calculator.results[name], rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_nonsense_is_less_certain_than_training_atoms(run, train_files):
+    """Of what four features can tell apart; models of the usual size: docs/leverage.md."""
+    calculator = E2IPCalculator.from_saved_model(run / "best.ckpt")
+    found = []
+    for atoms in (Atoms("C"), Atoms("CH", [[0, 0, 0], [0, 0, 0.3]])):
+        calculator.calculate(atoms)
+        found.append(dict(calculator.results))
+    of_training = predictions(run / "best.ckpt", train_files)
+    for name in ("e2ip_leverage", "forces_epistemic_std"):
+        usual = np.quantile(np.concatenate([results[name] for results in of_training]), 0.99)
+        assert min(results[name].min() for results in found) > usual, name
 
 
 def test_an_unfitted_model_says_so_once(run, train_files):
