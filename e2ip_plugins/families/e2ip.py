@@ -238,7 +238,7 @@ class E2IP(Family):
 
 def _log_sigma2(log_sigma0: Tensor) -> Tensor:
     """ln det(Σ0)^(1/3)."""
-    return log_sigma0[..., :3].mean(-1)
+    return log_sigma0[..., :3].sum(-1) / 3.0
 
 
 def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:

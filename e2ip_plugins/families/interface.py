@@ -226,7 +226,7 @@ def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
         "forces_aleatoric_cov": aleatoric,
         "forces_epistemic_cov": epistemic,
         "forces_uncertainty": covariance.diagonal(dim1=-2, dim2=-1).sqrt(),
-        "forces_epistemic_std": epistemic.diagonal(dim1=-2, dim2=-1).mean(-1).sqrt(),
+        "forces_epistemic_std": (epistemic.diagonal(dim1=-2, dim2=-1).sum(-1) / 3.0).sqrt(),
     }
 
 
