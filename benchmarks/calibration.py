@@ -157,7 +157,7 @@ def plan() -> list[Run]:
     runs += [Run("mace", d, "leverage", 1) for d in ("silica", "water", "aspirin")]
     runs += [Run("nequip", "aspirin", v, 1) for v in main]
     runs += [Run(h, d, v, s) for s in (2, 3) for d in ("demo", "acac") for h in hosts for v in main]
-    runs += [Run(h, "demo", "host-forces", 1) for h in hosts]
+    runs += [Run(h, d, "host-forces", 1) for d in ("demo", "acac") for h in hosts]
     runs += [Run(h, "aspirin", v, s) for s in (2, 3) for h in hosts for v in main]
     runs += [Run(h, d, "baseline", s) for s in (4, 5) for d in ("demo", "acac") for h in hosts]
     runs += [Run(h, d, "leverage", s) for s in (1, 2, 3) for d in ("silica", "water") for h in hosts]
@@ -418,9 +418,12 @@ def in_and_out(studies: dict[str, dict]) -> list[str]:
     lines = ["", "| set | host | uncertainty | models | " + " | ".join(heads) + " |", "|---|---|---|---|" + "---|" * 8]
     for dataset in DATASETS:
         for host in ("mace", "nequip"):
-            trained, stock = (by_seed(studies, host, dataset, v) for v in ("leverage", "baseline"))
+            trained, stock, apart = (
+                by_seed(studies, host, dataset, v) for v in ("leverage", "baseline", "host-forces")
+            )
             committee = [s for name, s in studies.items() if name == f"{dataset}_{host}_committee"]
             rows = [("as trained (`coupled`)", trained, "as trained"), ("`leverage`", trained, "leverage")]
+            rows += [("`leverage`, `forces: host`", apart, "leverage")]
             rows += [("`leverage` on a stock model, untrained", stock, "leverage")]
             rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
             for title, runs, key in rows:
