@@ -145,11 +145,15 @@ def fit_command(
         raise InputError(f"--output {output}: {reason}")
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
+    _check_device(device)
     training = read_frames(train, need_forces=False)
     validation = read_frames(valid, forces_key)
     shared = same_frames(training, validation)
     if shared:
-        warning = f"{shared} of {len(validation)} validation frames are training frames: constants come out too small"
+        warning = (
+            f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
+            "frames that the model was not trained on"
+        )
         typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
     report = _fit_file(host)(model, training, validation, output, head=head, device=device, batch_size=batch_size)
     for text in report.warnings:
@@ -157,6 +161,16 @@ def fit_command(
     for line in report.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()
+    # torch has an error of its own, and often a long one, for every way in which a device may be missing.
+    except Exception as error:
+        raise InputError(f"--device {name}: torch cannot compute there ({str(error)[:60]}...); try cpu") from error
 
 
 def _fit_file(host: str):

@@ -17,8 +17,9 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
+from e2ip_plugins.readout.readout import unfitted
 from mace_ext.gradient import uncertainty_gradient as gradient_of
-from mace_ext.readout import find_family, has_leverage, output_keys, unfitted
+from mace_ext.readout import find_family, find_readout, has_leverage, output_keys
 
 
 def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +33,7 @@ def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
         # A new list: the stock one extends the list that all ASE calculators share.
         self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
-        for warning in dict.fromkeys(map(unfitted, self.models)):
+        for warning in dict.fromkeys(unfitted(find_readout(model)) for model in self.models):
             if warning:
                 logging.warning(warning)
     elif any(found):

@@ -22,8 +22,9 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.readout.readout import unfitted
 from mace_ext.patches import wrap
-from mace_ext.readout import find_family, unfitted
+from mace_ext.readout import find_family, find_readout
 
 
 class _Columns:
@@ -80,7 +81,7 @@ def patch_eval_configs(module: Any) -> None:
 
     def get_model_output(stock, model, batch, *args, **kwargs):
         family = find_family(model)
-        columns.warn(unfitted(model))
+        columns.warn(unfitted(find_readout(model)))
         output = stock(model, batch, *args, **kwargs)
         columns.add(family, output, batch["ptr"])
         return output

@@ -33,17 +33,6 @@ def has_leverage(model: Any) -> bool:
     return leverage is not None and bool(leverage.fitted)
 
 
-def unfitted(model: Any) -> str:
-    """What to tell the user of a model that lacks the fit which its evidence mode needs, or an empty string."""
-    readout = find_readout(model)
-    if readout is None or not getattr(readout.family, "takes_support", False) or has_leverage(model):
-        return ""
-    return (
-        "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
-        "'coupled'; fit it with `e2ip fit MODEL --train ... --valid ...`"
-    )
-
-
 def output_keys(family: Type[Family], outputs: Dict[str, Any]) -> Tuple[OutputKey, ...]:
     """What a model puts out for users: the family's keys and the leverage, which older models have not."""
     return family.output_keys() + ((LEVERAGE,) if outputs.get(LEVERAGE.name) is not None else ())

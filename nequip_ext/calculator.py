@@ -12,8 +12,9 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
+from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.gradient import uncertainty_gradient
-from nequip_ext.readout import find_readout, unfitted
+from nequip_ext.readout import find_readout
 
 
 def _properties() -> List[str]:
@@ -66,8 +67,8 @@ class E2IPCalculator(NequIPCalculator):
             ``from_compiled_model``.
         """
         calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
-        warning = unfitted(calculator.model)
-        if warning is not None:
+        warning = unfitted(find_readout(calculator.model))
+        if warning:
             warnings.warn(f"{path}: {warning}", stacklevel=2)
         return calculator
 

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Subset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import Leverage
+from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.checkpoints import leverages, rebuild, store
 from nequip_ext.passes import fit_model, tell
-from nequip_ext.readout import unfitted
+from nequip_ext.readout import find_readout
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -39,8 +40,8 @@ class E2IPFit(lightning.Callback):
     def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Say so where a model has not been fitted."""
         if self._acts(trainer, pl_module):
-            warning = unfitted(pl_module)
-            if warning is not None:
+            warning = unfitted(find_readout(pl_module))
+            if warning:
                 logger.warning(warning)
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:

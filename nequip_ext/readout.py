@@ -196,15 +196,3 @@ def settings_of(readout: Readout) -> Settings:
     if settings.version != VERSION:
         raise InputError(outdated("this model", settings.version))
     return settings
-
-
-def unfitted(model: Any) -> Optional[str]:
-    """What to say of a model whose uncertainty takes a leverage that was never fitted; None for all others."""
-    readout: Any = find_readout(model)
-    # Readouts that were packaged before there was a leverage have neither.
-    if not getattr(getattr(readout, "family", None), "takes_support", False) or bool(readout.leverage.fitted):
-        return None
-    return (
-        "the model is in evidence mode 'leverage' but its leverage has never been fitted: it predicts as in mode "
-        "'coupled', and e2ip_leverage is -1; nequip-train fits the best checkpoint at its end, 'e2ip fit' any other"
-    )

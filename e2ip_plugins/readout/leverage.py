@@ -109,11 +109,10 @@ class Leverage(nn.Module):
         neighbours : Neighbours, optional
             None: h̄ is h.
         """
-        count = self.growth.shape[0]
         kinds, growth = species, self.growth
-        if heads is not None and count > 1:
-            kinds = heads * (self.centres.shape[0] // count) + species
-            growth = self.growth[heads]
+        if heads is not None and growth.shape[0] > 1:
+            kinds = heads * self.species_per_head() + species
+            growth = growth[heads]
         # Features that are not finite are no features of a training atom.
         leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
         h = mean = leverage.clamp(max=self.far)
@@ -135,6 +134,10 @@ class Leverage(nn.Module):
             log_scale=self.log_factor[kinds],
             fitted=self.fitted,
         )
+
+    def species_per_head(self) -> int:
+        """Kinds are counted head by head."""
+        return self.centres.shape[0] // self.growth.shape[0]
 
     def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """h (N,), `FAR` at most and for kinds without a region."""
@@ -167,7 +170,7 @@ class Leverage(nn.Module):
 
     def take_head(self, source: "Leverage", head: int) -> None:
         """Become what ``source`` is for one of its heads."""
-        species = len(source.centres) // len(source.growth)
+        species = source.species_per_head()
         kinds = slice(head * species, (head + 1) * species)
         own = (source.region_kinds >= kinds.start) & (source.region_kinds < kinds.stop)
         self.resize(max(1, int(own.sum())))

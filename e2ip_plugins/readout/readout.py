@@ -1,6 +1,6 @@
 """The readout: a host's features to every output of a predictive family. Layout, trunk and family in one."""
 
-from typing import Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +116,17 @@ class Readout(nn.Module):
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         outputs["e2ip_coefficients"] = coefficients
         return outputs
+
+
+def unfitted(readout: Any) -> str:
+    """What to say of a readout, None included, that takes a leverage which was never fitted; empty for all others."""
+    # Packaged, pickled or scripted before there was a leverage, it has neither.
+    if not getattr(getattr(readout, "family", None), "takes_support", False) or bool(readout.leverage.fitted):
+        return ""
+    return (
+        "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
+        "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves at its end, `e2ip fit` any other"
+    )
 
 
 def refuse_version_1(state_dict, prefix, *_) -> None:

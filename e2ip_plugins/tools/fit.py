@@ -87,10 +87,11 @@ def _seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
 
     def of_leverage(module: Any, inputs: Tuple[Any, ...], support: Support) -> None:
         scalars, species, heads = inputs[0], inputs[1], inputs[2]
-        per_head = len(module.centres) // len(module.growth)
         heads = torch.zeros_like(species) if heads is None or len(module.growth) == 1 else heads
         support = Support(*(value.detach() for value in support))
-        seen.update(scalars=scalars.detach(), kinds=heads * per_head + species, heads=heads, support=support)
+        seen.update(
+            scalars=scalars.detach(), kinds=heads * module.species_per_head() + species, heads=heads, support=support
+        )
 
     def of_readout(module: Any, inputs: Any, outputs: Dict[str, Tensor]) -> None:
         seen["outputs"] = {name: value.detach() for name, value in outputs.items()}
@@ -152,7 +153,7 @@ def fit_leverage(
     if not atoms.count.any():
         raise InputError("the training set has no atoms: there is nothing to fit the leverage to")
     weights = atoms.store(leverage, ridge)
-    per_head = len(leverage.centres) // len(leverage.growth)
+    per_head = leverage.species_per_head()
     report.atoms = {divmod(kind, per_head): int(atoms.count[kind]) for kind in weights}
     report.shrinkage = {divmod(kind, per_head): weight for kind, weight in weights.items()}
     report.regions = len(leverage.region_kinds)
@@ -289,7 +290,7 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:
-    species = len(leverage.centres) // len(leverage.growth)
+    species = leverage.species_per_head()
     return slice(head * species, (head + 1) * species)
 
 

@@ -97,12 +97,12 @@ def test_fit_names_its_output_after_the_model(fit, files, calls, model, host, ou
 
 
 def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
-    options = ("--train", files / "valid.xyz", "--head", "pbe", "--device", "cuda", "--batch-size", 3)
+    options = ("--train", files / "valid.xyz", "--head", "pbe", "--device", "cpu:0", "--batch-size", 3)
     result = fit("my.model", *options, "--output", files / "other.model", "--forces-key", "REF_forces")
     assert result.exit_code == 0, result.output
     (_, training, _, output), given = calls[1]
     assert len(training) == 8 and output == files / "other.model"
-    assert given == {"head": "pbe", "device": "cuda", "batch_size": 3}
+    assert given == {"head": "pbe", "device": "cpu:0", "batch_size": 3}
     assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
 
 
@@ -142,6 +142,12 @@ def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, files, cal
     assert "nothing.xyz: no such file" in one_line(fit(valid="nothing.xyz"))
     line = one_line(fit("my.model", "--forces-key", "mine"))
     assert "valid.xyz: no atom has finite reference forces under 'mine'" in line and "--forces-key" in line
+    assert calls == []
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta"])
+def test_fit_refuses_devices_that_cannot_compute(fit, calls, device):
+    assert f"--device {device}: torch cannot compute there" in one_line(fit("my.model", "--device", device))
     assert calls == []
 
 

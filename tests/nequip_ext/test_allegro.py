@@ -83,7 +83,7 @@ def test_from_training_to_a_compiled_model(
         [*tool, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    with pytest.warns(UserWarning, match="never been fitted"):  # the last checkpoint is not
+    with pytest.warns(UserWarning, match="never fitted"):  # the last checkpoint is not
         reference = E2IPCalculator.from_saved_model(checkpoint)
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
     for atoms in frames:

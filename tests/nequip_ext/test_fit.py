@@ -102,7 +102,7 @@ def test_nonsense_is_less_certain_than_training_atoms(run, train_files):
 
 
 def test_an_unfitted_model_says_so_once(run, train_files):
-    with pytest.warns(UserWarning, match="never been fitted.*as in mode 'coupled'"):
+    with pytest.warns(UserWarning, match="never fitted.*as in mode 'coupled'"):
         calculator = E2IPCalculator.from_saved_model(run / "last.ckpt")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
