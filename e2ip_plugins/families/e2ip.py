@@ -4,13 +4,7 @@ Per atom: Σ0, the exponential of a symmetric matrix whose 0e and 2e parts are t
 ν > 5 and κ > 0. The force is predicted to follow a Student-t with m = ν - 2 degrees of freedom, location γ (the host's
 forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
 
-The likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a
-large variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer
-et al. 2022, https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on
-the stage of training, too. ``mse_like`` losses therefore pull as their β-NLL does: the gradient in the force
-is that of the likelihood times σ^(2β), in units of σ_ref. With β = 0 that would be the likelihood, with β = 1
-about the mean square error. The value of the loss and its gradients in all distribution parameters are
-those of the likelihood.
+``mse_like`` losses pull on the forces as `e2ip_plugins.families.interface.pulled` says, with β = `PULL_POWER`.
 """
 
 import importlib
@@ -22,7 +16,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate
+from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate, pulled
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.kernels import distribution, nll_terms
 from e2ip_plugins.maths.spd import damp, exp_sym6, sym6_to_matrix
@@ -206,9 +200,7 @@ class E2IP(Family):
         nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
         # log det Σ0 = √3 s
         log_sigma0 = damp(coefficients[:, 0], *self.scalar_damper) / math.sqrt(3.0)
-        pull = torch.exp(PULL_POWER * (log_sigma0 + torch.log(predictive_scale_factor(nu, kappa))))
-        constant = residual.detach()
-        return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
+        return pulled(residual, log_sigma0 + torch.log(predictive_scale_factor(nu, kappa)), PULL_POWER)
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:

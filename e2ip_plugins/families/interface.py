@@ -89,6 +89,8 @@ class Family(nn.Module):
         Where the 0e coefficients start.
     takes_support : bool
         Whether, with its options, it grows its covariance with the leverage.
+    equivariant : bool
+        Whether its covariance turns with the structure. Rivals in a fixed frame do not.
     """
 
     name: ClassVar[str]
@@ -96,6 +98,7 @@ class Family(nn.Module):
     options: ClassVar[Tuple[Option, ...]] = ()
     parameter_keys: ClassVar[Tuple[OutputKey, ...]]
     own_views: ClassVar[Tuple[OutputKey, ...]] = ()
+    equivariant: ClassVar[bool] = True
 
     num_scalars: int
     num_tensors: int
@@ -216,6 +219,28 @@ def inflate(support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO
     excess = grown * (grown + 2.0) * relative
     log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
+
+
+def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
+    """A residual (N, 3) whose value is unchanged and whose gradient is times exp(β · ``log_variance``) (N,).
+
+    A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a large
+    variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer et al. 2022,
+    https://arxiv.org/abs/2203.09168), which makes the balance with the energy term depend on the stage of training,
+    too. Their β-NLL weakens it; here it does so in the force alone: the value of the loss and its gradients in the
+    distribution's parameters stay those of the likelihood.
+
+    Parameters
+    ----------
+    residual : (N, 3)
+    log_variance : (N,)
+        In units of σ_ref².
+    beta : float
+        0: the likelihood's pull, 1: about that of the mean square error.
+    """
+    constant = residual.detach()
+    pull = torch.exp(beta * log_variance.detach())
+    return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:

@@ -81,7 +81,9 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     law, error = family.law(parameters), table[:, where["error"]]
     result["nll"] = float(law.negative_log_likelihood(error).mean())
     result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
-    result["spearman"] = spearman(law.epistemic_std(), np.linalg.norm(error, axis=-1))
+    std = law.epistemic_std()
+    # Families without an epistemic part rank by what they have.
+    result["spearman"] = spearman(std if std.any() else law.total_std(), np.linalg.norm(error, axis=-1))
     result["plateau"] = float(table[:, where["plateau"]].mean())
     return result
 

@@ -37,7 +37,7 @@ def test_one_file_more_is_one_family_more(toy_family):
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(InputError, match=r"unknown readout 'mve'; choose from: .*e2ip"):
-        families.get("mve")
-    with pytest.raises(InputError, match=r"x\.xyz: uq_family 'mve' is not known .*known: niw"):
-        families.of_file("mve", "x.xyz")
+    with pytest.raises(InputError, match=r"unknown readout 'bnn'; choose from: .*e2ip"):
+        families.get("bnn")
+    with pytest.raises(InputError, match=r"x\.xyz: uq_family 'bnn' is not known .*known: niw"):
+        families.of_file("bnn", "x.xyz")

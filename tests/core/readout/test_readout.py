@@ -56,6 +56,7 @@ def rotate(x, edges, q, wigner2):
 @pytest.mark.parametrize("layout", [FULL, POOLED], ids=["tensors", "pool"])
 @pytest.mark.parametrize("family", sorted(families.table()))
 def test_equivariant_with_reflections(family, layout, wigner2, fill_leverage):
+    """A rival that is not must be seen not to be."""
     built = readout(layout, family, **({"evidence": "leverage"} if family == families.DEFAULT else {}))
     fill_leverage(built.leverage)
     x, edges = features()
@@ -67,7 +68,11 @@ def test_equivariant_with_reflections(family, layout, wigner2, fill_leverage):
         turned = evaluate(built, turned_x, turned_edges)
         for key in ("forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov"):
             expected = q @ out[key] @ q.T
-            assert (turned[key] - expected).norm() <= 1e-12 * expected.norm()
+            error = (turned[key] - expected).norm()
+            if families.get(family).equivariant:
+                assert error <= 1e-12 * expected.norm()
+            elif key == "forces_cov":
+                assert error > 1e-2 * expected.norm()
         for key in ("forces_epistemic_std", "e2ip_leverage"):
             torch.testing.assert_close(turned[key], out[key], rtol=1e-11, atol=0)
 

@@ -36,8 +36,8 @@ def test_strings_become_what_the_option_is():
 
 
 def test_unknown_family():
-    with pytest.raises(InputError, match="unknown readout 'mve'"):
-        Settings.of("mve", {}, 0.05)
+    with pytest.raises(InputError, match="unknown readout 'bnn'"):
+        Settings.of("bnn", {}, 0.05)
 
 
 def test_aliases_must_match():
@@ -45,8 +45,8 @@ def test_aliases_must_match():
     assert model.with_aliases("e2ip", {"evidence": "independent", "preset": None}, "E2IPLoss").options == model.options
     with pytest.raises(InputError, match="E2IPLoss has evidence coupled, the model independent"):
         model.with_aliases(None, {"evidence": "coupled"}, "E2IPLoss")
-    with pytest.raises(InputError, match="E2IPLoss has readout 'mve', the model 'e2ip'"):
-        model.with_aliases("mve", {}, "E2IPLoss")
+    with pytest.raises(InputError, match="E2IPLoss has readout 'bnn', the model 'e2ip'"):
+        model.with_aliases("bnn", {}, "E2IPLoss")
     with pytest.raises(InputError, match="wings is no option"):
         model.with_aliases(None, {"wings": 2}, "E2IPLoss")
 

@@ -1,0 +1,134 @@
+"""What Gaussian families share: their one parameter, the logarithm of the covariance, and everything that follows.
+
+A family of this kind says how coefficients become that logarithm. Its covariance is aleatoric: a variance that was
+learned from errors says nothing of what the model has not seen. Several runs make a deep ensemble, whose disagreement
+is epistemic (`e2ip_plugins.families.interface.committee_views`).
+"""
+
+import importlib
+import math
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, pulled
+from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, sym6_to_matrix
+
+#: Knee and ceiling of the dampers on the isotropic and the traceless part of the logarithm, as in ``e2ip``.
+DAMPERS = ((14.0, 15.0), (4.0, 5.0))
+
+#: σ of an untrained model in units of σ_ref, as in the default preset of ``e2ip``.
+INITIAL_SIGMA = 10.0
+
+
+class Gaussian(Family):
+    """Base class; option ``beta``.
+
+    The loss is the Gaussian negative log likelihood (Nix & Weigend 1994; Lakshminarayanan et al. 2017,
+    https://arxiv.org/abs/1612.01474). Its pull on the forces is weaker where the predicted variance is large;
+    ``beta`` weakens that, see `e2ip_plugins.families.interface.pulled`.
+    """
+
+    uq_family = "gaussian"
+    options = (
+        Option(
+            "beta",
+            "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)",
+            float,
+            loss_only=True,
+        ),
+    )
+    parameter_keys = (
+        OutputKey(
+            "gaussian_log_cov", (6,), "log(eV²/Å²)", "matrix logarithm of the covariance, xx, yy, zz, yz, xz, xy"
+        ),
+    )
+    default_beta: ClassVar[float] = 0.0
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.beta = float(options["beta"])
+        self.scalar_damper: Tuple[float, float] = DAMPERS[0]
+        self.tensor_damper: Tuple[float, float] = DAMPERS[1]
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+        """See `Family`."""
+        cls.check_names(given)
+        beta = given.get("beta", cls.default_beta)
+        if isinstance(beta, str) or not 0.0 <= beta <= 1.0:
+            raise InputError(f"beta must be a number from 0 to 1, got {beta}")
+        return {"beta": float(beta)}
+
+    @classmethod
+    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
+        """See `Family`."""
+        return {}
+
+    def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
+        """Of the logarithm of the covariance in units of σ_ref²: trace/√3 (N,) and coordinates of the rest (N, k)."""
+        raise NotImplementedError
+
+    def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
+        """The logarithm as sym6 (N, 6) from its parts."""
+        raise NotImplementedError
+
+    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
+        """See `Family`."""
+        isotropic, rest = self.parts(coefficients)
+        past_knee = (isotropic.abs() > self.scalar_damper[0]) | (rest.square().sum(-1) > self.tensor_damper[0] ** 2)
+        # A damper would make a number of infinity.
+        isotropic = damp(isotropic, self.scalar_damper[0], self.scalar_damper[1]) + (isotropic - isotropic).detach()
+        log_covariance = self.assemble(isotropic, damp_vector(rest, self.tensor_damper[0], self.tensor_damper[1]))
+        log_unit = 2.0 * torch.log(force_unit)
+        log_covariance = torch.cat([log_covariance[:, :3] + log_unit, log_covariance[:, 3:]], dim=1)
+        outputs = _views(log_covariance)
+        outputs["gaussian_log_cov"] = log_covariance
+        outputs["e2ip_plateau"] = past_knee.to(log_covariance.dtype)
+        return outputs
+
+    @staticmethod
+    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+        """See `Family`."""
+        return parameters["gaussian_log_cov"][..., :3].sum(-1) / 3.0
+
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
+
+        At errors of about σ_ref its gradient in the forces is that of the mean square error over components.
+        """
+        unit = outputs[FORCE_UNIT_KEY]
+        log_unit = 2.0 * torch.log(unit).unsqueeze(-1)
+        log_covariance = outputs["gaussian_log_cov"]
+        log_covariance = torch.cat([log_covariance[:, :3] - log_unit, log_covariance[:, 3:]], dim=1)
+        log_variance = log_covariance[:, :3].sum(-1) / 3.0
+        residual = pulled(residual / unit.unsqueeze(-1), log_variance, self.beta)
+        distance = half_exp_matvec(log_covariance, residual, -1.0).square().sum(-1)
+        nll = 0.5 * distance + 1.5 * (log_variance + self.scalar_damper[1] / math.sqrt(3.0))
+        return (2.0 / 3.0) * unit.square() * nll
+
+    @staticmethod
+    def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """See `Family`."""
+        return _views(parameters["gaussian_log_cov"])
+
+    @staticmethod
+    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """See `Family`."""
+        return {**parameters, "gaussian_log_cov": convert_log_matrix(parameters["gaussian_log_cov"], force_factor)}
+
+    @staticmethod
+    def law(parameters: Dict[str, np.ndarray]) -> Any:
+        """The Gaussian with this covariance."""
+        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
+        laws = importlib.import_module("e2ip_plugins.families.laws")
+        return laws.Elliptical(*laws.log_eigen(parameters["gaussian_log_cov"]))
+
+
+def _views(log_covariance: Tensor) -> Dict[str, Tensor]:
+    covariance = sym6_to_matrix(exp_sym6(log_covariance))
+    return force_views(covariance, torch.zeros_like(covariance))
