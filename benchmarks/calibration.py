@@ -291,6 +291,8 @@ def execute(run: Run, bins: dict[str, Path]) -> None:
     started = time.time()
     files = dataset_files(run.dataset)
     run.leverage.parent.mkdir(parents=True, exist_ok=True)
+    for path in predictions(run).values():  # of a run that was killed: NequIP's writer appends
+        path.unlink(missing_ok=True)
     commands = build(run, files, bins[run.host])
     if run.studied:
         commands += leverage_commands(run, files, bins[run.host])
@@ -484,8 +486,10 @@ def alternatives(studies: dict[str, dict]) -> list[str]:
     heads = ["NLL, in", "CE, in", "Spearman, in", "NLL, out", "CE, out", "largest CE, out", "coverage@95, out: lowest"]
     heads += ["highest", "Spearman, out"]
     lines = ["", "| form | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
-    first = by_seed(studies, *kinds[0], "leverage")[0]
-    for title in ["as trained", "leverage", *first["alternatives"]]:
+    runs = [s for kind in kinds for s in by_seed(studies, *kind, "leverage")]
+    # Those that all of them have: `leverage.py` may have been changed between two runs.
+    titles = [title for title in runs[0]["alternatives"] if all(title in s["alternatives"] for s in runs)]
+    for title in ["as trained", "leverage", *titles]:
         cells: dict[str, list[list[float]]] = {"test": [], "ood": []}
         for kind in kinds:
             runs = [s.get(title) or s["alternatives"][title] for s in by_seed(studies, *kind, "leverage")]
