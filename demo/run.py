@@ -211,7 +211,7 @@ def in_and_out_of_distribution(out: Path) -> list[str]:
     """Return the lines that set the e²IP model's errors and uncertainties on both test sets side by side."""
     report = json.loads((ROOT / out / "compare" / "compare.json").read_text(encoding="utf-8"))
     lines = ["e2ip model          force RMSE   mean predicted std   coverage@95   mean leverage"]
-    for models, what in ((report["models"], "300 K, as trained"), (report["ood"]["models"], "900 K, OOD")):
+    for models, what in ((report["models"], "300 K, in distribution"), (report["ood"]["models"], "900 K, OOD")):
         scores = of_e2ip(models)["overall"]
         rmse, std = 1000 * scores["force_rmse"], 1000 * scores["total_std"]
         figures = f"{rmse:6.0f} meV/Å {std:13.0f} meV/Å {scores['coverage95']:13.2f}"
