@@ -90,7 +90,7 @@ def test_summary_is_of_the_evidential_model(demo, tmp_path):
     (tmp_path / "out" / "compare").mkdir()
     (tmp_path / "out" / "compare" / "compare.json").write_text(json.dumps({"models": models(0.05, 1.25), "ood": ood}))
     _, trained, outside, frames = demo.in_and_out_of_distribution(OUT)
-    assert trained.split() == "300 K, as trained 50 meV/Å 40 meV/Å 0.90 1.25".split()
+    assert trained.split() == "300 K, in distribution 50 meV/Å 40 meV/Å 0.90 1.25".split()
     assert outside.split() == "900 K, OOD 200 meV/Å 40 meV/Å 0.90 none".split()
     assert frames.endswith("none by mean leverage, 0.88 by largest epistemic std, 1.00 by mean epistemic std")
 
