@@ -3,9 +3,9 @@
 The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
 training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
 
-    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = √(1 + t) - 1,   z = (C + ρ)^(-1/2) (x - μ).
+    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (C + ρ)^(-1/2) (x - μ).
 
-With ψ(t) ∝ t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
+With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
 is what ψ is for small deviations. For large ones it is linear in |z|: features that are nonlinear in the positions run
 away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
@@ -66,7 +66,8 @@ class Leverage(nn.Module):
         Whether an atom's leverage must not depend on its neighbours' features: h̄ is h then.
     """
 
-    strictly_local: Final[bool]
+    # For models that were pickled when the mean had rounds.
+    strictly_local: Final[bool] = False
     far: Final[float] = FAR
     sharpness: Final[float] = SHARPNESS
     unknown: Final[float] = UNFITTED
@@ -148,7 +149,7 @@ class Leverage(nn.Module):
             scalars - self.centres[kinds], self.region_whitening.reshape(features, regions * features)
         ).reshape(-1, regions, features)
         psi = (white - self.region_offsets).square().add_(1.0).sqrt_() - 1.0
-        h = (psi.sum(-1) + 1e-12) * self.region_norms
+        h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
         h = h.masked_fill(self.region_kinds != kinds.unsqueeze(-1), 1e20)
         # The nearest region, smoothly: (Σ h^-p)^(-1/p), in units of the smallest lest powers overflow.
         smallest = h.detach().amin(1, keepdim=True)

@@ -54,7 +54,7 @@ def expected_h(regions, x, kind):
         if region.kind == kind:
             values, axes = np.linalg.eigh(region.covariance)
             t = np.square((x - region.mean) @ axes) / values
-            of_regions.append(region.norm * (np.sqrt(1.0 + t) - 1.0).sum())
+            of_regions.append(region.norm * (2.0 * (np.sqrt(1.0 + t) - 1.0)).sum())
     return (np.array(of_regions) ** -SHARPNESS).sum() ** (-1.0 / SHARPNESS) if of_regions else FAR
 
 
@@ -92,7 +92,7 @@ def test_small_deviations_give_the_squared_mahalanobis_distance_and_large_ones_i
     leverage.fitted.fill_(True)
     z = torch.tensor([1e-3, 1e4])
     h = leverage(z[:, None] / 2.0, torch.zeros(2, dtype=torch.long)).leverage
-    torch.testing.assert_close(h, torch.stack([0.5 * z[0] ** 2, z[1] - 1.0]), rtol=1e-4, atol=0)
+    torch.testing.assert_close(h, torch.stack([z[0] ** 2, 2.0 * z[1] - 2.0]), rtol=1e-4, atol=0)
 
 
 def test_the_nearest_region_counts_and_two_equal_ones_hardly_more(fill_leverage):

@@ -160,7 +160,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         values, axes = np.linalg.eigh(covariance)
         values += training_atoms.RIDGE * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
-    psi = np.stack([(np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
+    psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
@@ -223,7 +223,7 @@ def test_two_phases_are_two_regions_that_share_a_little():
         values, axes = np.linalg.eigh(covariance)
         values += training_atoms.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
-        psi.append((np.sqrt(1 + np.square(z)) - 1).sum(-1))
+        psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
     nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
     np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
