@@ -118,12 +118,10 @@ class Leverage(nn.Module):
         leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
         h = mean = leverage.clamp(max=self.far)
         if neighbours is not None:
-            weight = neighbours.envelope.to(h.dtype)
-            # Two atoms at one place: hosts may give such a pair finite features.
-            total = torch.ones_like(h).index_add(
-                0, neighbours.receiver, weight.masked_fill(neighbours.lengths == 0, float("inf"))
-            )
-            leverage = leverage.masked_fill(total == float("inf"), float("inf"))
+            # Two atoms at one place, of which hosts may give finite features, count for each other and nobody else.
+            weight = neighbours.envelope.to(h.dtype).masked_fill(neighbours.lengths == 0, 1e20)
+            total = torch.ones_like(h).index_add(0, neighbours.receiver, weight)
+            leverage = leverage.masked_fill(total > 1e19, float("inf"))
             mean = h = leverage.clamp(max=self.far)
             if not self.strictly_local:
                 mean = h.index_add(0, neighbours.receiver, weight * h[neighbours.sender]) / total
@@ -150,7 +148,8 @@ class Leverage(nn.Module):
         ).reshape(-1, regions, features)
         psi = (white - self.region_offsets).square().add_(1.0).sqrt_() - 1.0
         h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
-        h = h.masked_fill(self.region_kinds != kinds.unsqueeze(-1), 1e20)
+        # Other kinds' regions are far; added, so that infinity stays what it is.
+        h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)
         # The nearest region, smoothly: (Σ h^-p)^(-1/p), in units of the smallest lest powers overflow.
         smallest = h.detach().amin(1, keepdim=True)
         nearest = (smallest / h).pow(self.sharpness).sum(1).pow(-1.0 / self.sharpness) * smallest.squeeze(1)
