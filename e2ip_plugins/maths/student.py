@@ -127,11 +127,6 @@ def aleatoric_factor(nu: Tensor) -> Tensor:
     return nu / (nu - 4.0)
 
 
-def epistemic_factor(nu: Tensor, kappa: Tensor) -> Tensor:
-    """U_epi / Σ0 = ν/(κ(ν-4)) (paper, Eq. 8)."""
-    return nu / (kappa * (nu - 4.0))
-
-
 def predictive_scale_factor(nu: Tensor, kappa: Tensor) -> Tensor:
     """Λ / Σ0 = ν(κ+1)/(κ(ν-2)) (paper, Eq. 7)."""
     return nu * (1.0 + 1.0 / kappa) / (nu - 2.0)

@@ -92,7 +92,7 @@ def distribution(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The distribution of every atom's force, from a trunk's coefficients (paper, Eq. 9, 10).
 
-    U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.maths.student.aleatoric_factor`, `epistemic_factor`), to
+    U_ale and U_epi are scalar multiples of Σ0 (`e2ip_plugins.maths.student.aleatoric_factor`, and that over κ), to
     be expanded outside. A gradient that is asked for is that of the plain composition on every path.
 
     Parameters
