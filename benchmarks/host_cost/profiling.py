@@ -24,7 +24,7 @@ _EMPTY = {"forward_ops": 0.0, "forward_ms": 0.0, "backward_ops": 0.0, "backward_
 #: Functions wrapped, where the code looks them up -> part.
 _FUNCTIONS = {
     ("e2ip_plugins.families.e2ip", "distribution"): "map to Σ0, ν, κ",
-    ("e2ip_plugins.families.e2ip", "_views"): "derived keys",
+    ("e2ip_plugins.families.niw", "_views"): "derived keys",
 }
 _LOSS = {"nequip": ("nequip_ext.loss", "force_loss"), "mace": ("mace_ext.loss", "force_loss")}
 

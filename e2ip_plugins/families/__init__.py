@@ -16,7 +16,7 @@ from e2ip_plugins.families.interface import Family
 DEFAULT = "e2ip"
 
 #: Modules of this folder that every family shares.
-_SHARED = ("interface", "laws", "gaussian")
+_SHARED = ("interface", "laws", "niw", "gaussian", "ensemble")
 
 
 @functools.cache

@@ -1,257 +1,49 @@
-"""``e2ip``: the Normal-Inverse-Wishart distribution over a force and its covariance (the paper).
+"""``e2ip``: the Normal-Inverse-Wishart distribution whose Σ0 turns with the structure (the paper).
 
-Per atom: Σ0, the exponential of a symmetric matrix whose 0e and 2e parts are the coefficients s and t, and the evidence
-ν > 5 and κ > 0. The force is predicted to follow a Student-t with m = ν - 2 degrees of freedom, location γ (the host's
-forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
-
-``mse_like`` losses pull on the forces as `e2ip_plugins.families.interface.pulled` says, with β = `PULL_POWER`.
+Σ0 is the exponential of a symmetric matrix whose 0e and 2e parts are the coefficients s and t (paper, Eq. 10).
 """
 
-import importlib
 import math
-from typing import Any, Dict, Final, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, Tuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate, pulled
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.families.niw import NIW
 from e2ip_plugins.maths.kernels import distribution, nll_terms
-from e2ip_plugins.maths.spd import damp, exp_sym6, sym6_to_matrix
-from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
-
-#: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
-EVIDENCE_MODES = ("independent", "coupled", "leverage")
+from e2ip_plugins.maths.spd import damp
 
 #: Knee τ and ceiling c of the damper on the traceless (2e) coefficients; conditioning of Σ0
 #: depends on these alone, so both presets share them (paper, appendix on damping functions).
 TENSOR_DAMPER = (4.0, 5.0)
 
-#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md); 0.5 is also what its
-#: authors recommend.
-PULL_POWER = 0.5
 
-
-class Preset(NamedTuple):
-    """Settings of readout and loss that go together. The paper's optimiser settings are the host's, in ``configs/``.
-
-    Attributes
-    ----------
-    evidence : str
-        One of `EVIDENCE_MODES`.
-    evidence_weight : float
-        λ of the evidence regulariser.
-    scalar_damper : tuple of float
-        Knee τ and ceiling c of the damper on the isotropic (0e) coefficient.
-    mse_like : bool
-        Give the force block the size and sign of a mean square error and keep large variances from weakening
-        its pull on the forces, so that the host's force weights keep their meaning (see the module).
-        ``False``: raw NLL in nats.
-    initial_sigma : float
-        σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
-    """
-
-    evidence: str
-    evidence_weight: float
-    scalar_damper: Tuple[float, float]
-    mse_like: bool
-    initial_sigma: float
-
-
-PRESETS = {
-    "paper": Preset("independent", 0.1, (4.0, 5.0), mse_like=False, initial_sigma=1.0),
-    "default": Preset("leverage", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
-}
-
-# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
-# negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
-# loss as a licence to count a flat loss as an improvement for ever.
-_NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["default"].scalar_damper[1]
-
-
-class E2IP(Family):
-    """See the module and `Family`; options ``preset``, ``evidence`` and ``evidence_weight``.
-
-    Coefficients are s, ν̂, κ̂ and t; only mode ``independent`` reads κ̂, so that a readout has the same weights in all
-    modes.
-    """
+class E2IP(NIW):
+    """See the module and `NIW`. Coefficients are s, ν̂, κ̂ and t."""
 
     name = "e2ip"
-    uq_family = "niw"
-    options = (
-        Option("preset", "settings of readout and loss: default (the default) or paper"),
-        Option("evidence", "leverage, coupled or independent (default: the preset's)"),
-        Option(
-            "evidence_weight",
-            "weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)",
-            float,
-            loss_only=True,
-        ),
-    )
-    parameter_keys = (
-        OutputKey("e2ip_log_sigma0", (6,), "log(eV²/Å²)", "matrix logarithm of Σ0, order xx, yy, zz, yz, xz, xy"),
-        # A covariance exists from ν > 4 on; models keep ν > 5 (paper, Eq. 9).
-        OutputKey("e2ip_nu", (), "1", "covariance evidence ν > 5", above=4.0),
-        OutputKey("e2ip_kappa", (), "1", "mean evidence κ > 0", above=0.0),
-    )
-    own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
 
     num_scalars = 3
     num_tensors = 1
-    coupled: Final[bool]
-    # For models that were pickled before there was a leverage.
-    takes_support: bool = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        preset = PRESETS[options["preset"]]
-        self.coupled = options["evidence"] != "independent"
-        self.takes_support = options["evidence"] == "leverage"
-        self.evidence_weight = float(options["evidence_weight"])
-        self.mse_like = preset.mse_like
-        self.scalar_damper: Tuple[float, float] = preset.scalar_damper
         self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
-        self.initial_scalars = (2.0 * math.sqrt(3.0) * math.log(preset.initial_sigma), 0.0, 0.0)
 
-    @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
+    def start(self, sigma: float) -> Tuple[float, ...]:
+        """See `NIW`."""
+        return (2.0 * math.sqrt(3.0) * math.log(sigma), 0.0, 0.0)
 
-        >>> E2IP.resolve({"evidence": "independent"})
-        {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
-        """
-        cls.check_names(given)
-        name = given.get("preset", "default")
-        if name not in PRESETS:
-            raise InputError(f"unknown preset '{name}'; choose from: {', '.join(PRESETS)}")
-        preset = PRESETS[name]
-        evidence = given.get("evidence", preset.evidence)
-        if evidence not in EVIDENCE_MODES:
-            raise InputError(f"unknown evidence mode '{evidence}'; choose from: {', '.join(EVIDENCE_MODES)}")
-        weight = given.get("evidence_weight")
-        if weight is not None and evidence != "independent":
-            raise InputError(
-                f"evidence_weight is {weight}, but evidence mode '{evidence}' has no regulariser; "
-                "leave evidence_weight out or choose evidence mode 'independent'"
-            )
-        if weight is None:
-            # A preset that is made independent by hand has no weight of its own.
-            default = preset.evidence_weight if preset.evidence == "independent" else 0.01
-            weight = default if evidence == "independent" else 0.0
-        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
-        return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
+    def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """See `NIW`."""
+        return distribution(coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper)
 
-    @classmethod
-    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """See `Family`."""
-        return {**options, "evidence": "coupled"} if options["evidence"] == "leverage" else dict(options)
+    def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:
+        """See `NIW`."""
+        return nll_terms(coefficients, residual, force_unit, self.coupled, self.scalar_damper, self.tensor_damper)
 
-    def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
-        """See `Family`."""
-        log_sigma0, sigma0, nu, kappa, plateau = distribution(
-            coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
-        )
-        if self.takes_support and support is not None:
-            shift, kappa = _recount(log_sigma0, kappa, support)
-            log_sigma0 = torch.cat([log_sigma0[:, :3] + shift.unsqueeze(-1), log_sigma0[:, 3:]], dim=1)
-            sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
-        outputs = _views(sigma0, nu, kappa)
-        outputs["e2ip_log_sigma0"] = log_sigma0
-        outputs["e2ip_nu"] = nu
-        outputs["e2ip_kappa"] = kappa
-        outputs["e2ip_plateau"] = plateau
-        return outputs
-
-    def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
-        """See `Family`; ν from 5.1 to 37."""
-        s, _, kappa = self.initial_scalars
-        return tuple((s, nu, kappa) for nu in (-2.0, 0.0, 2.0, 4.0, 8.0, 16.0, 32.0))
-
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """See `Family`; of (1 + 1/κ) Σ0, which is what the likelihood sees."""
-        return _log_sigma2(parameters["e2ip_log_sigma0"]) + torch.log1p(1.0 / parameters["e2ip_kappa"])
-
-    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
-
-        ``mse_like`` presets: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in (eV/Å)²; at
-        errors of about σ_ref its gradient in the forces is that of the mean square error over components; for others
-        see `PULL_POWER`. Presets that are not ``mse_like``: density in eV/Å, nats.
-        """
-        coefficients, force_unit = outputs[COEFFICIENTS_KEY], outputs[FORCE_UNIT_KEY]
-        if self.mse_like:
-            residual = self._pulled(residual, coefficients.detach())
-        loss, regulariser = nll_terms(
-            coefficients, residual, force_unit, self.coupled, self.scalar_damper, self.tensor_damper
-        )
-        if self.evidence_weight > 0:
-            loss = loss + self.evidence_weight * regulariser
-        if self.mse_like:
-            in_force_units = loss - 3.0 * torch.log(force_unit) - _NLL_FLOOR
-            loss = (2.0 / 3.0) * force_unit.square() * in_force_units
-        return loss
-
-    def _pulled(self, residual: Tensor, coefficients: Tensor) -> Tensor:
-        """The residual itself, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
-        nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
-        # log det Σ0 = √3 s
-        log_sigma0 = damp(coefficients[:, 0], *self.scalar_damper) / math.sqrt(3.0)
-        return pulled(residual, log_sigma0 + torch.log(predictive_scale_factor(nu, kappa)), PULL_POWER)
-
-    @staticmethod
-    def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """See `Family`; U_ale = ν/(ν-4) Σ0 and U_epi = U_ale/κ (paper, Eq. 8)."""
-        sigma0 = exp_sym6(parameters["e2ip_log_sigma0"])
-        return _views(sigma0, parameters["e2ip_nu"], parameters["e2ip_kappa"])
-
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`; Σ0 scales with the square of the factor, evidence has no unit."""
-        return {**parameters, "e2ip_log_sigma0": convert_log_matrix(parameters["e2ip_log_sigma0"], force_factor)}
-
-    @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        nu, kappa = (torch.as_tensor(parameters[name], dtype=torch.float64) for name in ("e2ip_nu", "e2ip_kappa"))
-        log_eigenvalues, axes = laws.log_eigen(parameters["e2ip_log_sigma0"])
-        return laws.Elliptical(
-            log_scale=log_eigenvalues + torch.log(predictive_scale_factor(nu, kappa)).numpy()[:, None],
-            axes=axes,
-            dof=nu.numpy() - 2.0,
-            epistemic_share=1.0 / (1.0 + kappa.numpy()),
-        )
-
-
-def _log_sigma2(log_sigma0: Tensor) -> Tensor:
-    """ln det(Σ0)^(1/3)."""
-    return log_sigma0[..., :3].sum(-1) / 3.0
-
-
-def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
-    """What to add to log Σ0 isotropically, and κ (N,), once κ is counted by the leverage.
-
-    Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
-    """
-    trained = torch.log1p(1.0 / kappa)
-    log_factor, excess = inflate(support, _log_sigma2(log_sigma0) + trained)
-    shift = trained + log_factor
-    return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, 1.0 / excess, kappa)
-
-
-def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:
-    """Derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
-    matrix = sym6_to_matrix(sigma0)
-    aleatoric = aleatoric_factor(nu)[..., None, None] * matrix
-    epistemic = aleatoric / kappa[..., None, None]
-    views = force_views(aleatoric, epistemic)
-    views["e2ip_sigma0"] = matrix
-    return views
+    def log_sigma2(self, coefficients: Tensor) -> Tensor:
+        """See `NIW`; log det Σ0 = √3 s."""
+        return damp(coefficients[:, 0], self.scalar_damper[0], self.scalar_damper[1]) / math.sqrt(3.0)
 
 
 FAMILY = E2IP

@@ -49,7 +49,10 @@ class Law(ABC):
         return self._principal(error)
 
     def pit(self, error: np.ndarray) -> np.ndarray:
-        """Probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,)."""
+        """Probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,).
+
+        Per component (N, 3) where components have distributions of their own.
+        """
         distance = np.square(self.z_scores(error)).sum(-1)
         return np.mean(np.square(self._draws_in_frame).sum(-1) <= distance, axis=0)
 
@@ -210,6 +213,71 @@ def _energy_score(eigenvalues: np.ndarray, whitened2: np.ndarray, dof: np.ndarra
     spread = np.where(gauss, np.sqrt(2.0), np.sqrt(0.5 * m) * poch(m - 1.0, 0.5) / poch(0.5 * (m - 1.0), 0.5) ** 2)
     between_draws = 2.0 * np.sqrt(2.0 / np.pi) * elliprg(*eigenvalues.T) * spread
     return to_error - 0.5 * between_draws
+
+
+class Componentwise(Law):
+    """Independent Student-t distributions along x, y and z, of one location and scale each.
+
+    Its PIT is per component (N, 3): there is no ellipsoid to be in.
+
+    Parameters
+    ----------
+    shift : (N, 3)
+        Location in eV/Å, relative to the forces that errors are counted from.
+    log_scale : (N, 3)
+        Logarithm of the squared scale in eV²/Å².
+    dof : (N, 3)
+        Degrees of freedom > 2.
+    epistemic_share : (N, 3)
+        Epistemic part of every variance.
+    """
+
+    def __init__(self, shift: np.ndarray, log_scale: np.ndarray, dof: np.ndarray, epistemic_share: np.ndarray) -> None:
+        self.shift, self.log_scale, self.dof, self.epistemic_share = shift, log_scale, dof, epistemic_share
+
+    @cached_property
+    def _variance(self) -> np.ndarray:
+        return np.exp(self.log_scale) * self.dof / (self.dof - 2.0)
+
+    @cached_property
+    def _by_size(self) -> np.ndarray:
+        return np.argsort(self._variance, axis=-1)
+
+    def _relative(self, error: np.ndarray) -> np.ndarray:
+        """(e - shift) / scale (N, 3)."""
+        return (error - self.shift) * np.exp(-0.5 * self.log_scale)
+
+    def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        m = self.dof
+        # As in `Elliptical`, in one dimension.
+        norm = 0.5 * np.log(m * np.pi) - np.log(poch(0.5 * m, 0.5)) + 0.5 * self.log_scale
+        return (norm + 0.5 * (m + 1.0) * np.log1p(np.square(self._relative(error)) / m)).sum(-1)
+
+    def covariance(self) -> np.ndarray:
+        """See `Law`."""
+        return self._variance[:, :, None] * np.eye(3)
+
+    def epistemic_std(self) -> np.ndarray:
+        """See `Law`."""
+        return np.sqrt((self.epistemic_share * self._variance).mean(-1))
+
+    def z_scores(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`."""
+        return np.take_along_axis((error - self.shift) / np.sqrt(self._variance), self._by_size, -1)
+
+    def pit(self, error: np.ndarray) -> np.ndarray:
+        """Probability content of the central interval out to the error along x, y and z (N, 3)."""
+        return 1.0 - 2.0 * stdtr(self.dof, -np.abs(self._relative(error)))
+
+    def axis_pit(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`; exact."""
+        return np.take_along_axis(self.pit(error), self._by_size, -1)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """See `Law`."""
+        deviates = rng.standard_t(self.dof, size=(count, *self.dof.shape))
+        return self.shift + np.exp(0.5 * self.log_scale) * deviates
 
 
 class Mixture(Law):

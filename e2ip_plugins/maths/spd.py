@@ -184,3 +184,26 @@ def exp_sym6(log_matrix: Tensor) -> Tensor:
     root = a1.unsqueeze(-1) * b + a2.unsqueeze(-1) * sym6_square(b)
     parts: List[Tensor] = [root[..., :3] + a0.unsqueeze(-1), root[..., 3:]]
     return torch.exp(mean).unsqueeze(-1) * sym6_square(torch.cat(parts, dim=-1))
+
+
+def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:
+    """Logarithm (N, 6) of symmetric positive matrices as sym6 (N, 6), without a gradient.
+
+    Eigenvalues below ``floor`` times the largest count as that: a sample covariance may be singular. A matrix that is
+    not finite gives NaN.
+    """
+    full = sym6_to_matrix(matrix.detach())
+    finite = torch.isfinite(full).flatten(1).all(1)
+    # Eigensolvers raise at NaN.
+    eye = torch.eye(3, dtype=full.dtype, device=full.device)
+    values, axes = torch.linalg.eigh(torch.where(finite[:, None, None], full, eye))
+    logs = torch.log(torch.maximum(values, floor * values[:, 2:]))
+    log = (axes * logs.unsqueeze(-2)) @ axes.transpose(-1, -2)
+    log = torch.where(finite[:, None, None], log, torch.full_like(log, float("nan"))).flatten(1)
+    return torch.stack([log[:, 0], log[:, 4], log[:, 8], log[:, 5], log[:, 2], log[:, 1]], dim=-1)
+
+
+def exp_log_spd(log_matrix: Tensor) -> Tensor:
+    """exp(L) (..., 3, 3) for sym6 L (..., 6) of any conditioning, by eigenvectors; `exp_sym6` needs none."""
+    values, axes = torch.linalg.eigh(sym6_to_matrix(log_matrix))
+    return (axes * values.exp().unsqueeze(-2)) @ axes.transpose(-1, -2)

@@ -18,7 +18,8 @@ MIN_NU = 5.0
 MIN_KAPPA = 1e-6
 
 
-def _softplus(x: Tensor) -> Tensor:
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), smooth everywhere."""
     # torch's own softplus switches to the identity above a threshold, which puts a step into gradients;
     # clamp(x) + log1p(exp(-|x|)) has the wrong subgradient at 0, where training starts.
     return torch.logaddexp(x, torch.zeros_like(x))
@@ -32,10 +33,10 @@ def evidence(
     Paper, Eq. 9; the coupling follows Meinert & Lavin (2021, https://arxiv.org/abs/2104.06135), because the
     likelihood sees κ and Σ0 only through (1+κ)/κ Σ0.
     """
-    excess = _softplus(raw_nu)
+    excess = softplus(raw_nu)
     if raw_kappa is None:
         return excess + min_nu, excess + min_kappa
-    return excess + min_nu, _softplus(raw_kappa) + min_kappa
+    return excess + min_nu, softplus(raw_kappa) + min_kappa
 
 
 def log_gamma_rest_coefficients(double: bool) -> List[float]:
@@ -102,6 +103,11 @@ def negative_log_likelihood(log_sigma0: Tensor, nu: Tensor, kappa: Tensor, resid
     tensor(4.1154)
     """
     mahalanobis = half_exp_matvec(log_sigma0, residual, -1.0).square().sum(-1)
+    return negative_log_density(mahalanobis, log_sigma0[..., :3].sum(-1), nu, kappa)
+
+
+def negative_log_density(mahalanobis: Tensor, log_det: Tensor, nu: Tensor, kappa: Tensor) -> Tensor:
+    """As `negative_log_likelihood` (...,), from vᵀ Σ0⁻¹ v and log det Σ0 (...,) of whatever units."""
     m = nu - 2.0
     x = mahalanobis / (nu * (1.0 + 1.0 / kappa))
     return (
@@ -109,7 +115,7 @@ def negative_log_likelihood(log_sigma0: Tensor, nu: Tensor, kappa: Tensor, resid
         + 1.5 * torch.log1p(3.0 / (2.0 * m + 1.0))
         - _log_gamma_ratio_rest(m)
         + 1.5 * torch.log1p(1.0 / kappa)
-        + 0.5 * log_sigma0[..., :3].sum(-1)
+        + 0.5 * log_det
         + 0.5 * (nu + 1.0) * torch.log1p(x)
     )
 

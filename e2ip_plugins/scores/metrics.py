@@ -19,8 +19,8 @@ WORST_SHARE = 0.1
 
 
 def observed_coverage(pit: np.ndarray, levels: np.ndarray = CALIBRATION_LEVELS) -> np.ndarray:
-    """Share of atoms whose PIT is at most p, for every level p."""
-    return np.searchsorted(np.sort(pit), levels, side="right") / len(pit)
+    """Share of atoms, or of components, whose PIT is at most p, for every level p."""
+    return np.searchsorted(np.sort(pit, axis=None), levels, side="right") / pit.size
 
 
 def calibration_error(pit: np.ndarray) -> float:
@@ -136,8 +136,8 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional
     -------
     dict
         ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å; ``leverage`` (N,) as given. With a law also ``nll``,
-        ``pit``, ``energy_score``, ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3)
-        along the principal axes, smallest predicted variance first.
+        ``pit`` (N,), or per component (N, 3), ``energy_score``, ``epistemic_std``, ``total_std`` (N,), and ``z_scores``
+        and ``axis_pit`` (N, 3) along the principal axes, smallest predicted variance first.
     """
     scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
     if law is not None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families import e2ip
-from e2ip_plugins.families.e2ip import E2IP, PRESETS, PULL_POWER, TENSOR_DAMPER
+from e2ip_plugins.families import niw
+from e2ip_plugins.families.e2ip import E2IP, TENSOR_DAMPER
+from e2ip_plugins.families.niw import PRESETS, PULL_POWER
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.maths import spd, student
 
@@ -114,7 +115,7 @@ def test_default_loss_pulls_less_where_the_variance_is_large_but_less_so_than_th
 def test_pull_changes_the_gradient_in_the_force_alone(monkeypatch):
     module, found = family(), []
     for power in (0.0, PULL_POWER):
-        monkeypatch.setattr(e2ip, "PULL_POWER", power)
+        monkeypatch.setattr(niw, "PULL_POWER", power)
         residual, outputs = example(module, 50)
         coefficients = outputs["e2ip_coefficients"].detach().requires_grad_()
         loss = module.force_loss(residual, {**outputs, "e2ip_coefficients": coefficients})

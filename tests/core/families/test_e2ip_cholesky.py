@@ -1,0 +1,98 @@
+"""``e2ip-cholesky``: the distribution of ``e2ip``, made of L Lᵀ."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_t
+
+from e2ip_plugins import families
+from e2ip_plugins.maths.spd import sym6_to_matrix
+
+F64 = torch.float64
+UNIT = 0.05
+
+
+def build(**options):
+    kind = families.get("e2ip-cholesky")
+    return kind(kind.resolve(options))
+
+
+def example(module, count=30, spread=0.7):
+    generator = torch.Generator().manual_seed(0)
+    coefficients = spread * torch.randn(count, 8, dtype=F64, generator=generator)
+    coefficients.requires_grad_()
+    outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
+    outputs["e2ip_force_unit"] = torch.full((count,), UNIT, dtype=F64)
+    outputs["e2ip_coefficients"] = coefficients
+    residual = UNIT * torch.randn(count, 3, dtype=F64, generator=generator)
+    return coefficients, residual.requires_grad_(), outputs
+
+
+def test_sigma0_is_what_its_factor_says_and_its_logarithm_fits():
+    coefficients, _, outputs = example(build())
+    c = coefficients.detach()
+    factor = torch.zeros(len(c), 3, 3, dtype=F64)
+    factor[:, 0, 0], factor[:, 1, 1], factor[:, 2, 2] = (c[:, i].exp() for i in (0, 3, 4))
+    factor[:, 1, 0], factor[:, 2, 0], factor[:, 2, 1] = (c[:, i].exp() * c[:, j] for i, j in ((3, 5), (4, 6), (4, 7)))
+    expected = UNIT**2 * factor @ factor.mT
+    torch.testing.assert_close(outputs["e2ip_sigma0"], expected, rtol=1e-10, atol=0)
+    log_sigma0 = sym6_to_matrix(outputs["e2ip_log_sigma0"])
+    torch.testing.assert_close(torch.matrix_exp(log_sigma0), expected, rtol=1e-8, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{}, {"evidence": "independent", "evidence_weight": 0.0}, {"preset": "paper"}])
+def test_loss_is_scipys_density(options):
+    module = build(**options)
+    _, residual, outputs = example(module)
+    nll, _ = module.nll_terms(outputs["e2ip_coefficients"], residual, outputs["e2ip_force_unit"])
+    nu, kappa = outputs["e2ip_nu"].detach().numpy(), outputs["e2ip_kappa"].detach().numpy()
+    scale = outputs["e2ip_sigma0"].detach().numpy() * (nu * (kappa + 1) / (kappa * (nu - 2)))[:, None, None]
+    expected = [
+        -multivariate_t(shape=s, df=n - 2).logpdf(e)
+        for s, n, e in zip(scale, nu, residual.detach().numpy(), strict=True)
+    ]
+    np.testing.assert_allclose(nll.detach().numpy(), expected, rtol=1e-9)
+    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    np.testing.assert_allclose(law.negative_log_likelihood(residual.detach().numpy()), expected, rtol=1e-8)
+
+
+def test_isotropic_it_is_e2ip_in_loss_pull_and_outputs():
+    mine, theirs = build(), families.get("e2ip")(families.get("e2ip").resolve({}))
+    s = torch.linspace(-20, 20, 9, dtype=F64)
+    nu = torch.linspace(-3, 5, 9, dtype=F64)
+    sigma = 3**0.5 / 6 * s
+    zero = torch.zeros_like(s)
+    generator = torch.Generator().manual_seed(0)
+    residual = UNIT * torch.randn(9, 3, dtype=F64, generator=generator)
+    found = []
+    for module, coefficients in (
+        (mine, torch.stack([sigma, nu, zero, sigma, sigma, zero, zero, zero], -1)),
+        (theirs, torch.stack([s, nu, *[zero] * 6], -1)),
+    ):
+        outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
+        outputs |= {"e2ip_force_unit": torch.full((9,), UNIT, dtype=F64), "e2ip_coefficients": coefficients}
+        moved = residual.clone().requires_grad_()
+        loss = module.force_loss(moved, outputs)
+        found.append((loss.detach(), torch.autograd.grad(loss.sum(), moved)[0], outputs))
+    for mine_value, their_value in zip(found[0][:2], found[1][:2], strict=True):
+        torch.testing.assert_close(mine_value, their_value, rtol=1e-9, atol=1e-14)
+    for key in theirs.output_keys():
+        torch.testing.assert_close(found[0][2][key.name], found[1][2][key.name], rtol=1e-9, atol=1e-12)
+    assert torch.equal(found[0][2]["e2ip_plateau"], found[1][2]["e2ip_plateau"])
+
+
+@pytest.mark.parametrize("column", [0, 1, 4, 7])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad):
+    coefficients = torch.zeros(3, 8, dtype=F64)
+    coefficients[1, column] = bad
+    outputs = build()(coefficients, torch.tensor(UNIT, dtype=F64))
+    assert not outputs["forces_cov"][1].isfinite().all() and outputs["forces_cov"][[0, 2]].isfinite().all()
+    assert outputs["e2ip_log_sigma0"][1].isnan().any() and outputs["e2ip_log_sigma0"][[0, 2]].isfinite().all()
+
+
+def test_scripted_equals_eager():
+    module = build()
+    coefficients, _, outputs = example(module)
+    for key, value in torch.jit.script(module)(coefficients, torch.tensor(UNIT, dtype=F64)).items():
+        torch.testing.assert_close(value, outputs[key])
