@@ -107,6 +107,35 @@ def compare_command(
     typer.echo(f"Written: {out}/compare.md, .json, .png, .pdf")
 
 
+@app.command("ensemble")
+def ensemble_command(
+    files: Annotated[
+        List[Path],
+        typer.Argument(metavar="MEMBER_1.xyz MEMBER_2.xyz ...", help="The members' predictions for the same frames."),
+    ],
+    output: Annotated[Path, typer.Option(help="The ensemble's predictions.")] = Path("ensemble.xyz"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    ref_energy: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+) -> None:
+    """Combine predictions of several models into those of their ensemble.
+
+    Mean forces and energies; the covariance is that of the members' forces (K - 1 in the denominator)
+    plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
+    """
+    from e2ip_plugins.report.ensemble import combine
+
+    if output.exists() and (not overwrite or output.is_dir() or any(f.exists() and output.samefile(f) for f in files)):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        reason = "is a member" if any(f.exists() and output.samefile(f) for f in files) else reason
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
+    for text in combine(files, output, ref_forces, ref_energy):
+        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    typer.echo(f"Written: {output}")
+
+
 #: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
 _HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 

@@ -88,7 +88,7 @@ def load_models(
     """
     files = [Path(p) for p in paths]
     labels = _labels(files, labels)
-    predictions = _read_same_frames(files, ref_forces, ref_energy)
+    predictions = read_same_frames(files, ref_forces, ref_energy)
     return [_score(label, p) for label, p in zip(labels, predictions, strict=True)]
 
 
@@ -111,8 +111,8 @@ def load_both_sets(
     labels = _labels(files, labels)
     if len(ood_files) != len(files):
         raise InputError(f"--ood: {len(ood_files)} files for {len(files)} models; give one for each, in the same order")
-    inside = _read_same_frames(files, ref_forces, ref_energy)
-    outside = _read_same_frames(ood_files, ref_forces, ref_energy)
+    inside = read_same_frames(files, ref_forces, ref_energy)
+    outside = read_same_frames(ood_files, ref_forces, ref_energy)
     if _difference(inside[0], outside[0]) is None:
         raise InputError(
             f"--ood {ood_files[0]}: holds the same frames as {files[0]}; give predictions for other frames, those out "
@@ -130,7 +130,10 @@ def load_both_sets(
     )
 
 
-def _read_same_frames(files: List[Path], ref_forces: Optional[str], ref_energy: Optional[str]) -> List[Predictions]:
+def read_same_frames(
+    files: Sequence[Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+) -> List[Predictions]:
+    """Predictions of several models; `InputError` unless they are for the same frames in the same order."""
     predictions = [read_predictions(p, ref_forces, ref_energy) for p in files]
     for other in predictions[1:]:
         problem = _difference(predictions[0], other)

@@ -1,0 +1,125 @@
+"""Predictions of an ensemble from those of its members: first and second moments of their mixture."""
+
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.ensemble import Ensemble
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, UNFITTED
+from e2ip_plugins.maths.spd import log_spd
+from e2ip_plugins.report.compare import read_same_frames
+from e2ip_plugins.report.predictions import Predictions
+
+#: From this many members on a sample covariance of three components may have full rank.
+FULL_RANK = 4
+
+
+def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Covariance of an equally weighted mixture (N, 3, 3), and the epistemic share of its trace (N,).
+
+    Law of total variance. The members' disagreement is epistemic; it has K - 1 in the denominator, because members
+    are a sample of what training may give.
+
+    Parameters
+    ----------
+    forces : (K, N, 3)
+        In eV/Å; K ≥ 2.
+    covariances : (K, N, 3, 3)
+        Of each member, zero for one without, in eV²/Å².
+    epistemic : (K, N)
+        Trace of their epistemic parts.
+    """
+    deviation = forces - forces.mean(0)
+    spread = np.einsum("kni,knj->nij", deviation, deviation) / (len(forces) - 1)
+    covariance = spread + covariances.mean(0)
+    trace = np.trace(covariance, axis1=-2, axis2=-1)
+    disagreement = np.trace(spread, axis1=-2, axis2=-1) + epistemic.mean(0)
+    return covariance, np.where(trace > 0, disagreement / np.where(trace > 0, trace, 1.0), 1.0)
+
+
+def combine(
+    files: Sequence[Path], output: Path, ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+) -> List[str]:
+    """Write the ensemble's predictions; returns warnings.
+
+    Parameters
+    ----------
+    files
+        Predictions of K ≥ 2 members of any families, or of none, for the same frames.
+    output
+        extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references as ``REF_forces``
+        and ``REF_energy``, and the mean leverage of members that have one.
+
+    Raises
+    ------
+    InputError
+        Fewer than two members, a member given twice; files that cannot be read or are for different frames.
+    """
+    files = [Path(f) for f in files]
+    if len(files) < 2:
+        raise InputError(f"an ensemble has at least two members, got {len(files)}: give one prediction file for each")
+    for i, file in enumerate(files):
+        if any(file.exists() and other.exists() and file.samefile(other) for other in files[:i]):
+            raise InputError(f"{file} is given twice; members that are copies say nothing of each other")
+    members = read_same_frames(files, ref_forces, ref_energy)
+    warnings = []
+    if all(member.family is None for member in members) and len(members) < FULL_RANK:
+        warnings.append(
+            f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
+            f"coverage do not; take {FULL_RANK} members or more, or calibrate with a floor"
+        )
+    forces = np.stack([member.forces for member in members])
+    covariances, epistemic = zip(*(_uncertainty(member) for member in members), strict=True)
+    covariance, share = moments(forces, np.stack(covariances), np.stack(epistemic))
+    if (same := ~covariance.any((1, 2))).any():
+        raise InputError(
+            f"{files[0]}: all members predict the same forces for {int(same.sum())} atoms, first in frame "
+            f"{int(members[0].frame_of_atom[np.argmax(same)])}: are these files of different models?"
+        )
+    full = covariance[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    parameters = {
+        "ensemble_log_cov": log_spd(torch.from_numpy(full)),
+        "ensemble_epistemic_share": torch.from_numpy(share),
+    }
+    columns = {name: value.numpy() for name, value in {**parameters, **Ensemble.derive(parameters)}.items()}
+    leverages = [member.leverage for member in members if member.leverage is not None]
+    if leverages:
+        columns[LEVERAGE.name] = np.nan_to_num(np.mean(leverages, axis=0), nan=UNFITTED, posinf=np.inf)
+    columns |= {"forces": forces.mean(0), "REF_forces": members[0].reference_forces}
+    energies = {"energy": np.mean([member.energy for member in members], axis=0)}
+    energies["REF_energy"] = members[0].reference_energy
+    _write(output, members[0], columns, energies)
+    return warnings
+
+
+def _uncertainty(member: Predictions) -> Tuple[np.ndarray, np.ndarray]:
+    """Covariance (N, 3, 3) and trace of its epistemic part (N,)."""
+    n = len(member.species)
+    if member.family is None:
+        return np.zeros((n, 3, 3)), np.zeros(n)
+    law = member.family.law(member.parameters)
+    return law.covariance(), 3.0 * np.square(law.epistemic_std())
+
+
+def _write(output: Path, frames: Predictions, columns: Dict[str, np.ndarray], energies: Dict[str, np.ndarray]) -> None:
+    import ase
+    import ase.io
+
+    structures = ase.io.read(frames.path, index=":", format="extxyz")
+    ends = np.cumsum(frames.sizes)
+    written = []
+    for i, (structure, end) in enumerate(zip(structures, ends, strict=True)):
+        rows = slice(end - frames.sizes[i], end)
+        atoms = ase.Atoms(structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc)
+        for name, values in columns.items():
+            atoms.new_array(name, values[rows].reshape(len(atoms), *([-1] if values.ndim > 1 else [])))
+        atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}
+        atoms.info[FAMILY_KEY] = Ensemble.uq_family
+        written.append(atoms)
+    # Whole or not at all.
+    part = output.with_name(output.name + ".part")
+    ase.io.write(part, written, format="extxyz")
+    part.replace(output)

@@ -1,0 +1,133 @@
+"""``e2ip ensemble``: moments of mixtures, and files that every tool reads."""
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from e2ip_plugins.cli import app
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.report.compare import load_models
+from e2ip_plugins.report.ensemble import moments
+from e2ip_plugins.report.predictions import read_predictions
+
+SIZES = (5, 7, 9)
+
+
+def members(folder, count, draw=None, seed=0):
+    """Files of models that err independently; of family niw if ``draw`` is given."""
+    rng, paths = np.random.default_rng(seed), []
+    positions = [rng.normal(size=(n, 3)) for n in SIZES]
+    references = [rng.normal(size=(n, 3)) for n in SIZES]
+    for k in range(count):
+        frames = []
+        for i, n in enumerate(SIZES):
+            atoms = ase.Atoms("C" * n, positions[i], cell=np.eye(3) * 9.0, pbc=True)
+            atoms.info |= {"REF_energy": float(i), "MACE_energy": i + 0.1 * k}
+            atoms.new_array("REF_forces", references[i])
+            atoms.new_array("MACE_forces", references[i] + 0.1 * rng.normal(size=(n, 3)))
+            if draw is not None:
+                _, log_sigma0, nu, kappa = draw(n, seed=10 * k + i)
+                for name, value in (("log_sigma0", log_sigma0), ("nu", nu), ("kappa", kappa)):
+                    atoms.new_array(f"MACE_e2ip_{name}", value)
+                atoms.info["MACE_uq_family"] = "niw"
+                atoms.new_array("MACE_e2ip_leverage", np.full(n, 1.0 + k))
+            frames.append(atoms)
+        paths.append(folder / f"member{k}.xyz")
+        ase.io.write(paths[-1], frames, format="extxyz")
+    return paths
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["ensemble", *map(str, arguments)])
+
+
+def forces(paths):
+    return np.stack([read_predictions(path).forces for path in paths])
+
+
+def test_stock_members(tmp_path):
+    paths = members(tmp_path, 5)
+    result = run(*paths, "--output", tmp_path / "e.xyz")
+    assert result.exit_code == 0 and "warning" not in result.output
+    found, of_members = read_predictions(tmp_path / "e.xyz"), forces(paths)
+    np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-8)
+    np.testing.assert_allclose(found.energy, [0.2, 1.2, 2.2])
+    np.testing.assert_allclose(found.reference_energy, [0, 1, 2])
+    covariance = found.family.law(found.parameters).covariance()
+    expected = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
+    np.testing.assert_allclose(covariance, expected, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.parameters["ensemble_epistemic_share"], 1.0)
+    frames, members_frames = ase.io.read(tmp_path / "e.xyz", ":"), ase.io.read(paths[0], ":")
+    for atoms, other in zip(frames, members_frames, strict=True):
+        np.testing.assert_allclose(atoms.positions, other.positions, atol=1e-8)
+        assert np.allclose(atoms.cell, other.cell) and atoms.pbc.all() and atoms.info["uq_family"] == "ensemble"
+        np.testing.assert_allclose(
+            atoms.arrays["forces_uncertainty"] ** 2, atoms.arrays["forces_cov"][:, ::4], atol=1e-7
+        )
+    (model,) = load_models([tmp_path / "e.xyz"])
+    assert np.isfinite(model.scores["nll"]).all()
+
+
+def test_members_with_uncertainties(tmp_path, draw):
+    """Law of total variance, against draws from the mixture."""
+    paths = members(tmp_path, 3, draw)
+    assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
+    found, read = read_predictions(tmp_path / "e.xyz"), [read_predictions(path) for path in paths]
+    laws = [E2IP.law(member.parameters) for member in read]
+    spread = np.stack([np.cov(forces(paths)[:, i].T) for i in range(sum(SIZES))])
+    covariance = found.family.law(found.parameters).covariance()
+    np.testing.assert_allclose(
+        covariance, spread + np.mean([law.covariance() for law in laws], 0), rtol=1e-5, atol=1e-9
+    )
+    epistemic = np.mean([law.epistemic_std() ** 2 for law in laws], 0) + np.trace(spread, axis1=1, axis2=2) / 3
+    np.testing.assert_allclose(found.family.law(found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.leverage, 2.0)
+
+
+def test_moments_are_those_of_draws():
+    rng = np.random.default_rng(0)
+    forces = rng.normal(size=(4, 1, 3))
+    roots = rng.normal(size=(4, 1, 3, 3))
+    covariance, share = moments(forces, roots @ roots.swapaxes(-1, -2), np.zeros((4, 1)))
+    picked = rng.integers(4, size=400_000)
+    draws = forces[picked, 0] + np.einsum("nij,nj->ni", roots[picked, 0], rng.normal(size=(len(picked), 3)))
+    # Draws are of these members, the K - 1 is of those that training might have given.
+    excess = np.cov(forces[:, 0].T) * (1 - 3 / 4)
+    np.testing.assert_allclose(np.cov(draws.T), covariance[0] - excess, atol=0.05)
+    assert share[0] == pytest.approx(np.trace(np.cov(forces[:, 0].T)) / np.trace(covariance[0]))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_few_members_are_told(tmp_path, count):
+    result = run(*members(tmp_path, count), "--output", tmp_path / "e.xyz")
+    assert result.exit_code == 0 and f"covariances of {count} members have no full rank" in result.output
+    (model,) = load_models([tmp_path / "e.xyz"])
+    assert np.isfinite(model.scores["nll"]).all()
+
+
+def test_bad_input(tmp_path, draw):
+    paths = members(tmp_path, 4)
+    output = tmp_path / "e.xyz"
+
+    def message(*arguments):
+        result = run(*arguments)
+        assert result.exit_code == 2 and not output.exists()
+        return result.output.replace("\n", " ")
+
+    assert "at least two members, got 1" in message(paths[0], "--output", output)
+    assert "is given twice" in message(paths[0], paths[1], paths[0], "--output", output)
+    assert "no such file" in message(paths[0], tmp_path / "none.xyz", "--output", output)
+    assert "is a member" in message(*paths, "--output", paths[1], "--overwrite")
+    assert "there is no folder" in message(*paths, "--output", tmp_path / "nowhere" / "e.xyz")
+    (tmp_path / "other").mkdir()
+    other = members(tmp_path / "other", 1, seed=1)
+    assert "the reference forces of frame 0 differ" in message(paths[0], *other, "--output", output)
+    copy = tmp_path / "copy.xyz"
+    copy.write_text(paths[0].read_text())
+    assert "all members predict the same forces" in message(paths[0], copy, "--output", output)
+    output.write_text("mine")
+    result = run(*paths, "--output", output)
+    assert result.exit_code == 2 and "is there already" in result.output and output.read_text() == "mine"
+    assert run(*paths, "--output", output, "--overwrite").exit_code == 0
