@@ -1,0 +1,100 @@
+"""Files of a data set: which frames train, validate and test."""
+
+import os
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+import numpy as np
+
+from e2ip_plugins.bench.plan import DataSet
+from e2ip_plugins.errors import InputError
+
+#: Seed of the rotations of `rotated`.
+SEED = 0
+
+
+def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
+    """Frames of an extxyz file as they stand there, the first ``count``; ASE would round numbers."""
+    frames: List[str] = []
+    with open(source, encoding="utf-8") as lines:
+        for first in lines:
+            if len(frames) == count:
+                break
+            frames.append("".join([first, *(next(lines) for _ in range(int(first) + 1))]))
+    return frames
+
+
+def find(name: str, roots: Sequence[Path]) -> Path:
+    """A data file in one of the folders; `InputError` where it is in none."""
+    for root in roots:
+        if (root / name).is_file():
+            return root / name
+    listed = " or ".join(str(root) for root in roots)
+    raise InputError(f"no file {name} in {listed}: name the folder that holds it with --data, or in E2IP_DATA")
+
+
+def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, limit: "int | None") -> Dict[str, Path]:
+    """Files by label: ``train``, ``valid``, the tests, and ``rotated``, the first test with every frame rotated at random.
+
+    Parameters
+    ----------
+    name : str
+        Of the files that are written.
+    dataset : DataSet
+    roots
+        Folders with data.
+    folder
+        Where splits are written, unless they are there.
+    limit : int, optional
+        Frames of each at most.
+    """
+    sources = {label: find(path, roots) for label, path in {"train": dataset.train, **dataset.tests}.items()}
+    train, valid = (min(n, limit or n) for n in dataset.frames)
+    files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", "valid", *dataset.tests, "rotated")}
+    if all(path.exists() for path in files.values()):
+        return files
+    folder.mkdir(parents=True, exist_ok=True)
+    frames = read_verbatim(sources["train"], train if dataset.valid else train + valid)
+    if len(frames) < (train if dataset.valid else train + valid):
+        raise InputError(f"{sources['train']} has {len(frames)} frames; {train + valid} are needed")
+    if dataset.valid:
+        of_valid = read_verbatim(find(dataset.valid, roots), valid)
+    else:
+        rows = range(train, train + valid)
+        if dataset.spread:
+            rows = [int((i + 0.5) * len(frames) / valid) for i in range(valid)]
+        of_valid = [frames[i] for i in rows]
+        frames = [frame for i, frame in enumerate(frames) if i not in set(rows)]
+    _write(files["train"], frames)
+    _write(files["valid"], of_valid)
+    for label in dataset.tests:
+        _write(files[label], read_verbatim(sources[label], limit))
+    _rotate(files[next(iter(dataset.tests))], files["rotated"])
+    return files
+
+
+def _write(path: Path, frames: Sequence[str]) -> None:
+    # Whole or not at all: a later call takes what is there.
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text("".join(frames), encoding="utf-8")
+    part.replace(path)
+
+
+def rotations(count: int) -> np.ndarray:
+    """Random proper rotations (count, 3, 3), the same ones for every count."""
+    from scipy.spatial.transform import Rotation
+
+    return Rotation.random(count, random_state=np.random.RandomState(SEED)).as_matrix()  # noqa: NPY002 (older SciPy)
+
+
+def _rotate(source: Path, target: Path) -> None:
+    import ase.io
+
+    frames = ase.io.read(source, index=":", format="extxyz")
+    for atoms, rotation in zip(frames, rotations(len(frames)), strict=True):
+        atoms.positions = atoms.positions @ rotation.T
+        atoms.cell = atoms.cell.array @ rotation.T
+        atoms.arrays["REF_forces"] = atoms.arrays["REF_forces"] @ rotation.T
+    part = target.with_suffix(f".{os.getpid()}.part")
+    ase.io.write(part, frames, format="extxyz")
+    part.replace(target)

@@ -1,0 +1,262 @@
+"""What is trained for which table: data sets, methods, presets and benchmarks, as data."""
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from e2ip_plugins.errors import InputError
+
+HOSTS = ("mace", "nequip")
+
+
+class DataSet(NamedTuple):
+    """Frames of one table and how long to train on them.
+
+    Attributes
+    ----------
+    train : str
+        extxyz file below the data folder, of which the first frames are used.
+    tests : dict
+        Test file by label; ``ood`` is out of distribution.
+    species : tuple of str
+    frames : (int, int)
+        For training and for validation.
+    valid : str
+        File with the validation frames; empty: those that follow the training frames.
+    spread : bool
+        Validation frames evenly out of all that are used, where neighbours in the file belong together.
+    epochs : dict
+        By host.
+    batch_size, valid_batch_size : int
+    cutoff : float
+        In Å.
+    """
+
+    train: str
+    tests: Mapping[str, str]
+    species: Tuple[str, ...]
+    frames: Tuple[int, int]
+    epochs: Mapping[str, int]
+    valid: str = ""
+    spread: bool = False
+    batch_size: int = 5
+    valid_batch_size: int = 50
+    cutoff: float = 5.0
+
+
+_MOLECULE = {"mace": 60, "nequip": 40}
+
+DATASETS: Dict[str, DataSet] = {
+    "demo": DataSet(
+        "demo/data/train.extxyz",
+        {"test": "demo/data/test.extxyz", "ood": "demo/data/ood.extxyz"},
+        ("H", "C", "N", "O"),
+        (300, 50),
+        {"mace": 40, "nequip": 60},
+        valid="demo/data/valid.extxyz",
+    ),
+    "acac": DataSet(
+        "acac/acac_train_300K.extxyz",
+        {"test": "acac/acac_test_300K.extxyz", "ood": "acac/acac_test_600K.extxyz"},
+        ("H", "C", "O"),
+        (450, 50),
+        _MOLECULE,
+    ),
+    **{
+        name: DataSet(
+            f"rmd17/{name}_split01_train.extxyz",
+            {"test": f"rmd17/{name}_split01_test.extxyz"},
+            species,
+            (450, 50),
+            _MOLECULE,
+        )
+        for name, species in (("aspirin", ("H", "C", "O")), ("azobenzene", ("H", "C", "N")))
+    },
+    "silica": DataSet(
+        "silica/zeolite_train.extxyz",
+        {"test": "silica/zeolite_test.extxyz", "ood": "silica/zeolite_ood.extxyz"},
+        ("O", "Si"),
+        (360, 40),
+        {"mace": 20, "nequip": 20},
+        spread=True,
+        batch_size=2,
+        valid_batch_size=8,
+    ),
+    "water": DataSet(
+        "water/water_train.extxyz",
+        {"test": "water/water_test.extxyz", "ood": "water/water_ood_surface.extxyz"},
+        ("H", "O"),
+        (139, 20),
+        {"mace": 16, "nequip": 16},
+        spread=True,
+        batch_size=1,
+        valid_batch_size=4,
+        cutoff=4.5,
+    ),
+}
+
+
+def dataset(name: str) -> DataSet:
+    """Data set by name; ``NAME-30`` has 30 % of its training frames."""
+    base, _, percent = name.partition("-")
+    found = DATASETS[base]
+    if percent:
+        train, valid = found.frames
+        found = found._replace(frames=(train * int(percent) // 100, valid))
+    return found
+
+
+class Method(NamedTuple):
+    """One way to an uncertainty.
+
+    Attributes
+    ----------
+    title : str
+        In tables.
+    readout : str
+        Predictive family; empty: the host's model as it is.
+    options : dict
+        Of the family.
+    ensemble : str
+        Title of the ensemble that its runs are members of; empty: none is made of them.
+    mace, nequip : tuple of str
+        Further arguments of the training commands.
+    """
+
+    title: str
+    readout: str = ""
+    options: Mapping[str, object] = {}
+    ensemble: str = ""
+    mace: Tuple[str, ...] = ()
+    nequip: Tuple[str, ...] = ()
+
+
+METHODS: Dict[str, Method] = {
+    "stock": Method("stock model", ensemble="DE"),
+    "e2ip": Method("e²IP", "e2ip"),
+    "e2ip-coupled": Method("e²IP, coupled", "e2ip", {"evidence": "coupled"}),
+    "e2ip-independent": Method("e²IP, independent", "e2ip", {"evidence": "independent"}),
+    # The paper's weights go with its raw NLL; optimiser and schedule are those of the other rows.
+    "e2ip-paper": Method(
+        "e²IP, preset paper",
+        "e2ip",
+        {"preset": "paper"},
+        mace=("--energy_weight=1", "--forces_weight=10000", "--clip_grad=10"),
+        nequip=("training_module.loss.coeffs.forces=10000.0",),
+    ),
+    "e2ip-cholesky": Method("e²IP w/o equivariance", "e2ip-cholesky"),
+    "eip": Method("eIP", "eip"),
+    "eip-nig": Method("eIP, likelihood of the NIG", "eip", {"likelihood": "nig"}),
+    "mve": Method("MVE", "mve", ensemble="MVE-DE"),
+    "mve-spd": Method("MVE, equivariant covariance", "mve-spd"),
+    "shallow": Method("SE", "shallow"),
+}
+
+
+class Preset(NamedTuple):
+    """How much of everything.
+
+    Attributes
+    ----------
+    seeds : int
+        Runs of a method.
+    members : int
+        Runs of a method that ensembles are made of.
+    epochs : float
+        Factor on the data sets' epochs.
+    frames : int, optional
+        Frames of each kind at most.
+    mace, nequip : tuple of str
+        Arguments of the training commands.
+    """
+
+    seeds: int
+    members: int
+    epochs: float
+    frames: Optional[int] = None
+    mace: Tuple[str, ...] = ()
+    nequip: Tuple[str, ...] = ()
+
+
+_SMALL = ("--max_ell=2", "--correlation=2")
+
+PRESETS: Dict[str, Preset] = {
+    # Whether everything runs, in minutes.
+    "smoke": Preset(1, 2, 0.05, 20, ("--max_ell=1", "--correlation=1", "--num_channels=8"), ("num_features=8",)),
+    # A network and a number of epochs for two cores.
+    "cpu": Preset(2, 5, 1.0, None, _SMALL),
+    # For a GPU: the hosts' usual sizes, and five seeds as in the paper.
+    "paper": Preset(
+        5,
+        5,
+        5.0,
+        None,
+        ("--max_ell=3", "--correlation=3", "--num_channels=64", "--device=cuda"),
+        ("num_features=64", "num_layers=3"),
+    ),
+}
+
+
+class Benchmark(NamedTuple):
+    """One table.
+
+    Attributes
+    ----------
+    sets, methods : tuple of str
+    about : str
+        One sentence for the page.
+    """
+
+    sets: Tuple[str, ...]
+    methods: Tuple[str, ...]
+    about: str
+
+
+_ALL = tuple(METHODS)
+_MAIN = ("stock", "e2ip", "e2ip-coupled", "eip", "e2ip-cholesky", "mve", "mve-spd", "shallow")
+
+BENCHMARKS: Dict[str, Benchmark] = {
+    "rmd17": Benchmark(("aspirin", "azobenzene"), _ALL, "Molecules in the gas phase, in distribution."),
+    "water": Benchmark(("water",), _MAIN, "Liquid water; ood: its surface."),
+    "silica": Benchmark(("silica",), _MAIN, "Zeolites; ood: frameworks that no training frame has."),
+    "shift": Benchmark(("demo", "acac"), _MAIN, "Trained on cold frames; ood: hot ones."),
+    "efficiency": Benchmark(
+        ("aspirin-30", "aspirin-50", "aspirin-70", "aspirin"),
+        ("stock", "e2ip", "eip", "e2ip-cholesky"),
+        "Parts of the training set of aspirin.",
+    ),
+}
+
+
+class Run(NamedTuple):
+    """One training and its predictions."""
+
+    dataset: str
+    host: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder; tables that need the same run share it."""
+        return f"{self.dataset}_{self.host}_{self.method}_s{self.seed}"
+
+
+def runs(benchmark: str, host: str, preset: Preset, sets: Tuple[str, ...], methods: Tuple[str, ...]) -> List[Run]:
+    """Every run of a table, the first seed of every method first."""
+    found = []
+    for seed in range(1, max(preset.seeds, preset.members) + 1):
+        for name in sets:
+            for method in methods:
+                if seed <= (preset.members if METHODS[method].ensemble else preset.seeds):
+                    found.append(Run(name, host, method, seed))
+    return found
+
+
+def chosen(given: Optional[str], known: Tuple[str, ...], option: str) -> Tuple[str, ...]:
+    """Names separated by commas, all of them ``known``; None: all."""
+    if given is None:
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    for name in names:
+        if name not in known:
+            raise InputError(f"{option}: unknown '{name}'; this benchmark has: {', '.join(known)}")
+    return names

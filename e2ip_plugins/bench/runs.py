@@ -1,0 +1,150 @@
+"""Trainings that can be stopped at any moment: what is finished is skipped, what was killed goes on."""
+
+import fcntl
+import json
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+from e2ip_plugins.bench import commands, data
+from e2ip_plugins.bench.plan import METHODS, Preset, Run, dataset
+from e2ip_plugins.errors import InputError
+
+#: Of what `settings` means.
+VERSION = 1
+
+#: What runs a stage: marks it as finished even where this program has been killed meanwhile.
+_SHELL = ("/bin/sh", "-c", '"$@" && touch "$0"')
+
+
+def settings(run: Run, preset: Preset) -> Dict[str, Any]:
+    """All that a run's result depends on, for JSON."""
+    return {
+        "version": VERSION,
+        "run": run._asdict(),
+        "method": _plain(METHODS[run.method]._asdict()),
+        "dataset": _plain(dataset(run.dataset)._asdict()),
+        "epochs": commands.epochs(dataset(run.dataset), run.host, preset),
+        "frames": preset.frames,
+        "arguments": list(getattr(preset, run.host)),
+    }
+
+
+def _plain(value: Dict[str, Any]) -> Dict[str, Any]:
+    return json.loads(json.dumps(value))
+
+
+def check_settings(found: Sequence[Run], preset: Preset, out: Path) -> None:
+    """`InputError` for a folder that was made with other settings."""
+    for run in found:
+        note = out / "runs" / run.name / "run.json"
+        if not note.exists():
+            continue
+        try:
+            before = json.loads(note.read_text())
+        except ValueError as error:
+            raise InputError(f"{note} is no JSON ({error}): remove the folder {note.parent}") from error
+        now = settings(run, preset)
+        differing = [f"{k}: {before.get(k)}, now {now[k]}" for k in now if before.get(k) != now[k]]
+        if differing:
+            raise InputError(
+                f"{note.parent} was made with other settings ({'; '.join(differing)[:200]}): give another --out, or "
+                "remove that folder to train it anew"
+            )
+
+
+def finished(run: Run, out: Path) -> bool:
+    """Whether every prediction is there."""
+    return (out / "runs" / run.name / "finished").exists()
+
+
+def execute(run: Run, preset: Preset, roots: Sequence[Path], out: Path, tell: Callable[[str], None] = print) -> bool:
+    """Train and predict what is not there yet; whether all is there now.
+
+    A folder is locked by whoever works in it, its commands included: those of a program that was killed are waited
+    for, and nothing is trained twice.
+    """
+    if finished(run, out):
+        return True
+    folder = out.resolve() / "runs" / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"{run.name}: somebody works in {folder}; waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if finished(run, out):
+            return True
+        (folder / "run.json").write_text(json.dumps(settings(run, preset), indent=1) + "\n")
+        return _work(run, preset, roots, out, folder, lock.fileno(), tell)
+
+
+def _work(
+    run: Run, preset: Preset, roots: Sequence[Path], out: Path, folder: Path, lock: int, tell: Callable[[str], None]
+) -> bool:
+    files = data.prepare(run.dataset, dataset(run.dataset), roots, out.resolve() / "data", preset.frames)
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
+    started = time.time()
+    for stage in commands.stages(run, dataset(run.dataset), preset, files, folder):
+        done = folder / f"{stage.name}.done"
+        if done.exists():
+            continue
+        for name in stage.writes:  # of a stage that was killed: NequIP's writer appends
+            (folder / name).unlink(missing_ok=True)
+        with open(folder / "log.txt", "a") as log:
+            log.write(f"\n$ {' '.join(stage.command)}\n")
+            log.flush()
+            code = subprocess.run(
+                [*_SHELL, str(done), *stage.command],
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                # Its copy of the lock outlives this program.
+                pass_fds=(lock,),
+            ).returncode
+        if code:
+            tell(f"{run.name}: {stage.name} failed with status {code}; see {folder / 'log.txt'}")
+            return False
+    (folder / "finished").touch()
+    tell(f"{run.name}: finished, {(time.time() - started) / 60:.1f} min")
+    return True
+
+
+def execute_all(
+    found: List[Run],
+    preset: Preset,
+    roots: Sequence[Path],
+    out: Path,
+    jobs: int = 1,
+    cluster: str = "",
+    tell: Callable[[str], None] = print,
+) -> List[Run]:
+    """Execute runs, ``jobs`` at a time; the runs that failed.
+
+    Parameters
+    ----------
+    cluster : str
+        Of submitit: ``slurm``, or ``local`` for its own processes; empty: processes of this program.
+    """
+    todo = [run for run in found if not finished(run, out)]
+    tell(f"{len(found) - len(todo)} of {len(found)} runs are finished; {len(todo)} to go")
+    for name in {run.dataset for run in todo}:  # once, before anybody needs them, and before anything is started
+        data.prepare(name, dataset(name), roots, out.resolve() / "data", preset.frames)
+    if cluster:
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise InputError("--cluster needs submitit: pip install submitit") from error
+        executor = submitit.AutoExecutor(folder=out / "submitit", cluster=cluster)
+        executor.update_parameters(name="e2ip-bench", slurm_array_parallelism=jobs, timeout_min=24 * 60)
+        started = executor.map_array(execute, todo, *([x] * len(todo) for x in (preset, roots, out)))
+        return [run for run, job in zip(todo, started, strict=True) if not job.result()]
+    with ThreadPoolExecutor(jobs) as pool:
+        results = list(pool.map(partial(execute, preset=preset, roots=roots, out=out, tell=tell), todo))
+    return [run for run, good in zip(todo, results, strict=True) if not good]
