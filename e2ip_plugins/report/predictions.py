@@ -22,8 +22,8 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
-from e2ip_plugins.scores.calibration import CALIBRATION_KEY, fingerprint
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.scores.calibration import fingerprint
 
 _REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 

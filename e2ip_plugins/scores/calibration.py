@@ -11,7 +11,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -20,15 +20,13 @@ from torch import Tensor
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
 
 #: Of the file; a reader knows one.
 FORMAT, VERSION = "e2ip calibration", 1
 
 #: All constants belong to forces in this unit.
 UNIT = "eV/Å"
-
-#: What a file of predictions or the results of a calculator carry once a calibration has been applied.
-CALIBRATION_KEY = "uq_calibration"
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Calibration:
         return lines
 
     def check(self, family: Optional[Type[Family]], species: Sequence[str], where: str) -> None:
-        """Raise `InputError` unless it is for predictions of this family and of no other species.
+        """Raise `InputError` unless it is for predictions of this family and these species.
 
         Parameters
         ----------
@@ -131,6 +129,10 @@ class Calibration:
                 f"{self.path}: is for predictions of family '{self.uq_family}', but {where} has family "
                 f"'{family.uq_family}'; fit one with e2ip calibrate to this model's predictions for validation frames"
             )
+        self.check_species(species, where)
+
+    def check_species(self, species: Iterable[str], where: str) -> None:
+        """Raise `InputError` for species that it has no constants for."""
         unknown = sorted(set(map(str, species)) - set(self.species))
         if unknown:
             raise InputError(
@@ -153,6 +155,35 @@ class Calibration:
         values = [self.factor[str(symbol)].value for symbol in species]
         factor = torch.tensor(values, dtype=like.dtype, device=like.device)
         return family.widen(parameters, factor, torch.full_like(factor, self.floor.value))
+
+    def in_units(
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+    ) -> Dict[str, Tensor]:
+        """`Family.in_units` with this calibration: every output key, after forces became eV/Å by a unit factor."""
+        own = {key.name: parameters[key.name] for key in family.parameter_keys}
+        calibrated = self.apply(family, family.convert(own, force_factor), species)
+        return {**calibrated, **family.derive(calibrated)}
+
+    def results(
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+    ) -> Dict[str, Any]:
+        """For the results of an ASE calculator: `in_units` as NumPy arrays, and what they are."""
+        self.check(family, species, "this structure")
+        outputs = self.in_units(family, parameters, force_factor, species)
+        arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in outputs.items()}
+        return {**arrays, FAMILY_KEY: family.uq_family, CALIBRATION_KEY: Path(self.path).name}
+
+    def with_gradient(
+        self, family: Type[Family], force_factor: float, species: Sequence[str]
+    ) -> Callable[[Dict[str, Tensor]], Dict[str, Tensor]]:
+        """`in_units` as a function of the parameters that can be differentiated; `InputError` where it cannot."""
+        self.check(family, species, "this structure")
+        if self.floor.value > 0.0:
+            raise InputError(
+                f"{self.path}: has a floor, and uncertainties with a floor have no gradient here; use a calculator "
+                "without it, or a calibration of method scale"
+            )
+        return lambda parameters: self.in_units(family, parameters, force_factor, species)
 
     def apply_numpy(
         self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Sequence[str]
