@@ -64,6 +64,13 @@ def compare_command(
             help="The models' predictions for out-of-distribution frames: once per model, in the same order.",
         ),
     ] = None,
+    calibration: Annotated[
+        Optional[List[str]],
+        typer.Option(
+            metavar="FILE",
+            help="Calibration to apply first: once per model, in the same order; none for a model that stays as it is.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png and .pdf.")] = Path("e2ip_compare"),
     unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
     ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
@@ -76,6 +83,9 @@ def compare_command(
 
     With --ood every model's figures stand beside those out of distribution, and a table says how
     well leverage and epistemic uncertainty find the frames out of distribution.
+
+    With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
+    with and without, name its file twice and give none for the first.
     """
     for path in [*files, *(ood or [])]:
         if not path.is_file():
@@ -86,12 +96,14 @@ def compare_command(
     from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
+    from e2ip_plugins.scores.calibration import Calibration
 
+    chosen = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
     if ood:
-        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy)
+        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
     else:
-        models, ood_models = load_models(files, names, ref_forces, ref_energy), []
+        models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,6 +145,61 @@ def ensemble_command(
         raise InputError(f"--output {output}: there is no folder {output.parent}")
     for text in combine(files, output, ref_forces, ref_energy):
         typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    typer.echo(f"Written: {output}")
+
+
+@app.command("calibrate")
+def calibrate_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="VALID.xyz", help="extxyz file with a model's predictions for validation frames.")
+    ],
+    method: Annotated[
+        Optional[List[str]],
+        typer.Option(
+            metavar="floor|scale|species-scale|conformal",
+            help="What to fit; one of the first three and conformal may be given together. [default: scale]",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The calibration.")] = Path("calibration.json"),
+    level: Annotated[
+        Optional[List[float]],
+        typer.Option(help="Level of a conformal radius; may be repeated. [default: 0.5, 0.8, 0.9, 0.95]"),
+    ] = None,
+    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Fit a calibration of predicted covariances to validation frames.
+
+    Reads predictions as `e2ip compare` does, of any family. `e2ip compare --calibration`, the
+    calculators and the evaluation tools of both hosts apply the result.
+
+    scale multiplies the covariance by the factor that makes the calibration error least, and
+    species-scale has a factor for every species; floor adds the least isotropic variance with which
+    coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
+    random atom of a new configuration with at least the probability of their level.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
+    if output.exists() and (output.is_dir() or not overwrite):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
+    from e2ip_plugins.report.predictions import read_predictions
+    from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
+    from e2ip_plugins.tools import calibrate
+
+    methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
+    calibrate.check(methods, levels)
+    if level and "conformal" not in methods:
+        raise InputError("--level: only --method conformal has levels")
+    sample = calibrate.Sample.of(read_predictions(file, ref_forces))
+    found = calibrate.calibrate(sample, methods, levels)
+    found.write(output)
+    for text in found.notes:
+        typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
+    for line in found.lines():
+        typer.echo(line)
     typer.echo(f"Written: {output}")
 
 

@@ -45,6 +45,9 @@ UNFITTED = -1.0
 #: Name of a predictive family in files and results.
 FAMILY_KEY = "uq_family"
 
+#: Name of the calibration that has been applied, in files and results.
+CALIBRATION_KEY = "uq_calibration"
+
 #: Needed in training only, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its knee (N,); the
 #: coefficients (N, C) that the family's distribution was made of, from which its loss starts.
 FORCE_UNIT_KEY = "e2ip_force_unit"

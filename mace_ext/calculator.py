@@ -6,7 +6,8 @@ ASE results after it has returned.
 """
 
 import logging
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -18,16 +19,28 @@ from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.readout import find_family, find_readout, has_leverage, output_keys
 
 
-def init(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``MACECalculator.__init__``: list the extra properties, when every model of the calculator has them."""
+def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, None] = None, **kwargs: Any) -> None:
+    """``MACECalculator.__init__``: list the extra properties, when every model of the calculator has them.
+
+    Parameters
+    ----------
+    calibration : str or Path, optional
+        File of ``e2ip calibrate``, to be applied to the uncertainties of one model.
+    """
+    self._uq_calibration = None if calibration is None else Calibration.read(calibration)
     stock(self, *args, **kwargs)
     found = [find_family(model) for model in self.models]
     #: Family of each model; empty unless all of them have a readout.
     self._uq_families = [family for family in found if family is not None] if None not in found else []
+    if self._uq_calibration is not None:
+        if len(found) > 1:
+            raise InputError(f"{calibration}: is for one model, not for the mixture of the {len(found)} of a committee")
+        self._uq_calibration.check(found[0], (), "the model")
     if self._uq_families:
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
@@ -73,7 +86,12 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
         forces = self.results.get("forces_comm")
         factor = self.energy_units_to_eV / self.length_units_to_A
-        self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
+        if self._uq_calibration is None:
+            self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
+        else:
+            (family,) = self._uq_families
+            parameters = {name: values[0] for name, values in self._uq_parameters.items()}
+            self.results.update(self._uq_calibration.results(family, parameters, factor, self.atoms.symbols))
 
 
 def uncertainty_gradient(
@@ -109,7 +127,10 @@ def uncertainty_gradient(
         for key, value in self._atoms_to_batch(atoms).to_dict().items()
     }
     if family is not None:
-        uncertainty = in_units(uncertainty, family, self.energy_units_to_eV / self.length_units_to_A)
+        factor, calibrated = self.energy_units_to_eV / self.length_units_to_A, None
+        if self._uq_calibration is not None:
+            calibrated = self._uq_calibration.with_gradient(family, factor, atoms.symbols)
+        uncertainty = in_units(uncertainty, family, factor, calibrated)
 
     def of_real_atoms(outputs):
         # Padding atoms, if there are any, come last.

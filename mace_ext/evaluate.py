@@ -5,10 +5,12 @@ The stock ``run`` keeps only the outputs it knows. Ours are collected where it c
 the stock command is repeated here. Files of other models are the stock ones to the byte.
 """
 
+import argparse
 import os
 import pickle
 import sys
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Type
 
@@ -21,8 +23,9 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
 from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_readout
 
@@ -37,6 +40,7 @@ class _Columns:
         self.family: Optional[Type[Family]] = None
         self.frames: List[Dict[str, np.ndarray]] = []
         self.warned = False
+        self.calibration: Optional[Calibration] = None
 
     def warn(self, text: str) -> None:
         """Once in a run."""
@@ -52,6 +56,8 @@ class _Columns:
         family = family or families.of_outputs(output)
         wanted = FORCE_VIEWS if family is None else family.output_keys()
         missing = [key.name for key in wanted if output.get(key.name) is None]
+        if self.calibration is not None and not self.frames:
+            self.calibration.check(family, (), "the model")
         if family is None and len(missing) == len(wanted):
             return
         if family is None or missing:
@@ -71,13 +77,40 @@ class _Columns:
             return
         for atoms, columns in zip(atoms_list, self.frames, strict=True):
             atoms.info[prefix + FAMILY_KEY] = self.family.uq_family
+            if self.calibration is not None:
+                columns = {**columns, **self._calibrated(self.family, self.calibration, columns, atoms.symbols)}
+                atoms.info[prefix + CALIBRATION_KEY] = Path(self.calibration.path).name
             for name, array in columns.items():
                 atoms.arrays[prefix + name] = array
 
+    @staticmethod
+    def _calibrated(
+        family: Type[Family], calibration: Calibration, columns: Dict[str, np.ndarray], species: Any
+    ) -> Dict[str, np.ndarray]:
+        parameters = {
+            key.name: torch.as_tensor(columns[key.name], dtype=torch.float64).reshape(-1, *key.shape)
+            for key in family.parameter_keys
+        }
+        found = calibration.in_units(family, parameters, 1.0, species)
+        return {name: value.numpy().reshape(columns[name].shape) for name, value in found.items()}
+
 
 def patch_eval_configs(module: Any) -> None:
-    """Patch ``get_model_output``, ``run`` and ``main`` of `mace.cli.eval_configs`."""
-    columns, stock_ase = _Columns(), module.ase
+    """Patch ``parse_args``, ``get_model_output``, ``run`` and ``main`` of `mace.cli.eval_configs`."""
+    columns, stock_ase, stock_argparse = _Columns(), module.ase, module.argparse
+
+    class Parser(argparse.ArgumentParser):
+        def parse_args(self, *args, **kwargs):
+            self.add_argument("--e2ip_calibration", help="file of e2ip calibrate, applied to the uncertainties")
+            return super().parse_args(*args, **kwargs)
+
+    def parse_args(stock):
+        # The stock code makes its parser and parses in one go: hand it one that knows an option more.
+        module.argparse = SimpleNamespace(**{**vars(argparse), "ArgumentParser": Parser})
+        try:
+            return stock()
+        finally:
+            module.argparse = stock_argparse
 
     def get_model_output(stock, model, batch, *args, **kwargs):
         family = find_family(model)
@@ -91,13 +124,21 @@ def patch_eval_configs(module: Any) -> None:
         if folder and not os.path.isdir(folder):
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
         columns.clear()
+        given = getattr(args, "e2ip_calibration", None)
+        calibration = columns.calibration = None if given is None else Calibration.read(given)
+
+        def read(filename, *rest, **kwargs):
+            frames = stock_ase.io.read(filename, *rest, **kwargs)
+            if calibration is not None:
+                calibration.check_species({symbol for atoms in frames for symbol in atoms.symbols}, args.configs)
+            return frames
 
         def write(filename, images, **kwargs):
             columns.write_into(images, args.info_prefix)
             stock_ase.io.write(filename, images=images, **kwargs)
 
-        # The stock code looks `ase.io.write` up when it has everything: hand it one that adds the columns.
-        module.ase = SimpleNamespace(data=stock_ase.data, io=SimpleNamespace(read=stock_ase.io.read, write=write))
+        # The stock code looks both up when it calls them: hand it a `write` that adds the columns.
+        module.ase = SimpleNamespace(data=stock_ase.data, io=SimpleNamespace(read=read, write=write))
         try:
             stock(args)
         finally:
@@ -114,7 +155,7 @@ def patch_eval_configs(module: Any) -> None:
             print(f"mace_eval_configs: error: {message}", file=sys.stderr)
             raise SystemExit(2) from error
 
-    for function in (get_model_output, run, main):
+    for function in (parse_args, get_model_output, run, main):
         wrap(module, function.__name__, function)
 
 
@@ -125,6 +166,8 @@ def _explanation(error: Exception, args: Namespace) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return f"--model {args.model} is not a model file of mace_run_train"
     if isinstance(error, InputError):
+        if args.e2ip_calibration is not None and args.e2ip_calibration in str(error):
+            return f"--e2ip_calibration: {error}"
         return f"--model {args.model}: {error}"
     model = torch.load(args.model, map_location="cpu")
     heads = getattr(model, "heads", [])

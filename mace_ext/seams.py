@@ -82,9 +82,9 @@ SEAMS = (
     ),
     Seam(
         "mace.cli.eval_configs",
-        ("get_model_output", "run", "main", "ase.io"),
+        ("parse_args", "argparse", "get_model_output", "run", "main", "ase.io"),
         "eval_configs",
-        "uncertainty columns in the file that `mace_eval_configs` writes",
+        "uncertainty columns in the file that `mace_eval_configs` writes, the option --e2ip_calibration",
     ),
     Seam(
         "mace.cli.plot_train",

@@ -18,6 +18,7 @@ _EXPORTS = {
     "E2IPDataStatisticsManager": "statistics",
     "E2IPCalculator": "calculator",
     "E2IPInputCheck": "checks",
+    "E2IPXYZFileWriter": "evaluate",
     "uncertainty_gradient": "gradient",
 }
 

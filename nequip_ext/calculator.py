@@ -1,7 +1,8 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
 import warnings
-from typing import Any, ClassVar, Dict, List, Tuple
+from pathlib import Path
+from typing import Any, ClassVar, Dict, List, Tuple, Union
 
 import numpy as np
 from ase import Atoms
@@ -13,6 +14,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.scores.calibration import Calibration
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
 
@@ -35,6 +37,11 @@ class E2IPCalculator(NequIPCalculator):
     #: Readout whose compile target is loaded; see `from_compiled_model`.
     readout: ClassVar[str] = families.DEFAULT
 
+    def __init__(self, *args: Any, calibration: Union[str, Path, None] = None, **settings: Any) -> None:
+        """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
+        self.calibration = None if calibration is None else Calibration.read(calibration)
+        super().__init__(*args, **settings)
+
     @classmethod
     def from_compiled_model(
         cls, compile_path: str, *args: Any, readout: str = families.DEFAULT, **settings: Any
@@ -48,7 +55,7 @@ class E2IPCalculator(NequIPCalculator):
         readout : str
             Predictive family of the model.
         *args, **settings
-            As for ``NequIPCalculator.from_compiled_model``.
+            As for ``NequIPCalculator.from_compiled_model``, and ``calibration``, a file of ``e2ip calibrate``.
         """
         # NequIP asks the class for the target.
         made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
@@ -90,7 +97,10 @@ class E2IPCalculator(NequIPCalculator):
         data = self.atoms_to_data(atoms)
         readout = find_readout(self.model)
         if readout is not None:
-            uncertainty = in_units(uncertainty, families.get(readout.settings.family), factor)
+            family, calibrated = families.get(readout.settings.family), None
+            if self.calibration is not None:
+                calibrated = self.calibration.with_gradient(family, factor, atoms.symbols)
+            uncertainty = in_units(uncertainty, family, factor, calibrated)
         value, gradient = uncertainty_gradient(self.model, data, uncertainty)
         return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
 
@@ -102,9 +112,11 @@ class E2IPCalculator(NequIPCalculator):
                 "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, or use NequIPCalculator"
             )
         parameters = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in family.parameter_keys}
-        results = family.in_units(parameters, self.energy_units_to_eV / self.length_units_to_A)
-        for name, value in results.items():
-            self.results[name] = value.numpy()
+        factor = self.energy_units_to_eV / self.length_units_to_A
+        if self.calibration is not None:
+            self.results.update(self.calibration.results(family, parameters, factor, self.atoms.symbols))
+        else:
+            self.results.update({name: value.numpy() for name, value in family.in_units(parameters, factor).items()})
         if LEVERAGE.name in out:  # not in what was saved before there was one
             self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
         self.results[FAMILY_KEY] = family.uq_family

@@ -71,9 +71,7 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
     found = [Stage("train", train, ("model.model",))]
     for label in labels(dataset):
         name = prediction(run, dataset, label)
-        found.append(
-            Stage(label, [*predict, *device, f"--configs={files[label]}", f"--output={name}"], (name,))
-        )
+        found.append(Stage(label, [*predict, *device, f"--configs={files[label]}", f"--output={name}"], (name,)))
     return found
 
 

@@ -34,7 +34,7 @@ def find(name: str, roots: Sequence[Path]) -> Path:
 
 
 def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, limit: "int | None") -> Dict[str, Path]:
-    """Files by label: ``train``, ``valid``, the tests, and ``rotated``, the first test with every frame rotated at random.
+    """Files by label: ``train``, ``valid``, the tests, and ``rotated``: the first test, each frame turned at random.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def rotations(count: int) -> np.ndarray:
     """Random proper rotations (count, 3, 3), the same ones for every count."""
     from scipy.spatial.transform import Rotation
 
-    return Rotation.random(count, random_state=np.random.RandomState(SEED)).as_matrix()  # noqa: NPY002 (older SciPy)
+    return Rotation.random(count, random_state=SEED).as_matrix()
 
 
 def _rotate(source: Path, target: Path) -> None:

@@ -158,6 +158,14 @@ class EIP(Family):
         }
 
     @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """See `Family`; locations stay."""
+        dof = parameters["eip_dof"]
+        floor2 = floor.unsqueeze(-1) * (dof - 2.0) / dof
+        widened = torch.log(factor.unsqueeze(-1) * torch.exp(parameters["eip_log_scale2"]) + floor2)
+        return {**parameters, "eip_log_scale2": widened}
+
+    @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:
         """Three independent Student-t distributions."""
         # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.

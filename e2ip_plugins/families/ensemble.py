@@ -11,7 +11,7 @@ from torch import Tensor
 
 from e2ip_plugins.families.interface import Family, convert_log_matrix, force_views
 from e2ip_plugins.keys import OutputKey
-from e2ip_plugins.maths.spd import exp_log_spd
+from e2ip_plugins.maths.spd import exp_log_spd, log_of_widened
 
 
 class Ensemble(Family):
@@ -42,6 +42,11 @@ class Ensemble(Family):
     def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         """See `Family`."""
         return {**parameters, "ensemble_log_cov": convert_log_matrix(parameters["ensemble_log_cov"], force_factor)}
+
+    @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """See `Family`."""
+        return {**parameters, "ensemble_log_cov": log_of_widened(parameters["ensemble_log_cov"], factor, floor)}
 
     @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, pulled
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, sym6_to_matrix
+from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
 
 #: Knee and ceiling of the dampers on the isotropic and the traceless part of the logarithm, as in ``e2ip``.
 DAMPERS = ((14.0, 15.0), (4.0, 5.0))
@@ -120,6 +120,11 @@ class Gaussian(Family):
     def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         """See `Family`."""
         return {**parameters, "gaussian_log_cov": convert_log_matrix(parameters["gaussian_log_cov"], force_factor)}
+
+    @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """See `Family`."""
+        return {**parameters, "gaussian_log_cov": log_of_widened(parameters["gaussian_log_cov"], factor, floor)}
 
     @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:

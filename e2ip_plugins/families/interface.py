@@ -156,6 +156,22 @@ class Family(nn.Module):
         raise NotImplementedError
 
     @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """Parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
+
+        What has no unit, such as degrees of freedom and the epistemic share, stays.
+
+        Parameters
+        ----------
+        parameters
+        factor : (…,)
+            Greater than 0.
+        floor : (…,)
+            In eV²/Å², at least 0.
+        """
+        raise NotImplementedError
+
+    @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:
         """The distributions as an `e2ip_plugins.families.laws.Law`, from NumPy parameters (N, …)."""
         raise NotImplementedError

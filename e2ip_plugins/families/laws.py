@@ -40,13 +40,17 @@ class Law(ABC):
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Errors in eV/Å (count, N, 3), mean 0 unless the law is shifted."""
 
+    def mean(self) -> np.ndarray:
+        """Expected error in eV/Å (N, 3)."""
+        return np.zeros((len(self.total_std()), 3))
+
     def total_std(self) -> np.ndarray:
         """sqrt(tr covariance / 3) in eV/Å (N,)."""
         return np.sqrt(np.trace(self.covariance(), axis1=-2, axis2=-1) / 3.0)
 
     def z_scores(self, error: np.ndarray) -> np.ndarray:
         """e along the covariance's principal axes, smallest variance first, each by its standard deviation (N, 3)."""
-        return self._principal(error)
+        return self._principal(error - self.mean())
 
     def pit(self, error: np.ndarray) -> np.ndarray:
         """Probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,).
@@ -76,7 +80,7 @@ class Law(ABC):
 
     @cached_property
     def _draws_in_frame(self) -> np.ndarray:
-        return self._principal(self._draws)
+        return self._principal(self._draws - self.mean())
 
     def _principal(self, error: np.ndarray) -> np.ndarray:
         variances, axes = np.linalg.eigh(self.covariance())
@@ -239,6 +243,10 @@ class Componentwise(Law):
     def _variance(self) -> np.ndarray:
         return np.exp(self.log_scale) * self.dof / (self.dof - 2.0)
 
+    def mean(self) -> np.ndarray:
+        """See `Law`."""
+        return self.shift
+
     @cached_property
     def _by_size(self) -> np.ndarray:
         return np.argsort(self._variance, axis=-1)
@@ -301,8 +309,13 @@ class Mixture(Law):
         return np.log(len(self.members)) - logsumexp(log_density, axis=0)
 
     @cached_property
+    def locations(self) -> np.ndarray:
+        """Each member's expected error (M, N, 3)."""
+        return self.shifts + np.stack([member.mean() for member in self.members])
+
+    @cached_property
     def _disagreement(self) -> np.ndarray:
-        deviation = self.shifts - self.shifts.mean(0)
+        deviation = self.locations - self.locations.mean(0)
         return np.einsum("mni,mnj->nij", deviation, deviation) / len(self.members)
 
     def covariance(self) -> np.ndarray:
@@ -314,9 +327,9 @@ class Mixture(Law):
         within = np.mean([np.square(member.epistemic_std()) for member in self.members], axis=0)
         return np.sqrt(within + np.trace(self._disagreement, axis1=-2, axis2=-1) / 3.0)
 
-    def z_scores(self, error: np.ndarray) -> np.ndarray:
+    def mean(self) -> np.ndarray:
         """See `Law`."""
-        return self._principal(error - self.shifts.mean(0))
+        return self.locations.mean(0)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """See `Law`."""
@@ -325,7 +338,3 @@ class Mixture(Law):
         for i, (member, shift) in enumerate(zip(self.members, self.shifts, strict=True)):
             draws = np.where(chosen == i, member.sample(rng, count) + shift, draws)
         return draws
-
-    @cached_property
-    def _draws_in_frame(self) -> np.ndarray:
-        return self._principal(self._draws - self.shifts.mean(0))

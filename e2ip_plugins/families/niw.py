@@ -17,7 +17,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate, pulled
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
+from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
 #: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
@@ -213,6 +213,13 @@ class NIW(Family):
     def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         """See `Family`; Σ0 scales with the square of the factor, evidence has no unit."""
         return {**parameters, "e2ip_log_sigma0": convert_log_matrix(parameters["e2ip_log_sigma0"], force_factor)}
+
+    @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """See `Family`; the evidence stays, so that a floor is divided into its parts as the covariance is."""
+        nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
+        floor0 = floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa))
+        return {**parameters, "e2ip_log_sigma0": log_of_widened(parameters["e2ip_log_sigma0"], factor, floor0)}
 
     @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:

@@ -207,3 +207,23 @@ def exp_log_spd(log_matrix: Tensor) -> Tensor:
     """exp(L) (..., 3, 3) for sym6 L (..., 6) of any conditioning, by eigenvectors; `exp_sym6` needs none."""
     values, axes = torch.linalg.eigh(sym6_to_matrix(log_matrix))
     return (axes * values.exp().unsqueeze(-2)) @ axes.transpose(-1, -2)
+
+
+def log_of_widened(log_matrix: Tensor, factor: Tensor, floor: Tensor) -> Tensor:
+    """log(factor · exp(L) + floor · I) as sym6 for sym6 L (..., 6), factor > 0 and floor ≥ 0 (...,).
+
+    What the floor adds to L is computed by itself, in float64: it keeps its digits however small it is, and L those of
+    its own. With a floor, eigenvectors are needed; gradients are then not to be trusted at degenerate eigenvalues.
+
+    >>> log_of_widened(torch.zeros(1, 6), torch.tensor([2.0]), torch.tensor([1.0])).exp()
+    tensor([[3., 3., 3., 1., 1., 1.]])
+    """
+    log_factor = torch.log(factor).unsqueeze(-1)
+    widened = torch.cat([log_matrix[..., :3] + log_factor, log_matrix[..., 3:]], dim=-1)
+    if not bool((floor > 0.0).any()):
+        return widened
+    eigenvalues, axes = torch.linalg.eigh(sym6_to_matrix(log_matrix.double()))
+    added = torch.log1p((floor / factor).double().unsqueeze(-1) * torch.exp(-eigenvalues))
+    matrix = (axes * added.unsqueeze(-2)) @ axes.transpose(-1, -2)
+    rows, columns = [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]
+    return widened + matrix[..., rows, columns].to(widened.dtype)

@@ -4,7 +4,7 @@ Hosts free the graph of everything but the energy outside training, so the adapt
 model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
-from typing import Callable, Dict, Tuple, Type, Union
+from typing import Callable, Dict, Optional, Tuple, Type, Union
 
 import torch
 from torch import Tensor
@@ -51,13 +51,23 @@ def differentiate(
     return value, gradient
 
 
-def in_units(uncertainty: Uncertainty, family: Type[Family], force_factor: float) -> Uncertainty:
-    """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means."""
-    if force_factor == 1.0:
-        return uncertainty
+def in_units(
+    uncertainty: Uncertainty,
+    family: Type[Family],
+    force_factor: float,
+    calibrated: Optional[Callable[[Dict[str, Tensor]], Dict[str, Tensor]]] = None,
+) -> Uncertainty:
+    """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means.
+
+    With a calibration, ``calibrated`` gives all output keys from the parameters, the unit factor applied.
+    """
+    if calibrated is None:
+        if force_factor == 1.0:
+            return uncertainty
+        calibrated = lambda outputs: family.in_units(outputs, force_factor)  # noqa: E731
 
     # What is no output of the family, the leverage, has no unit.
-    return lambda outputs: evaluate(uncertainty, {**outputs, **family.in_units(outputs, force_factor)})
+    return lambda outputs: evaluate(uncertainty, {**outputs, **calibrated(outputs)})
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Compare predictions of several models on the same frames, and on frames out of distribution: read, check, score."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
@@ -11,6 +11,7 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.predictions import Predictions, read_predictions
+from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import (
     CALIBRATION_LEVELS,
     AtomScores,
@@ -41,6 +42,8 @@ class Model:
     species : (kept atoms,)
     energy_error : (frames with both energies,)
         (Reference - predicted energy) / number of atoms, in eV.
+    calibration : Calibration or None
+        What ``predictions`` and ``scores`` have been calibrated with.
     """
 
     label: str
@@ -49,6 +52,7 @@ class Model:
     scores: AtomScores
     species: np.ndarray
     energy_error: np.ndarray
+    calibration: Optional[Calibration] = None
 
     @property
     def masked(self) -> int:
@@ -78,18 +82,22 @@ def load_models(
     labels: Optional[Sequence[str]] = None,
     ref_forces: Optional[str] = None,
     ref_energy: Optional[str] = None,
+    calibrations: Sequence[Optional[Calibration]] = (),
 ) -> List[Model]:
     """Read files, make sure that they are about the same frames, and score every atom.
+
+    With ``calibrations``, one or None for each file, scores are those of the calibrated predictions.
 
     Raises
     ------
     InputError
-        A file cannot be read or lacks columns; frames differ in number, species or reference forces.
+        A file cannot be read or lacks columns; frames differ in number, species or reference forces; a calibration is
+        not for these predictions, or was fitted to some of these frames.
     """
     files = [Path(p) for p in paths]
-    labels = _labels(files, labels)
+    labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
     predictions = read_same_frames(files, ref_forces, ref_energy)
-    return [_score(label, p) for label, p in zip(labels, predictions, strict=True)]
+    return [_score(label, p, c) for label, p, c in zip(labels, predictions, calibrations, strict=True)]
 
 
 def load_both_sets(
@@ -98,6 +106,7 @@ def load_both_sets(
     labels: Optional[Sequence[str]] = None,
     ref_forces: Optional[str] = None,
     ref_energy: Optional[str] = None,
+    calibrations: Sequence[Optional[Calibration]] = (),
 ) -> Tuple[List[Model], List[Model]]:
     """`load_models` in distribution and out of it: one file per model and set, models in the same order.
 
@@ -108,7 +117,7 @@ def load_both_sets(
         frames; a model's two files are of different predictive families.
     """
     files, ood_files = [Path(p) for p in paths], [Path(p) for p in ood_paths]
-    labels = _labels(files, labels)
+    labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
     if len(ood_files) != len(files):
         raise InputError(f"--ood: {len(ood_files)} files for {len(files)} models; give one for each, in the same order")
     inside = read_same_frames(files, ref_forces, ref_energy)
@@ -125,8 +134,8 @@ def load_both_sets(
                 "give the models' files in the same order"
             )
     return (
-        [_score(label, p) for label, p in zip(labels, inside, strict=True)],
-        [_score(label, p) for label, p in zip(labels, outside, strict=True)],
+        [_score(label, p, c) for label, p, c in zip(labels, inside, calibrations, strict=True)],
+        [_score(label, p, c) for label, p, c in zip(labels, outside, calibrations, strict=True)],
     )
 
 
@@ -167,16 +176,32 @@ def _difference(a: Predictions, b: Predictions) -> Optional[str]:
     return None
 
 
-def _labels(paths: List[Path], labels: Optional[Sequence[str]]) -> List[str]:
+def _one_each(files: List[Path], calibrations: Sequence[Optional[Calibration]]) -> List[Optional[Calibration]]:
+    if calibrations and len(calibrations) != len(files):
+        raise InputError(
+            f"--calibration: {len(calibrations)} for {len(files)} models; give one for each, in the same order, or "
+            "none for a model that is to stay as it is"
+        )
+    return list(calibrations) or [None] * len(files)
+
+
+def _labels(
+    paths: List[Path], labels: Optional[Sequence[str]], calibrations: Sequence[Optional[Calibration]] = ()
+) -> List[str]:
     if not paths:
         raise InputError("nothing to compare: give at least one extxyz file with predictions")
     if labels is None:
+        # A file may be given twice, as it is and calibrated.
+        different = len({p.resolve() for p in paths})
         labels = [p.stem for p in paths]
-        if len(set(labels)) < len(labels):
+        if len(set(labels)) < different:
             # NequIP names all its files alike, one run a folder.
             labels = [p.resolve().parent.name for p in paths]
-        if len(set(labels)) < len(labels):
+        if len(set(labels)) < different:
             labels = [f"{p.resolve().parent.name}/{p.stem}" for p in paths]
+        if len(calibrations) == len(labels):
+            pairs = zip(labels, calibrations, strict=True)
+            labels = [label if c is None else f"{label} calibrated" for label, c in pairs]
     if len(labels) != len(paths):
         raise InputError(f"--labels: {len(labels)} labels for {len(paths)} files")
     for label, count in Counter(labels).items():
@@ -185,7 +210,9 @@ def _labels(paths: List[Path], labels: Optional[Sequence[str]]) -> List[str]:
     return list(labels)
 
 
-def _score(label: str, p: Predictions) -> Model:
+def _score(label: str, p: Predictions, calibration: Optional[Calibration] = None) -> Model:
+    if calibration is not None:
+        p = _calibrated(p, calibration)
     kept = np.isfinite(p.reference_forces).all(-1)
     if not kept.any():
         raise InputError(f"{p.path}: no atom has a finite reference force")
@@ -199,7 +226,17 @@ def _score(label: str, p: Predictions) -> Model:
         scores=score_atoms(error, law, None if p.leverage is None else p.leverage[kept]),
         species=p.species[kept],
         energy_error=energy_error[np.isfinite(energy_error)],
+        calibration=calibration,
     )
+
+
+def _calibrated(p: Predictions, calibration: Calibration) -> Predictions:
+    if p.calibration is not None:
+        raise InputError(f"{p.path}: was calibrated already, with {p.calibration}; give the predictions without that")
+    calibration.check(p.family, p.species, str(p.path))
+    calibration.check_frames(p.frames, str(p.path))
+    assert p.family is not None
+    return replace(p, parameters=calibration.apply_numpy(p.family, p.parameters, p.species))
 
 
 def compare(models: List[Model], ood: Sequence[Model] = ()) -> dict:
@@ -262,6 +299,32 @@ def _report(model: Model) -> dict:
         "overall": _without_nan(overall),
         "species": {str(symbol): _of_species(model, symbol) for symbol in np.unique(model.species)},
         "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
+        "calibration": None if model.calibration is None else _of_calibration(model, model.calibration),
+    }
+
+
+def _of_calibration(model: Model, calibration: Calibration) -> dict:
+    """What was applied, and what share of the atoms of a configuration conformal regions hold, on average over those.
+
+    The regions' guarantee is for configurations that count alike, whatever their size.
+    """
+    distance = np.linalg.norm(model.scores["z_scores"], axis=-1)
+    _, frame = np.unique(model.predictions.frame_of_atom[model.kept], return_inverse=True)
+    atoms = np.bincount(frame)
+    conformal = {
+        f"{level:g}": {
+            "radius": radius,
+            "coverage": float(np.mean(np.bincount(frame, distance <= radius) / atoms)),
+        }
+        for level, radius in calibration.radii.items()
+        if np.isfinite(radius)
+    }
+    return {
+        "file": calibration.path,
+        "methods": list(calibration.methods),
+        "factor": {symbol: constant.value for symbol, constant in calibration.factor.items()},
+        "floor": calibration.floor.value,
+        "conformal": conformal,
     }
 
 

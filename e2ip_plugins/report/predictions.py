@@ -15,14 +15,15 @@ Energies and leverage follow the prefix of the forces.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Type, Union
+from typing import Dict, List, Optional, Tuple, Type, Union
 
 import numpy as np
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.scores.calibration import fingerprint
 
 _REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
@@ -48,6 +49,10 @@ class Predictions:
         The family's parameters, by their unprefixed key.
     leverage : (N,) or None
         Dimensionless, at least 0, may be infinite; NaN for atoms without one. None where the file has no such column.
+    frames : (F,) str
+        `e2ip_plugins.scores.calibration.fingerprint` of every frame.
+    calibration : str or None
+        Name of the calibration that has been applied to the file already.
     """
 
     path: Path
@@ -60,6 +65,8 @@ class Predictions:
     family: Optional[Type[Family]]
     parameters: Dict[str, np.ndarray]
     leverage: Optional[np.ndarray] = None
+    frames: Tuple[str, ...] = ()
+    calibration: Optional[str] = None
 
     @property
     def frame_of_atom(self) -> np.ndarray:
@@ -113,6 +120,8 @@ def read_predictions(
         family=family,
         parameters=parameters,
         leverage=_leverage(path, frames, prefix + LEVERAGE.name),
+        frames=tuple(f["fingerprint"] for f in frames),
+        calibration=_applied(frames, prefix),
     )
 
 
@@ -138,6 +147,7 @@ def _read_frames(path: Path) -> List[dict]:
                 "species": np.array(atoms.get_chemical_symbols()),
                 "arrays": {**atoms.arrays, **{k: v for k, v in results.items() if np.shape(v)[:1] == (len(atoms),)}},
                 "info": {**atoms.info, **{k: v for k, v in results.items() if np.size(v) == 1}},
+                "fingerprint": fingerprint(atoms),
             }
         )
     return frames
@@ -213,6 +223,11 @@ def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family
             "NequIP's xyz writer wants them in extra_fields"
         )
     return family
+
+
+def _applied(frames: List[dict], prefix: str) -> Optional[str]:
+    names = [f["info"].get(prefix + CALIBRATION_KEY, f["info"].get(CALIBRATION_KEY)) for f in frames]
+    return next((str(name) for name in names if name is not None), None)
 
 
 def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:

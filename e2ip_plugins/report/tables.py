@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -89,6 +89,12 @@ LEVERAGE_NOTE = """\
   is over atoms with a finite one.
 """
 
+CONFORMAL_NOTE = """\
+- Conformal coverage: share of a configuration's atoms within the calibration's radius of the prediction, distances in
+  units of the calibrated covariance, averaged over configurations. For new configurations like those of the validation
+  file it is at least the level, on average over validation files.
+"""
+
 OOD_NOTE = """\
 - OOD: the same model on the frames out of distribution. AUROC of frames: probability that a frame out of distribution
   has a larger value than one in distribution (0.5 is chance). Values are the mean leverage, and the largest and the
@@ -128,7 +134,20 @@ def overall_table(result: dict, unit: str) -> List[List[str]]:
     reports = named_reports(result)
     header = ["", "ideal", *(name for name, _ in reports)]
     rows = [r for r in ROWS if r.key != "leverage" or _have_leverage(result)]
-    return [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
+    table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
+    for level in _conformal_levels(result):
+        shares = [_conformal(m).get(level) for _, m in reports]
+        cells = ["" if share is None else f"{share['coverage']:.3f}" for share in shares]
+        table.append([f"Conformal coverage at {100 * float(level):g} %", f">= {level}", *cells])
+    return table
+
+
+def _conformal(report: dict) -> Dict[str, dict]:
+    return (report["calibration"] or {}).get("conformal", {})
+
+
+def _conformal_levels(result: dict) -> List[str]:
+    return sorted({level for _, m in named_reports(result) for level in _conformal(m)}, key=float)
 
 
 def _have_leverage(result: dict) -> bool:
@@ -210,10 +229,13 @@ def markdown(result: dict, unit: str, figure: str) -> str:
     for name, m in named_reports(result):
         kind = f"uncertainties: {m['uq_family']}" if m["uq_family"] else "no uncertainties"
         lines.append(f"- **{name}**: `{m['file']}`, {_size(m)}, {kind}")
+        if m["calibration"]:
+            lines.append(f"  - calibrated ({', '.join(m['calibration']['methods'])}): `{m['calibration']['file']}`")
         lines += [f"  - {text}" for text in m["left_out"]]
     lines += ["", "## Over all atoms", "", *_markdown_table(overall_table(result, unit), 2)]
     lines += ["", f"## Per species (forces in {UNITS[unit][0]})", "", *_markdown_table(species_table(result, unit), 2)]
     notes = NOTES.format(density=density) + (LEVERAGE_NOTE if _have_leverage(result) else "")
+    notes += CONFORMAL_NOTE if _conformal_levels(result) else ""
     if "ood" in result:
         lines += ["", f"## {FRAMES_TITLE}", "", *_markdown_table(frames_table(result), 1)]
         notes += OOD_NOTE

@@ -6,6 +6,7 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.scores.calibration import fingerprint
 
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
@@ -97,12 +98,5 @@ def _bare(atoms: Any) -> Any:
 
 def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
     """How many frames of ``b`` are also in ``a``, by species, positions and, where periodic, cell."""
-
-    def key(frame: Frame) -> bytes:
-        atoms = frame.atoms
-        places = np.concatenate([atoms.positions, atoms.cell[:] * atoms.pbc[:, None]])
-        # Without the sign of zeros.
-        return atoms.numbers.tobytes() + (np.round(places, 6) + 0.0).tobytes()
-
-    known = {key(frame) for frame in a}
-    return sum(key(frame) in known for frame in b)
+    known = {fingerprint(frame.atoms) for frame in a}
+    return sum(fingerprint(frame.atoms) in known for frame in b)

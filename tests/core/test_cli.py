@@ -62,7 +62,7 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-@pytest.mark.parametrize("command", [["--help"], ["compare", "--help"], ["fit", "--help"]])
+@pytest.mark.parametrize("command", [["--help"], ["compare", "--help"], ["calibrate", "--help"], ["fit", "--help"]])
 def test_help(command):
     result = run(*command)
     assert result.exit_code == 0 and "Usage" in result.stdout

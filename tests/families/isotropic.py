@@ -46,6 +46,11 @@ class Isotropic(Family):
         return {"isotropic_log_std": parameters["isotropic_log_std"] + math.log(force_factor)}
 
     @staticmethod
+    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        variance = torch.exp(2.0 * parameters["isotropic_log_std"])
+        return {"isotropic_log_std": 0.5 * torch.log(factor * variance + floor)}
+
+    @staticmethod
     def law(parameters: Dict[str, np.ndarray]) -> Any:
         laws = importlib.import_module("e2ip_plugins.families.laws")
         log_std = np.asarray(parameters["isotropic_log_std"], dtype=np.float64)

@@ -16,6 +16,7 @@ from ase.optimize import BFGS
 from mace.calculators import MACECalculator
 
 from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS
 
 E2IP = families.get("e2ip")
@@ -167,6 +168,75 @@ def test_uncertainties_follow_the_atoms(make_model, frames, tmp_path, run):
     np.testing.assert_allclose(atoms.calc.results["forces_cov"], fresh["forces_cov"], rtol=1e-10, atol=1e-14)
     stored = ase.io.read(trajectory, index=-1)
     np.testing.assert_allclose(stored.get_forces(), fresh["forces"], rtol=1e-10, atol=1e-14)
+
+
+# Calibrations
+
+
+@pytest.fixture
+def write_calibration(tmp_path):
+    """Function that writes a calibration with a factor for hydrogen and one for others; returns its path."""
+    from e2ip_plugins.scores.calibration import Calibration, Constant
+
+    def write(floor=0.0, uq_family="niw", species=("C", "H", "O")):
+        factor = {symbol: Constant(2.0 if symbol == "H" else 0.5, (0.4, 2.1)) for symbol in species}
+        path = tmp_path / "calibration.json"
+        Calibration(("species-scale",), uq_family, factor, Constant(floor, (floor, floor)), {}, 9, 99, (), "").write(
+            path
+        )
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("unit", [1.0, 27.211386])
+def test_calibrated_results(make_model, frames, write_calibration, unit):
+    model, path = make_model(), write_calibration(floor=0.01)
+    raw, _ = results_of(frames[0], model, energy_units_to_eV=unit)
+    results, _ = results_of(frames[0], model, energy_units_to_eV=unit, calibration=path)
+    factor = np.where(frames[0].numbers == 1, 2.0, 0.5)[:, None, None]
+    np.testing.assert_allclose(
+        results["forces_cov"], factor * raw["forces_cov"] + 0.01 * np.eye(3), rtol=1e-9, atol=1e-14
+    )
+    derived = E2IP.derive({key.name: torch.from_numpy(results[key.name]) for key in E2IP.parameter_keys})
+    for name, value in derived.items():
+        np.testing.assert_allclose(results[name], value.numpy(), rtol=1e-12, atol=1e-15)
+    assert (results["uq_family"], results["uq_calibration"]) == ("niw", "calibration.json")
+    assert set(raw) == set(results) - {"uq_calibration"}
+    np.testing.assert_array_equal(results["forces"], raw["forces"])
+
+
+def test_calibrated_gradient(make_model, frames, write_calibration):
+    """Of sqrt(factor) times what it is without, atom by atom."""
+    model, atoms = make_model(), frames[0]
+    calculator = MACECalculator(
+        models=model, device="cpu", default_dtype="float64", calibration=write_calibration(), energy_units_to_eV=3.0
+    )
+    raw = MACECalculator(models=model, device="cpu", default_dtype="float64")
+    weight = torch.from_numpy(np.sqrt(np.where(atoms.numbers == 1, 2.0, 0.5)))
+    value, gradient = calculator.uncertainty_gradient(atoms)
+    expected = raw.uncertainty_gradient(atoms, lambda outputs: 3.0 * weight * outputs["forces_epistemic_std"])
+    np.testing.assert_allclose(value, expected[0], rtol=1e-9)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-7, atol=1e-10)
+    with_floor = MACECalculator(
+        models=model, device="cpu", default_dtype="float64", calibration=write_calibration(floor=0.1)
+    )
+    with pytest.raises(InputError, match="has a floor"):
+        with_floor.uncertainty_gradient(atoms)
+
+
+def test_calibrations_that_do_not_fit_are_refused(make_model, frames, write_calibration, tmp_path):
+    settings = dict(device="cpu", default_dtype="float64")
+    with pytest.raises(InputError, match="is for one model, not for the mixture of the 2 of a committee"):
+        MACECalculator(models=[make_model(), make_model(seed=1)], calibration=write_calibration(), **settings)
+    with pytest.raises(InputError, match="is for predictions of family 'gaussian'"):
+        MACECalculator(models=make_model(), calibration=write_calibration(uq_family="gaussian"), **settings)
+    with pytest.raises(InputError, match="the model: has no predicted distribution"):
+        MACECalculator(models=make_model(readout=None), calibration=write_calibration(), **settings)
+    with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
+        MACECalculator(models=make_model(), calibration=tmp_path / "nothing.json", **settings)
+    with pytest.raises(InputError, match=r"knows nothing of .*, which this structure has"):
+        results_of(frames[0], make_model(), calibration=write_calibration(species=("H",)))
 
 
 STOCK_SCRIPT = """

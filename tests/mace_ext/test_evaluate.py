@@ -105,6 +105,62 @@ def test_a_batch_without_some_of_the_keys_is_an_error(predict, model_files, conf
     assert not (tmp_path / "out.xyz").exists()
 
 
+@pytest.fixture
+def calibration(tmp_path):
+    """Function that writes a calibration of the species in `frames` that are given; returns its path."""
+    from e2ip_plugins.scores.calibration import Calibration, Constant
+
+    def write(species=("C", "H", "O"), uq_family="niw"):
+        factor, floor = {symbol: Constant(4.0, (3.0, 5.0)) for symbol in species}, Constant(0.0, (0.0, 0.0))
+        Calibration(("scale",), uq_family, factor, floor, {}, 9, 99, (), "").write(tmp_path / "calibration.json")
+        return tmp_path / "calibration.json"
+
+    return write
+
+
+def test_calibrated_columns(predict, model_files, configs, calibration, tmp_path):
+    raw = predict(model_files["e2ip"], configs, tmp_path / "raw.xyz")
+    arguments = ("--model", model_files["e2ip"], "--configs", configs, "--batch_size", 2)
+    done = command(*arguments, "--output", tmp_path / "out.xyz", "--e2ip_calibration", calibration())
+    assert done.returncode == 0, done.stderr
+    written = ase.io.read(tmp_path / "out.xyz", ":")
+    for before, after in zip(raw, written, strict=True):
+        assert after.info["MACE_uq_calibration"] == "calibration.json" and "MACE_uq_calibration" not in before.info
+        assert set(after.arrays) == set(before.arrays)
+        for name, power in (("MACE_forces_cov", 2), ("MACE_forces_epistemic_std", 1), ("MACE_e2ip_nu", 0)):
+            np.testing.assert_allclose(after.arrays[name], 2.0**power * before.arrays[name], rtol=1e-6, atol=5e-8)
+        np.testing.assert_allclose(after.arrays["MACE_forces"], before.arrays["MACE_forces"], atol=2e-8)
+    # The next run has none.
+    assert "MACE_uq_calibration" not in predict(model_files["e2ip"], configs, tmp_path / "raw.xyz")[0].info
+
+
+@pytest.mark.parametrize(
+    ("model", "wrong", "message"),
+    [
+        ("e2ip", {"species": ("H",)}, "was fitted to H and knows nothing of C, O"),
+        ("e2ip", {"uq_family": "gaussian"}, "is for predictions of family 'gaussian', but the model has family 'niw'"),
+        ("baseline", {}, "the model: has no predicted distribution"),
+    ],
+)
+def test_calibrations_of_something_else_are_refused(
+    model_files, configs, calibration, tmp_path, monkeypatch, capsys, model, wrong, message
+):
+    options = {"model": model_files[model], "configs": configs, "output": tmp_path / "out.xyz"}
+    options["e2ip_calibration"] = calibration(**wrong)
+    monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
+    with pytest.raises(SystemExit) as ended:
+        eval_configs.main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("mace_eval_configs: error: --e2ip_calibration: ") and message in error
+    assert not (tmp_path / "out.xyz").exists()
+
+
+def test_the_option_is_in_the_help():
+    assert "--e2ip_calibration" in command("--help").stdout
+    assert "--e2ip_calibration" not in command("--help", E2IP_DISABLE="1").stdout
+
+
 def test_files_of_stock_models_are_stock_to_the_byte(model_files, configs, tmp_path):
     paths = [tmp_path / name for name in ("plugin.xyz", "stock.xyz")]
     arguments = ("--model", model_files["baseline"], "--configs", configs, "--compute_stress", "--output")

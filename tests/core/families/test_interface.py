@@ -1,5 +1,6 @@
 """What all families share: committees, units, options."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,40 @@ def test_law_has_the_covariance_of_the_views(family):
     views = family.derive(parameters)
     torch.testing.assert_close(torch.from_numpy(law.covariance()), views["forces_cov"])
     torch.testing.assert_close(torch.from_numpy(law.epistemic_std()), views["forces_epistemic_std"])
+
+
+def test_widened_covariance(family):
+    """factor · covariance + floor · I, atom by atom; everything without a unit stays."""
+    parameters, _ = parameters_of(family, 30)
+    before = family.derive(parameters)["forces_cov"]
+    scale = before.diagonal(dim1=1, dim2=2).mean(-1)
+    factor = torch.linspace(0.1, 5.0, 30, dtype=torch.float64)
+    floor = scale * torch.tensor([0.0, 1e-9, 1e-3, 1.0, 1e3] * 6, dtype=torch.float64)
+    wide = family.widen(parameters, factor, floor)
+    assert set(wide) == set(parameters)
+    expected = factor[:, None, None] * before + floor[:, None, None] * torch.eye(3, dtype=torch.float64)
+    found = family.derive(wide)["forces_cov"]
+    assert ((found - expected).norm(dim=(1, 2)) / expected.norm(dim=(1, 2))).max() < 1e-12
+    for key in family.parameter_keys:
+        assert key.unit != "1" or torch.equal(wide[key.name], parameters[key.name])
+    law = family.law({name: value.numpy() for name, value in wide.items()})
+    torch.testing.assert_close(torch.from_numpy(law.covariance()), expected)
+
+
+def test_a_factor_on_the_covariance_is_one_on_the_unit_of_errors(family):
+    parameters, error = parameters_of(family, 20)
+    wide = family.widen(parameters, torch.full((20,), 4.0, dtype=torch.float64), torch.zeros(20, dtype=torch.float64))
+    before, after = (family.law({name: v.numpy() for name, v in p.items()}) for p in (parameters, wide))
+    error, twice = before.mean() + error.numpy(), before.mean() + 2.0 * error.numpy()
+    assert after.pit(twice) == pytest.approx(before.pit(error), rel=1e-10)
+    expected = before.negative_log_likelihood(error) + 3.0 * np.log(2.0)
+    assert after.negative_log_likelihood(twice) == pytest.approx(expected, rel=1e-10)
+
+
+def test_parameters_that_are_not_widened_are_the_same_to_the_bit(family):
+    parameters, _ = parameters_of(family, 20)
+    same = family.widen(parameters, torch.ones(20, dtype=torch.float64), torch.zeros(20, dtype=torch.float64))
+    assert all(torch.equal(same[name], value) for name, value in parameters.items())
 
 
 def test_committee_covariance_is_that_of_samples_from_the_mixture(family):

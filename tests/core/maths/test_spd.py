@@ -177,3 +177,38 @@ def test_symmetric_traceless_part_is_that_of_the_matrix():
     part = spd.SymmetricTracelessPart().float().double()  # the way there must not cost digits
     ours = spd.sym6_to_matrix(spd.tangent_to_sym6(torch.zeros(7, dtype=F64), part(m)))
     torch.testing.assert_close(ours, expected, rtol=1e-14, atol=1e-14)
+
+
+# A factor and a floor
+
+
+def test_widened_matrix_matches_its_definition_and_turns_with_it():
+    s, t = coefficients(200, 4.0)
+    log = spd.tangent_to_sym6(s, t)
+    factor, floor = torch.rand(2, 200, dtype=F64, generator=torch.Generator().manual_seed(1)) + 0.05
+    wide = spd.sym6_to_matrix(spd.log_of_widened(log, factor, floor))
+    expected = factor[:, None, None] * torch.linalg.matrix_exp(spd.sym6_to_matrix(log)) + torch.diag_embed(
+        floor[:, None].expand(200, 3)
+    )
+    torch.testing.assert_close(torch.linalg.matrix_exp(wide), expected, rtol=1e-12, atol=1e-13 * expected.abs().max())
+    rotation = rotations(200)
+    turned = rotation @ spd.sym6_to_matrix(log) @ rotation.mT
+    turned = torch.stack([turned[:, i, j] for i, j in ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))], dim=-1)
+    found = spd.sym6_to_matrix(spd.log_of_widened(turned, factor, floor))
+    torch.testing.assert_close(found, rotation @ wide @ rotation.mT, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("log", [torch.zeros(1, 6), torch.tensor([[-20.0, -20.0, -20.0, 0.0, 0.0, 0.0]])])
+def test_widened_degenerate_matrices(log):
+    one, floor = torch.ones(1, dtype=F64), torch.tensor([1e-6], dtype=F64)
+    found = spd.log_of_widened(log.to(F64), 3.0 * one, floor)
+    expected = torch.log(3.0 * torch.exp(log[0, 0].to(F64)) + 1e-6)
+    torch.testing.assert_close(found[0, :3], expected.expand(3), rtol=1e-14, atol=0)
+    assert found[0, 3:].abs().max() < 1e-15
+
+
+def test_a_tiny_floor_keeps_its_digits():
+    """Added to the matrix itself it would drown in rounding."""
+    log = torch.zeros(1, 6, dtype=F64)
+    added = spd.log_of_widened(log, torch.ones(1, dtype=F64), torch.tensor([1e-18], dtype=F64)) - log
+    torch.testing.assert_close(added[0, :3], torch.full((3,), 1e-18, dtype=F64), rtol=1e-14, atol=0)

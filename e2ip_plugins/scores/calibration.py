@@ -1,0 +1,289 @@
+"""A post-hoc calibration: constants that put a model's covariances right afterwards, in a small JSON file.
+
+``e2ip calibrate`` fits them (`e2ip_plugins.tools.calibrate`); ``e2ip compare``, the calculators and the evaluation
+tools of both hosts apply them. The covariance of an atom becomes factor · covariance + floor · I, with a factor for its
+species; the rest of its distribution stays. Beside that there may be conformal radii: q of a level p, such that
+(y - γ)ᵀ covariance⁻¹ (y - γ) ≤ q² holds for a random atom of a new configuration with a probability of at least p.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from e2ip_plugins import __version__
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
+
+#: Of the file; a reader knows one.
+FORMAT, VERSION = "e2ip calibration", 1
+
+#: All constants belong to forces in this unit.
+UNIT = "eV/Å"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One fitted number.
+
+    Attributes
+    ----------
+    value : float
+    interval : tuple of float
+        95 % interval from a bootstrap that draws whole configurations.
+    """
+
+    value: float
+    interval: Tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was fitted to a validation file.
+
+    Attributes
+    ----------
+    methods : tuple of str
+    uq_family : str
+        Of the predictions that it is for.
+    factor : dict
+        `Constant` by species: what the covariance is multiplied by.
+    floor : Constant
+        Variance that is added on the diagonal, in eV²/Å².
+    radii : dict
+        Conformal radius by level, dimensionless; infinite where the configurations were too few. May be empty.
+    configurations, atoms : int
+        With finite reference forces.
+    frames : tuple of str
+        `fingerprint` of every frame of the validation file.
+    file : str
+        Its name, for people.
+    scores : dict
+        Figures of the validation file ``before`` and ``after``.
+    notes : list of str
+        What the user should know about the fit.
+    """
+
+    methods: Tuple[str, ...]
+    uq_family: str
+    factor: Dict[str, Constant]
+    floor: Constant
+    radii: Dict[float, float]
+    configurations: int
+    atoms: int
+    frames: Tuple[str, ...]
+    file: str
+    scores: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    notes: List[str] = field(default_factory=list)
+    path: str = "the calibration"
+
+    @property
+    def species(self) -> Tuple[str, ...]:
+        """Chemical symbols that there are constants for."""
+        return tuple(self.factor)
+
+    def lines(self) -> List[str]:
+        """What was fitted, in words, and what it does to the frames that it was fitted to."""
+        lines = [f"{self.file}: {self.configurations} configurations, {self.atoms} atoms, family {self.uq_family}"]
+        by_species = {"factor on the covariance": next(iter(self.factor.values()))}
+        if "species-scale" in self.methods:
+            by_species = {f"factor on the covariance, {symbol}": constant for symbol, constant in self.factor.items()}
+        if "scale" in self.methods or "species-scale" in self.methods:
+            lines += [
+                f"{name}: {c.value:.3f} ({c.interval[0]:.3f} to {c.interval[1]:.3f})" for name, c in by_species.items()
+            ]
+        if "floor" in self.methods:
+            sigma, low, high = (1000.0 * math.sqrt(v) for v in (self.floor.value, *self.floor.interval))
+            lines.append(f"floor: {sigma:.2f} meV/Å ({low:.2f} to {high:.2f})")
+        for level, radius in self.radii.items():
+            if math.isfinite(radius):
+                lines.append(f"conformal radius for {level:g}: {radius:.3f}")
+        for name, title in (("nll", "NLL"), ("calibration_error", "CE"), ("coverage90", "coverage at 90 %")):
+            before, after = (self.scores[when][name] for when in ("before", "after"))
+            lines.append(f"{title} of these frames: {before:.4f} -> {after:.4f}")
+        return lines
+
+    def check(self, family: Optional[Type[Family]], species: Sequence[str], where: str) -> None:
+        """Raise `InputError` unless it is for predictions of this family and these species.
+
+        Parameters
+        ----------
+        family
+            None for predictions without a distribution.
+        species
+            Chemical symbols.
+        where : str
+            Whose predictions, for the message.
+        """
+        if family is None:
+            raise InputError(f"{where}: has no predicted distribution that {self.path} could calibrate")
+        if family.uq_family != self.uq_family:
+            raise InputError(
+                f"{self.path}: is for predictions of family '{self.uq_family}', but {where} has family "
+                f"'{family.uq_family}'; fit one with e2ip calibrate to this model's predictions for validation frames"
+            )
+        self.check_species(species, where)
+
+    def check_species(self, species: Iterable[str], where: str) -> None:
+        """Raise `InputError` for species that it has no constants for."""
+        unknown = sorted(set(map(str, species)) - set(self.species))
+        if unknown:
+            raise InputError(
+                f"{self.path}: was fitted to {', '.join(self.species)} and knows nothing of {', '.join(unknown)}, "
+                f"which {where} has; fit one with e2ip calibrate to validation frames that hold these species"
+            )
+
+    def check_frames(self, frames: Sequence[str], where: str) -> None:
+        """Raise `InputError` if one of the ``frames`` (fingerprints) was fitted to."""
+        shared = set(self.frames) & set(frames)
+        if shared:
+            raise InputError(
+                f"{where}: {sum(frame in shared for frame in frames)} of its {len(frames)} frames are among those that "
+                f"{self.path} was fitted to ({self.file}); judge a calibration on other frames"
+            )
+
+    def apply(self, family: Type[Family], parameters: Dict[str, Tensor], species: Sequence[str]) -> Dict[str, Tensor]:
+        """The calibrated parameters of N atoms, in eV and Å; see `check` for what they may be of."""
+        like = next(iter(parameters.values()))
+        values = [self.factor[str(symbol)].value for symbol in species]
+        factor = torch.tensor(values, dtype=like.dtype, device=like.device)
+        return family.widen(parameters, factor, torch.full_like(factor, self.floor.value))
+
+    def in_units(
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+    ) -> Dict[str, Tensor]:
+        """`Family.in_units` with this calibration: every output key, after forces became eV/Å by a unit factor."""
+        own = {key.name: parameters[key.name] for key in family.parameter_keys}
+        calibrated = self.apply(family, family.convert(own, force_factor), species)
+        return {**calibrated, **family.derive(calibrated)}
+
+    def results(
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+    ) -> Dict[str, Any]:
+        """For the results of an ASE calculator: `in_units` as NumPy arrays, and what they are."""
+        self.check(family, species, "this structure")
+        outputs = self.in_units(family, parameters, force_factor, species)
+        arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in outputs.items()}
+        return {**arrays, FAMILY_KEY: family.uq_family, CALIBRATION_KEY: Path(self.path).name}
+
+    def with_gradient(
+        self, family: Type[Family], force_factor: float, species: Sequence[str]
+    ) -> Callable[[Dict[str, Tensor]], Dict[str, Tensor]]:
+        """`in_units` as a function of the parameters that can be differentiated; `InputError` where it cannot."""
+        self.check(family, species, "this structure")
+        if self.floor.value > 0.0:
+            raise InputError(
+                f"{self.path}: has a floor, and uncertainties with a floor have no gradient here; use a calculator "
+                "without it, or a calibration of method scale"
+            )
+        return lambda parameters: self.in_units(family, parameters, force_factor, species)
+
+    def apply_numpy(
+        self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Sequence[str]
+    ) -> Dict[str, np.ndarray]:
+        """`apply` of NumPy arrays, in float64."""
+        tensors = {name: torch.as_tensor(values, dtype=torch.float64) for name, values in parameters.items()}
+        return {name: values.numpy() for name, values in self.apply(family, tensors, species).items()}
+
+    def write(self, path: Union[str, Path]) -> None:
+        """As JSON; infinite radii become null."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "e2ip_version": __version__,
+            "methods": list(self.methods),
+            "uq_family": self.uq_family,
+            "unit": UNIT,
+            "factor": {symbol: _as_json(constant) for symbol, constant in self.factor.items()},
+            "floor": _as_json(self.floor),
+            "radii": {f"{level:g}": q if math.isfinite(q) else None for level, q in self.radii.items()},
+            "configurations": self.configurations,
+            "atoms": self.atoms,
+            "scores": self.scores,
+            "notes": self.notes,
+            "file": self.file,
+            "frames": " ".join(self.frames),
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> "Calibration":
+        """Read a file of `write`.
+
+        Raises
+        ------
+        InputError
+            Missing and broken files, those of another version or unit, constants that mean nothing.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+            raise InputError(f"{path}: cannot be read as a calibration ({reason})") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise InputError(f"{path}: is no calibration; e2ip calibrate writes one")
+        if content.get("version") != VERSION:
+            raise InputError(
+                f"{path}: is a calibration of version {content.get('version')}, this e2ip-plugins reads version "
+                f"{VERSION}; fit it anew with e2ip calibrate"
+            )
+        if content.get("unit") != UNIT:
+            raise InputError(f"{path}: is for forces in {content.get('unit')}, not in {UNIT}")
+        try:
+            found = cls._of(content, str(path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path}: is damaged ({reason}); fit it anew with e2ip calibrate") from error
+        return found
+
+    @classmethod
+    def _of(cls, content: Dict[str, Any], path: str) -> "Calibration":
+        factor = {symbol: _of_json(given) for symbol, given in content["factor"].items()}
+        floor = _of_json(content["floor"])
+        if not factor or any(constant.value <= 0.0 for constant in factor.values()) or floor.value < 0.0:
+            raise ValueError("factors must be positive, the floor not negative")
+        return cls(
+            methods=tuple(content["methods"]),
+            uq_family=str(content["uq_family"]),
+            factor=factor,
+            floor=floor,
+            radii={float(p): math.inf if q is None else float(q) for p, q in content["radii"].items()},
+            configurations=int(content["configurations"]),
+            atoms=int(content["atoms"]),
+            frames=tuple(content["frames"].split()),
+            file=str(content["file"]),
+            scores=content["scores"],
+            notes=content["notes"],
+            path=path,
+        )
+
+
+def _as_json(constant: Constant) -> Dict[str, Any]:
+    return {"value": constant.value, "interval95": list(constant.interval)}
+
+
+def _of_json(given: Dict[str, Any]) -> Constant:
+    value, (low, high) = float(given["value"]), map(float, given["interval95"])
+    if not math.isfinite(value):
+        raise ValueError("constants must be finite")
+    return Constant(value, (low, high))
+
+
+def fingerprint(atoms: Any) -> str:
+    """What tells an ASE frame from others: a hash of species, positions and, where periodic, cell; twelve hex digits.
+
+    Six decimals count, so that a passage through a file does not make a frame another one.
+    """
+    places = np.concatenate([atoms.positions, atoms.cell[:] * atoms.pbc[:, None]])
+    # Without the sign of zeros.
+    rounded = np.round(places, 6) + 0.0
+    numbers = np.asarray(atoms.numbers, dtype=np.int64)
+    return hashlib.sha256(numbers.tobytes() + rounded.tobytes()).hexdigest()[:12]

@@ -1,0 +1,167 @@
+"""A calibration as a file, what it does to parameters, and the predictions that it is not for."""
+
+import json
+import math
+
+import ase
+import numpy as np
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.scores.calibration import Calibration, Constant, fingerprint
+
+E2IP = families.get("e2ip")
+
+
+@pytest.fixture
+def calibration():
+    return Calibration(
+        methods=("species-scale", "conformal"),
+        uq_family="niw",
+        factor={"H": Constant(2.0, (1.5, 2.5)), "O": Constant(0.5, (0.4, 0.6))},
+        floor=Constant(1e-4, (0.0, 2e-4)),
+        radii={0.5: 1.5, 0.99: math.inf},
+        configurations=4,
+        atoms=12,
+        frames=("aa", "bb"),
+        file="valid.xyz",
+        scores={when: {"nll": -5.0, "calibration_error": 0.01, "coverage90": 0.9} for when in ("before", "after")},
+        notes=["few configurations"],
+    )
+
+
+@pytest.fixture
+def path(calibration, tmp_path):
+    calibration.write(tmp_path / "calibration.json")
+    return tmp_path / "calibration.json"
+
+
+def changed(path, **values):
+    """The file with other entries; None leaves one out."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    return path
+
+
+def parameters(n, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(n, 8, generator=generator, dtype=dtype)
+    return {"e2ip_log_sigma0": drawn[:, :6] - 5.0, "e2ip_nu": 6.0 + drawn[:, 6], "e2ip_kappa": 0.1 + drawn[:, 7]}
+
+
+def test_file_keeps_everything(calibration, path):
+    found = Calibration.read(path)
+    assert found.path == str(path)
+    assert {**vars(found), "path": calibration.path} == vars(calibration)
+    assert found.species == ("H", "O")
+
+
+def test_every_atom_gets_its_species_factor_and_the_floor(calibration):
+    before = parameters(3)
+    after = calibration.apply(E2IP, before, ["O", "H", "O"])
+    covariance, wide = (E2IP.derive(p)["forces_cov"] for p in (before, after))
+    factor = torch.tensor([0.5, 2.0, 0.5], dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close(wide, factor * covariance + 1e-4 * torch.eye(3, dtype=torch.float64))
+    as_numpy = calibration.apply_numpy(E2IP, {name: v.numpy() for name, v in before.items()}, ["O", "H", "O"])
+    assert all(np.array_equal(as_numpy[name], value) for name, value in after.items())
+
+
+def test_units_come_first(calibration):
+    """A calibration is for eV/Å, whatever the model was trained in."""
+    outputs = calibration.in_units(E2IP, parameters(2), 10.0, ["H", "H"])
+    covariance = E2IP.derive(parameters(2))["forces_cov"]
+    expected = 2.0 * 100.0 * covariance + 1e-4 * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(outputs["forces_cov"], expected)
+    assert set(outputs) == {key.name for key in E2IP.output_keys()}
+
+
+def test_dtype_of_the_model_stays(calibration):
+    for value in calibration.apply(E2IP, parameters(2, torch.float32), ["H", "O"]).values():
+        assert value.dtype == torch.float32
+
+
+def test_gradients_need_a_calibration_without_a_floor(calibration):
+    with pytest.raises(InputError, match="has a floor"):
+        calibration.with_gradient(E2IP, 1.0, ["H"])
+
+
+# What it is not for
+
+
+def test_other_predictions_are_refused(calibration):
+    calibration.check(E2IP, ["H", "H"], "x.xyz")
+    with pytest.raises(InputError, match=r"is for predictions of family 'niw', but x\.xyz has family 'gaussian'"):
+        calibration.check(families.get("mve"), ["H"], "x.xyz")
+    with pytest.raises(InputError, match=r"was fitted to H, O and knows nothing of C, Si, which x\.xyz has"):
+        calibration.check(E2IP, ["Si", "H", "C"], "x.xyz")
+    with pytest.raises(InputError, match=r"x\.xyz: has no predicted distribution"):
+        calibration.check(None, ["H"], "x.xyz")
+
+
+def test_frames_that_it_was_fitted_to_are_refused(calibration):
+    calibration.check_frames(["cc", "dd"], "x.xyz")
+    with pytest.raises(InputError, match=r"x\.xyz: 2 of its 3 frames are among those .*valid\.xyz"):
+        calibration.check_frames(["aa", "cc", "aa"], "x.xyz")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"version": 2}, "is a calibration of version 2, this e2ip-plugins reads version 1"),
+        ({"version": None}, "is a calibration of version None"),
+        ({"unit": "kcal/mol/Å"}, "is for forces in kcal/mol/Å, not in eV/Å"),
+        ({"format": "else"}, "is no calibration; e2ip calibrate writes one"),
+        ({"factor": None}, "is damaged"),
+        ({"factor": {}}, "is damaged"),
+        ({"factor": {"H": {"value": -1.0, "interval95": [0, 1]}}}, "is damaged .*factors must be positive"),
+        ({"factor": {"H": {"value": "NaN", "interval95": [0, 1]}}}, "is damaged .*constants must be finite"),
+        ({"floor": {"value": -1.0, "interval95": [0, 1]}}, "is damaged .*the floor not negative"),
+        ({"floor": 1.0}, "is damaged"),
+        ({"radii": ["a"]}, "is damaged"),
+        ({"frames": 3}, "is damaged"),
+    ],
+)
+def test_files_that_mean_nothing_are_refused(path, values, message):
+    with pytest.raises(InputError, match=f"calibration.json: {message}"):
+        Calibration.read(changed(path, **values))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"format": "e2ip calibration"}', "\x00"])
+def test_broken_files_are_refused(path, text):
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"calibration\.json: "):
+        Calibration.read(path)
+
+
+def test_missing_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.json: cannot be read as a calibration \(No such file"):
+        Calibration.read(tmp_path / "nothing.json")
+    with pytest.raises(InputError, match="cannot be read as a calibration"):
+        Calibration.read(tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="it is not JSON"):
+        Calibration.read(tmp_path / "binary.json")
+
+
+# Frames
+
+
+def test_fingerprints_tell_frames_apart():
+    atoms = ase.Atoms("OH2", np.random.default_rng(0).normal(size=(3, 3)), cell=[4, 5, 6])
+    own = fingerprint(atoms)
+    assert len(own) == 12 and fingerprint(atoms.copy()) == own
+    other = atoms.copy()
+    other.positions[1, 2] += 1e-3
+    species = atoms.copy()
+    species.symbols[0] = "S"
+    periodic = atoms.copy()
+    periodic.pbc = True
+    assert len({own, *map(fingerprint, (other, species, periodic))}) == 4
+    # A cell that is not periodic means nothing, nor does the sign of a zero.
+    larger = atoms.copy()
+    larger.cell = [7, 7, 7]
+    assert fingerprint(larger) == own
+    zeros = [ase.Atoms("H", [[zero, 1.0, 0.0]]) for zero in (0.0, -0.0, 1e-9)]
+    assert len(set(map(fingerprint, zeros))) == 1
