@@ -203,6 +203,72 @@ def calibrate_command(
     typer.echo(f"Written: {output}")
 
 
+class Preset(str, enum.Enum):
+    """How much a benchmark trains."""
+
+    smoke = "smoke"
+    cpu = "cpu"
+    paper = "paper"
+
+
+class Host(str, enum.Enum):
+    """Whose commands train."""
+
+    mace = "mace"
+    nequip = "nequip"
+
+
+@app.command("bench")
+def bench_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift or efficiency.")],
+    host: Annotated[Host, typer.Option(help="Framework of this environment that trains.")],
+    preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days, on a GPU.")] = Preset.smoke,
+    data: Annotated[
+        Optional[Path], typer.Option(envvar="E2IP_DATA", help="Folder that holds rmd17/, acac/, silica/ and water/.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs and tables, for any number of benchmarks.")] = Path(
+        "e2ip_bench"
+    ),
+    sets: Annotated[Optional[str], typer.Option(help="Data sets, separated by commas. [default: all]")] = None,
+    methods: Annotated[Optional[str], typer.Option(help="Methods, separated by commas. [default: all]")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 1,
+    cluster: Annotated[str, typer.Option(help="Run trainings as jobs of submitit: slurm or local.")] = "",
+    tables: Annotated[bool, typer.Option("--tables", help="Train nothing, write tables of what is finished.")] = False,
+) -> None:
+    """Train and judge every method of one table of the paper.
+
+    Trainings go through the host's own commands. What is finished is skipped, what was stopped or
+    killed goes on, and tables that need the same model share it. Tables hold both hosts, whichever
+    has finished runs in the folder.
+    """
+    from e2ip_plugins.bench import commands, plan, runs
+    from e2ip_plugins.bench.tables import write
+
+    if name not in plan.BENCHMARKS:
+        raise InputError(f"unknown benchmark '{name}'; choose from: {', '.join(plan.BENCHMARKS)}")
+    benchmark, amount = plan.BENCHMARKS[name], plan.PRESETS[preset.value]
+    chosen_sets = plan.chosen(sets, benchmark.sets, "--sets")
+    chosen_methods = plan.chosen(methods, benchmark.methods, "--methods")
+    found = plan.runs(name, host.value, amount, chosen_sets, chosen_methods)
+    runs.check_settings(found, amount, out)
+    failed = []
+    if not tables:
+        commands.check_host(host.value)
+        roots = [*([data] if data else []), Path.cwd()]
+        for run in found:  # before anything is written
+            for label in ("train", *plan.dataset(run.dataset).tests):
+                runs.data.find(plan.dataset(run.dataset).tests.get(label, plan.dataset(run.dataset).train), roots)
+        out.mkdir(parents=True, exist_ok=True)
+        failed = runs.execute_all(found, amount, roots, out, jobs, cluster, typer.echo)
+    page, raw = write(name, preset.value, chosen_sets, chosen_methods, out)
+    typer.echo(f"Written: {page}, {raw}")
+    if failed:
+        raise InputError(
+            f"{len(failed)} of {len(found)} runs failed ({', '.join(run.name for run in failed[:3])}, ...): mend what "
+            "their log.txt says and run the command again; the others are kept"
+        )
+
+
 #: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
 _HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 

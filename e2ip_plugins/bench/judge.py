@@ -1,0 +1,134 @@
+"""Scores of finished runs and of ensembles of them: raw, and calibrated on the validation frames."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from e2ip_plugins import __version__
+from e2ip_plugins.bench import data
+from e2ip_plugins.report.compare import Model, compare, load_models
+from e2ip_plugins.report.ensemble import combine
+from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.scores.metrics import summarise
+from e2ip_plugins.tools.calibrate import Sample, calibrate
+
+#: What the covariances go through before they are judged.
+CALIBRATIONS = ("raw", "floor", "scale")
+
+
+class Case(NamedTuple):
+    """Predictions of one model or ensemble.
+
+    Attributes
+    ----------
+    folder : Path
+        Where its scores are kept.
+    files : dict
+        Predictions by label: ``valid``, the tests, ``rotated``.
+    """
+
+    folder: Path
+    files: Mapping[str, Path]
+
+
+def ensemble(members: Sequence[Case], folder: Path) -> Case:
+    """The ensemble of some members; its files are made unless they are there and newer, or it has been judged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for label in members[0].files:
+        files[label] = folder / f"{label}.xyz"
+        sources = [member.files[label] for member in members]
+        if not _newer(folder / "scores.json", sources) and not _newer(files[label], sources):
+            combine(sources, files[label])
+    return Case(folder, files)
+
+
+def judge(case: Case) -> Dict[str, Any]:
+    """Scores by label and calibration, and the AUROC of frames out of distribution; kept in the case's folder.
+
+    Scores that are there stay right without the predictions that they are of: those may be removed.
+    """
+    kept = case.folder / "scores.json"
+    if _newer(kept, list(case.files.values())):
+        found = json.loads(kept.read_text())
+        if found.get("version") == __version__:
+            return found
+    uncertain = read_predictions(case.files["valid"]).family is not None
+    result: Dict[str, Any] = {"version": __version__, "tests": {}, "calibrations": {}}
+    for method in CALIBRATIONS if uncertain else CALIBRATIONS[:1]:
+        calibration = None
+        if method != "raw":
+            calibration = calibrate(Sample.of(read_predictions(case.files["valid"])), [method])
+            factors = {symbol: constant.value for symbol, constant in calibration.factor.items()}
+            result["calibrations"][method] = {"factor": factors, "floor": calibration.floor.value}
+        models = {
+            label: load_models([path], [label], calibrations=[calibration])[0]
+            for label, path in case.files.items()
+            if label not in ("valid", "rotated")
+        }
+        for label, model in models.items():
+            overall = compare([model])["models"][0]["overall"]
+            result["tests"].setdefault(label, {})[method] = overall
+        if "ood" in models and uncertain:
+            both = compare([models["test"]], [models["ood"]])
+            result.setdefault("frame_auroc", {})[method] = both["ood"]["frame_auroc"][0]
+    if uncertain:
+        result["rotation"] = rotation(case)
+    part = kept.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(kept)
+    return result
+
+
+def rotation(case: Case) -> Dict[str, float]:
+    """What a rotation of every test frame changes, in predictions and in scores; all 0 where it should be.
+
+    Returns
+    -------
+    dict
+        ``covariance``: mean of ‖Σ(Rx) - RΣ(x)Rᵀ‖/‖Σ(x)‖ (Frobenius) over atoms; ``covariance_largest``; ``forces``:
+        largest ‖F(Rx) - RF(x)‖ in eV/Å; ``spearman``, ``nll``, ``energy_score``: absolute change of the score.
+    """
+    label = next(name for name in case.files if name not in ("valid", "rotated"))
+    before, after = (load_models([case.files[name]])[0] for name in (label, "rotated"))
+    turns = data.rotations(len(before.predictions.sizes))[before.predictions.frame_of_atom]
+    covariances = [_covariance(model) for model in (before, after)]
+    turned = turns @ covariances[0] @ turns.swapaxes(1, 2)
+    relative = np.linalg.norm(covariances[1] - turned, axis=(1, 2)) / np.linalg.norm(turned, axis=(1, 2))
+    forces = np.einsum("nij,nj->ni", turns, before.predictions.forces) - after.predictions.forces
+    scores = [summarise(model.scores) for model in (before, after)]
+    ranking = "spearman_epistemic" if np.isfinite(scores[0]["spearman_epistemic"] or np.nan) else "spearman_total"
+    result = {
+        "covariance": float(relative.mean()),
+        "covariance_largest": float(relative.max()),
+        "forces": float(np.linalg.norm(forces, axis=1).max()),
+    }
+    for name, key in (("spearman", ranking), ("nll", "nll"), ("energy_score", "energy_score")):
+        first, second = (_number(s[key]) for s in scores)
+        result[name] = abs(second - first)
+    return result
+
+
+def _number(value: Optional[float]) -> float:
+    return float("nan") if value is None else value
+
+
+def _covariance(model: Model) -> np.ndarray:
+    p = model.predictions
+    assert p.family is not None
+    return p.family.law(p.parameters).covariance()
+
+
+def _newer(path: Path, sources: Sequence[Path]) -> bool:
+    there = [source.stat().st_mtime for source in sources if source.exists()]
+    return path.exists() and path.stat().st_mtime >= max(there, default=0.0)
+
+
+def spread(values: List[Optional[float]]) -> Tuple[Optional[float], Optional[float]]:
+    """Mean and sample standard deviation; None where there is nothing, or one value."""
+    there = [v for v in values if v is not None]
+    if not there or len(there) < len(values):
+        return None, None
+    return float(np.mean(there)), float(np.std(there, ddof=1)) if len(there) > 1 else None
