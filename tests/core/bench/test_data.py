@@ -1,0 +1,80 @@
+"""Splits and rotations of `e2ip bench`."""
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+
+from e2ip_plugins.bench import data
+from e2ip_plugins.bench.plan import DATASETS, DataSet, dataset
+from e2ip_plugins.errors import InputError
+
+
+def toy(**changes):
+    return DataSet("train.extxyz", {"test": "test.extxyz"}, ("C",), (12, 4), {"mace": 2, "nequip": 2})._replace(
+        **changes
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 20), ("test", 9), ("valid", 5)):
+        frames = []
+        for i in range(count):
+            atoms = ase.Atoms("CCC", rng.normal(size=(3, 3)), cell=5 * np.eye(3), pbc=True)
+            atoms.info["REF_energy"] = float(i)
+            atoms.new_array("REF_forces", rng.normal(size=(3, 3)))
+            frames.append(atoms)
+        ase.io.write(tmp_path / f"{name}.extxyz", frames, format="extxyz")
+    return tmp_path
+
+
+def energies(path):
+    return [atoms.info["REF_energy"] for atoms in ase.io.read(path, ":")]
+
+
+def test_first_frames_then_those_that_follow(root):
+    files = data.prepare("toy", toy(), [root], root / "out", None)
+    assert energies(files["train"]) == list(range(12)) and energies(files["valid"]) == [12, 13, 14, 15]
+    assert energies(files["test"]) == list(range(9))
+    # As they stand there.
+    assert (root / "train.extxyz").read_text().startswith(files["train"].read_text())
+
+
+def test_spread_and_own_validation_frames(root):
+    files = data.prepare("spread", toy(spread=True), [root], root / "out", None)
+    assert energies(files["valid"]) == [2, 6, 10, 14] and len(energies(files["train"])) == 12
+    files = data.prepare("own", toy(valid="valid.extxyz"), [root], root / "out", None)
+    assert energies(files["valid"]) == [0, 1, 2, 3] and energies(files["train"]) == list(range(12))
+
+
+def test_at_most_so_many_frames(root):
+    files = data.prepare("few", toy(), [root], root / "out", 3)
+    assert [len(energies(path)) for path in files.values()] == [3, 3, 3, 3]
+
+
+def test_rotated_frames(root):
+    files = data.prepare("toy", toy(), [root], root / "out", None)
+    turns = data.rotations(9)
+    assert np.allclose(turns @ turns.swapaxes(1, 2), np.eye(3)) and np.allclose(np.linalg.det(turns), 1.0)
+    for before, after, turn in zip(
+        ase.io.read(files["test"], ":"), ase.io.read(files["rotated"], ":"), turns, strict=True
+    ):
+        assert np.allclose(after.positions, before.positions @ turn.T, atol=1e-7)
+        assert np.allclose(after.cell.array, before.cell.array @ turn.T, atol=1e-7) and after.pbc.all()
+        assert np.allclose(after.arrays["REF_forces"], before.arrays["REF_forces"] @ turn.T, atol=1e-7)
+        assert after.info["REF_energy"] == before.info["REF_energy"]
+        assert np.allclose(after.get_all_distances(mic=True), before.get_all_distances(mic=True), atol=1e-6)
+
+
+def test_missing_data(root, tmp_path):
+    with pytest.raises(InputError, match=r"no file none.extxyz in .* --data, or in E2IP_DATA"):
+        data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)
+    with pytest.raises(InputError, match="has 20 frames; 104 are needed"):
+        data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", None)
+
+
+def test_parts_of_a_training_set():
+    assert dataset("aspirin-30").frames == (135, 50)
+    assert dataset("aspirin-30")._replace(frames=(450, 50)) == DATASETS["aspirin"]

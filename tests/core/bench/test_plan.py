@@ -1,0 +1,68 @@
+"""What `e2ip bench` would train, and the commands for it."""
+
+import pytest
+from typer.testing import CliRunner
+
+from e2ip_plugins import families
+from e2ip_plugins.bench import commands, plan
+from e2ip_plugins.cli import app
+from e2ip_plugins.readout.settings import Settings
+
+
+def test_methods_are_what_the_families_take():
+    for method in plan.METHODS.values():
+        if method.readout:
+            settings = Settings.of(method.readout, method.options, 0.05)
+            assert settings.family in families.table()
+
+
+def test_every_table_has_data_and_methods():
+    for name, benchmark in plan.BENCHMARKS.items():
+        assert set(benchmark.methods) <= set(plan.METHODS), name
+        for chosen in benchmark.sets:
+            assert plan.dataset(chosen).tests
+
+
+def test_members_and_seeds():
+    cpu = plan.PRESETS["cpu"]
+    found = plan.runs("rmd17", "mace", cpu, ("aspirin",), ("stock", "e2ip"))
+    assert sum(run.method == "stock" for run in found) == cpu.members
+    assert sum(run.method == "e2ip" for run in found) == cpu.seeds
+    assert len({run.name for run in found}) == len(found)
+    # Tables share runs: the name says all that differs.
+    other = plan.runs("efficiency", "mace", cpu, ("aspirin",), ("stock", "e2ip"))
+    assert set(other) == set(found)
+
+
+@pytest.mark.parametrize("host", plan.HOSTS)
+def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_tool", lambda name: name)
+    chosen = plan.dataset("silica")
+    files = {label: tmp_path / f"{label}.extxyz" for label in ("train", *commands.labels(chosen))}
+    for method in plan.METHODS:
+        run = plan.Run("silica", host, method, 7)
+        stages = commands.stages(run, chosen, plan.PRESETS["cpu"], files, tmp_path)
+        train = " ".join(stages[0].command)
+        assert ("--seed=7" if host == "mace" else "seed=7") in train and str(files["train"]) in train
+        readout = plan.METHODS[method].readout
+        assert (f"readout={readout}" in train) if readout else ("readout" not in train)
+        written = [name for stage in stages for name in stage.writes]
+        assert {commands.prediction(run, chosen, label) for label in commands.labels(chosen)} <= set(written)
+
+
+def message(*arguments, **environment):
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"E2IP_DATA": None, **environment})
+    assert result.exit_code == 2
+    return " ".join(result.output.split())
+
+
+def test_bad_input(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "unknown benchmark 'rmd18'; choose from: rmd17" in message("rmd18", "--host", "mace")
+    assert "--sets: unknown 'water'" in message("rmd17", "--host", "mace", "--sets", "water")
+    assert "--methods: unknown 'magic'" in message("rmd17", "--host", "mace", "--methods", "stock,magic")
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    assert "--host mace: not installed here" in message("rmd17", "--host", "mace")
+    monkeypatch.setattr(commands, "find_spec", lambda name: True)
+    assert "no file rmd17/aspirin_split01_train.extxyz in" in message("rmd17", "--host", "mace")
+    assert not list(tmp_path.iterdir())
