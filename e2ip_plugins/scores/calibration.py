@@ -110,7 +110,7 @@ class Calibration:
             lines.append(f"{title} of these frames: {before:.4f} -> {after:.4f}")
         return lines
 
-    def check(self, family: Optional[Type[Family]], species: Sequence[str], where: str) -> None:
+    def check(self, family: Optional[Type[Family]], species: Iterable[str], where: str) -> None:
         """Raise `InputError` unless it is for predictions of this family and these species.
 
         Parameters
@@ -149,7 +149,7 @@ class Calibration:
                 f"{self.path} was fitted to ({self.file}); judge a calibration on other frames"
             )
 
-    def apply(self, family: Type[Family], parameters: Dict[str, Tensor], species: Sequence[str]) -> Dict[str, Tensor]:
+    def apply(self, family: Type[Family], parameters: Dict[str, Tensor], species: Iterable[str]) -> Dict[str, Tensor]:
         """The calibrated parameters of N atoms, in eV and Å; see `check` for what they may be of."""
         like = next(iter(parameters.values()))
         values = [self.factor[str(symbol)].value for symbol in species]
@@ -157,7 +157,7 @@ class Calibration:
         return family.widen(parameters, factor, torch.full_like(factor, self.floor.value))
 
     def in_units(
-        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Iterable[str]
     ) -> Dict[str, Tensor]:
         """`Family.in_units` with this calibration: every output key, after forces became eV/Å by a unit factor."""
         own = {key.name: parameters[key.name] for key in family.parameter_keys}
@@ -165,7 +165,7 @@ class Calibration:
         return {**calibrated, **family.derive(calibrated)}
 
     def results(
-        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Sequence[str]
+        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Iterable[str]
     ) -> Dict[str, Any]:
         """For the results of an ASE calculator: `in_units` as NumPy arrays, and what they are."""
         self.check(family, species, "this structure")
@@ -174,7 +174,7 @@ class Calibration:
         return {**arrays, FAMILY_KEY: family.uq_family, CALIBRATION_KEY: Path(self.path).name}
 
     def with_gradient(
-        self, family: Type[Family], force_factor: float, species: Sequence[str]
+        self, family: Type[Family], force_factor: float, species: Iterable[str]
     ) -> Callable[[Dict[str, Tensor]], Dict[str, Tensor]]:
         """`in_units` as a function of the parameters that can be differentiated; `InputError` where it cannot."""
         self.check(family, species, "this structure")
@@ -186,7 +186,7 @@ class Calibration:
         return lambda parameters: self.in_units(family, parameters, force_factor, species)
 
     def apply_numpy(
-        self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Sequence[str]
+        self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Iterable[str]
     ) -> Dict[str, np.ndarray]:
         """`apply` of NumPy arrays, in float64."""
         tensors = {name: torch.as_tensor(values, dtype=torch.float64) for name, values in parameters.items()}

@@ -260,6 +260,11 @@ def _fit_scale(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
     """
     log_factor, interval = _log_factor(sample)
     factor = Constant(*_exp(np.array([log_factor, *interval])))
+    if interval[0] <= 0.0 <= interval[1]:
+        notes.append(
+            f"the interval of the factor, {factor.interval[0]:.3f} to {factor.interval[1]:.3f}, holds 1: these "
+            "configurations do not tell whether the covariance wants changing at all"
+        )
     _, none = _unchanged(sample, notes)
     return {str(symbol): factor for symbol in np.unique(sample.species)}, none
 
@@ -301,14 +306,19 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
         # A factor on the covariance is a factor on the unit of the error.
         return law.pit(sample.error * math.exp(-0.5 * log_factor))
 
+    # Where half of the atoms are inside a Gaussian's ellipsoid of 50 %: further away the search would find plains.
+    square = np.square(law.z_scores(sample.error)).sum(-1)
+    start = math.log(max(float(np.median(square)), 1e-6 * float(square.max())) / 2.366)
+    bounds = (start - 3.0, start + 3.0)
     # Smooth enough to find the neighbourhood; the table below finds the place.
-    rough = minimize_scalar(lambda x: _area(pit(x)), bounds=(-12.0, 12.0), method="bounded", options={"xatol": 1e-3}).x
+    rough = minimize_scalar(lambda x: _area(pit(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}).x
     index, count = sample.numbered()
     inside = np.stack([_held(pit(rough + x), index, count) for x in _GRID], axis=1).reshape(count, -1)
     sizes = np.bincount(index)
 
     def best(drawn: np.ndarray) -> float:
-        weights = np.bincount(drawn, minlength=count)
+        # Of the table's type, or the whole table would be converted.
+        weights = np.bincount(drawn, minlength=count).astype(inside.dtype)
         observed = (weights @ inside).reshape(len(_GRID), -1) / (weights @ sizes)
         return rough + float(_FINE[np.argmin(np.abs(_between @ observed - CALIBRATION_LEVELS).mean(-1))])
 

@@ -111,8 +111,8 @@ def test_conformal_coverage_counts_configurations_alike(calibrated):
     """Not atoms: a test file of one configuration with all errors outside and one, larger, with all inside."""
     frames = make_frames(5)[:2]
     frames[0].arrays["MACE_forces"] = frames[0].arrays["REF_forces"] + 10.0
-    frames[1] = frames[1].repeat(3)
-    frames[1].arrays["MACE_forces"] = frames[1].arrays["REF_forces"]
+    frames[1] += frames[1].copy()
+    frames[1].arrays["MACE_forces"] = frames[1].arrays["REF_forces"] + 0.001
     ase.io.write("two.xyz", frames, format="extxyz")
     assert run("compare", "two.xyz", "--calibration", "calibration.json").exit_code == 0
     (model,) = json.loads(open("e2ip_compare/compare.json").read())["models"]
