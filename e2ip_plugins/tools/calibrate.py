@@ -30,9 +30,11 @@ MIN_ATOMS, MIN_CONFIGURATIONS = 30, 5
 #: Of the bootstrap.
 RESAMPLES, SEED = 400, 0
 
-#: Logarithms of factors, around the best one, at which coverages are known to the bootstrap.
+#: Logarithms of factors, around the best one, at which coverages are known to the bootstrap; around one of them, those
+#: that it tells apart; and the linear interpolation of coverages from three neighbours to these.
 _GRID = np.linspace(-0.8, 0.8, 33)
-_FINE = np.linspace(-0.8, 0.8, 1601)
+_FINE = np.linspace(-0.05, 0.05, 101)
+_BETWEEN = np.stack([np.interp(_FINE, [_FINE[0], 0.0, _FINE[-1]], row) for row in np.eye(3)], axis=1)
 
 
 class Sample(NamedTuple):
@@ -349,13 +351,15 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
         # Of the table's type, or the whole table would be converted.
         weights = np.bincount(drawn, minlength=count).astype(inside.dtype)
         observed = (weights @ inside).reshape(len(_GRID), -1) / (weights @ sizes)
-        return rough + float(_FINE[np.argmin(np.abs(_between @ observed - CALIBRATION_LEVELS).mean(-1))])
+        at = int(np.clip(_least(observed), 1, len(_GRID) - 2))
+        return rough + float(_GRID[at] + _FINE[_least(_BETWEEN @ observed[at - 1 : at + 2])])
 
     return best(np.arange(count)), _interval(best, count)
 
 
-#: Linear interpolation from `_GRID` to `_FINE`.
-_between = np.stack([np.interp(_FINE, _GRID, row) for row in np.eye(len(_GRID))], axis=1)
+def _least(observed: np.ndarray) -> int:
+    """Which of some coverages (…, levels) has the least calibration error."""
+    return int(np.argmin(np.abs(observed - CALIBRATION_LEVELS).mean(-1)))
 
 
 def _area(pit: np.ndarray) -> float:
