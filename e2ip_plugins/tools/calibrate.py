@@ -24,18 +24,17 @@ METHODS = ("floor", "scale", "species-scale", "conformal")
 #: Coverage that the floor is fitted to (paper, appendix on the ensemble's calibration).
 FLOOR_LEVEL = 0.9
 
-#: How far factors of species are expected to lie around the common one, in logarithms.
-SPECIES_SPREAD = 0.3
-
 #: Species with fewer atoms or configurations get the common factor.
 MIN_ATOMS, MIN_CONFIGURATIONS = 30, 5
 
 #: Of the bootstrap.
 RESAMPLES, SEED = 400, 0
 
-#: Logarithms of factors, around the best one, at which coverages are known to the bootstrap.
+#: Logarithms of factors, around the best one, at which coverages are known to the bootstrap; around one of them, those
+#: that it tells apart; and the linear interpolation of coverages from three neighbours to these.
 _GRID = np.linspace(-0.8, 0.8, 33)
-_FINE = np.linspace(-0.8, 0.8, 1601)
+_FINE = np.linspace(-0.05, 0.05, 101)
+_BETWEEN = np.stack([np.interp(_FINE, [_FINE[0], 0.0, _FINE[-1]], row) for row in np.eye(3)], axis=1)
 
 
 class Sample(NamedTuple):
@@ -146,8 +145,8 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         )
     factor, floor = _FITS[method](fitting, notes)
     # Species that only the other half has.
-    common = Constant(*_exp(np.mean(_logs(factor), axis=0)))
-    factor = {str(symbol): factor.get(str(symbol), common) for symbol in np.unique(sample.species)}
+    missing = _between_them(list(factor.values()))
+    factor = {str(symbol): factor.get(str(symbol), missing) for symbol in np.unique(sample.species)}
 
     def calibrated(part: Sample) -> Sample:
         return part.widened(
@@ -179,6 +178,13 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         scores={"before": before, "after": after},
         notes=notes,
     )
+
+
+def _between_them(constants: List[Constant]) -> Constant:
+    """Geometric mean, with an interval that holds theirs."""
+    lows, highs = zip(*(constant.interval for constant in constants), strict=True)
+    logarithms = [math.log(constant.value) for constant in constants]
+    return Constant(math.exp(sum(logarithms) / len(logarithms)), (min(lows), max(highs)))
 
 
 def check(methods: Sequence[str], levels: Sequence[float] = COVERAGE_LEVELS) -> str:
@@ -217,10 +223,11 @@ def _unchanged(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
 
 
 def _fit_floor(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], Constant]:
-    """The smallest σ² with which the ellipsoids of level `FLOOR_LEVEL` hold that share of the atoms."""
+    """The smallest σ² with which the regions of level `FLOOR_LEVEL` hold that share of the atoms (or components)."""
     needed = _needed_floor(sample, FLOOR_LEVEL)
-    order = np.argsort(needed)
     index, count = sample.numbered()
+    index, needed = _of_all(index, needed), needed.ravel()
+    order = np.argsort(needed)
 
     def floor(drawn: np.ndarray) -> float:
         held = np.cumsum(np.bincount(drawn, minlength=count)[index[order]])
@@ -238,18 +245,24 @@ def _fit_floor(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
 
 
 def _needed_floor(sample: Sample, level: float) -> np.ndarray:
-    """σ² from which on the ellipsoid of a level holds the error (N,), 0 where it does without."""
+    """σ² from which on the region of a level holds the error, 0 where it does without (N,), or of components (N, 3)."""
     one, zero = np.ones(len(sample.error)), np.zeros(len(sample.error))
-    # With variances of e⁵ times the squared error every ellipsoid holds it, e⁻³⁵ times that is no floor.
-    high = 2.0 * np.log(np.linalg.norm(sample.error, axis=-1).clip(min=1e-12)) + 5.0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        without = sample.widened(one, zero).law().pit(sample.error) <= level
+
+    def inside(log_floor: np.ndarray) -> np.ndarray:
+        pits = [sample.widened(one, np.exp(column)).law().pit(sample.error) for column in log_floor.T]
+        return np.stack([pit.reshape(len(one), -1)[:, i] for i, pit in enumerate(pits)], axis=1) <= level
+
+    # With variances of e⁵ times the squared error every region holds it, e⁻³⁵ times that is no floor.
+    square = np.square(sample.error - sample.law().mean()).sum(-1, keepdims=True).clip(min=1e-24)
+    high = np.broadcast_to(np.log(square) + 5.0, (len(one), without.size // len(one)))
     low = high - 40.0
     for _ in range(36):
         middle = 0.5 * (low + high)
-        inside = sample.widened(one, np.exp(middle)).law().pit(sample.error) <= level
-        low, high = np.where(inside, low, middle), np.where(inside, middle, high)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        without = sample.widened(one, zero).law().pit(sample.error) <= level
-    return np.where(without, 0.0, np.exp(high))
+        held = inside(middle)
+        low, high = np.where(held, low, middle), np.where(held, middle, high)
+    return np.where(without, 0.0, np.exp(high).reshape(without.shape))
 
 
 def _fit_scale(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], Constant]:
@@ -258,36 +271,53 @@ def _fit_scale(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
     Not of the largest likelihood: that is what models with a readout are trained for, and what it misses where the
     distribution's shape is not right is the coverage.
     """
-    log_factor, interval = _log_factor(sample)
-    factor = Constant(*_exp(np.array([log_factor, *interval])))
-    if interval[0] <= 0.0 <= interval[1]:
-        notes.append(
-            f"the interval of the factor, {factor.interval[0]:.3f} to {factor.interval[1]:.3f}, holds 1: these "
-            "configurations do not tell whether the covariance wants changing at all"
-        )
     _, none = _unchanged(sample, notes)
+    factor = _common_factor(sample, notes)
     return {str(symbol): factor for symbol in np.unique(sample.species)}, none
 
 
+def _common_factor(sample: Sample, notes: List[str]) -> Constant:
+    found, interval = _log_factor(sample)
+    factor = Constant(math.exp(_shrunk(found, 0.0, interval)), (math.exp(interval[0]), math.exp(interval[1])))
+    if interval[0] <= 0.0 <= interval[1]:
+        notes.append(
+            f"these configurations want a factor of {math.exp(found):.3f}, which they hardly tell from 1: "
+            f"{factor.value:.3f} is applied"
+        )
+    return factor
+
+
 def _fit_species_scale(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], Constant]:
-    """A factor for every species, drawn to the common one by as much as it is uncertain itself."""
-    value, interval = _log_factor(sample)
-    common = np.array([value, *interval])
+    """A factor for every species; one that is hardly to be told from the common one is drawn to that."""
+    common = _common_factor(sample, notes)
     factor = {}
     for symbol in np.unique(sample.species):
         part = sample.only(sample.species == symbol)
         atoms, configurations = len(part.error), part.numbered()[1]
+        factor[str(symbol)] = common
         if atoms < MIN_ATOMS or configurations < MIN_CONFIGURATIONS:
             notes.append(f"{symbol}: {atoms} atoms in {configurations} configurations: the factor is the common one")
-            factor[str(symbol)] = Constant(*_exp(common))
             continue
-        own, (low, high) = _log_factor(part)
-        error = (high - low) / (2.0 * 1.96)
-        weight = SPECIES_SPREAD**2 / (SPECIES_SPREAD**2 + error**2)
-        if weight < 0.9:
-            notes.append(f"{symbol}: {atoms} atoms: the factor is {weight:.0%} its own, the rest the common one")
-        factor[str(symbol)] = Constant(*_exp(weight * np.array([own, low, high]) + (1.0 - weight) * common))
+        found, interval = _log_factor(part)
+        value = math.exp(_shrunk(found, math.log(common.value), interval))
+        factor[str(symbol)] = Constant(value, (math.exp(interval[0]), math.exp(interval[1])))
+        if interval[0] <= math.log(common.value) <= interval[1]:
+            notes.append(
+                f"{symbol}: {atoms} atoms want a factor of {math.exp(found):.3f}, which they hardly tell from the "
+                f"common one: {value:.3f} is applied"
+            )
     return factor, _unchanged(sample, notes)[1]
+
+
+def _shrunk(found: float, towards: float, interval: Tuple[float, float]) -> float:
+    """What is left of a logarithm x away from where it may well be: the share 1 - (s/x)² of x, or nothing.
+
+    s is its standard error. Otherwise the noise of few configurations would go into covariances that may be right. (The
+    estimator of James and Stein, the spread of true values being estimated from the one that there is.)
+    """
+    error = (interval[1] - interval[0]) / (2.0 * 1.96)
+    away = found - towards
+    return towards + away * max(0.0, 1.0 - (error / away) ** 2) if away else towards
 
 
 _FITS: Dict[str, Callable[[Sample, List[str]], Tuple[Dict[str, Constant], Constant]]] = {
@@ -301,10 +331,11 @@ _FITS: Dict[str, Callable[[Sample, List[str]], Tuple[Dict[str, Constant], Consta
 def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
     """Logarithm of the factor of least calibration error, and its 95 % interval."""
     law = sample.law()
+    mean = law.mean()
 
     def pit(log_factor: float) -> np.ndarray:
-        # A factor on the covariance is a factor on the unit of the error.
-        return law.pit(sample.error * math.exp(-0.5 * log_factor))
+        # A factor on the covariance is one on the unit of deviations from the mean.
+        return law.pit(mean + (sample.error - mean) * math.exp(-0.5 * log_factor))
 
     # Where half of the atoms are inside a Gaussian's ellipsoid of 50 %: further away the search would find plains.
     square = np.square(law.z_scores(sample.error)).sum(-1)
@@ -314,31 +345,40 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
     rough = minimize_scalar(lambda x: _area(pit(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}).x
     index, count = sample.numbered()
     inside = np.stack([_held(pit(rough + x), index, count) for x in _GRID], axis=1).reshape(count, -1)
-    sizes = np.bincount(index)
+    sizes = np.bincount(_of_all(index, law.pit(sample.error)))
 
     def best(drawn: np.ndarray) -> float:
         # Of the table's type, or the whole table would be converted.
         weights = np.bincount(drawn, minlength=count).astype(inside.dtype)
         observed = (weights @ inside).reshape(len(_GRID), -1) / (weights @ sizes)
-        return rough + float(_FINE[np.argmin(np.abs(_between @ observed - CALIBRATION_LEVELS).mean(-1))])
+        at = int(np.clip(_least(observed), 1, len(_GRID) - 2))
+        return rough + float(_GRID[at] + _FINE[_least(_BETWEEN @ observed[at - 1 : at + 2])])
 
     return best(np.arange(count)), _interval(best, count)
 
 
-#: Linear interpolation from `_GRID` to `_FINE`.
-_between = np.stack([np.interp(_FINE, _GRID, row) for row in np.eye(len(_GRID))], axis=1)
+def _least(observed: np.ndarray) -> int:
+    """Which of some coverages (…, levels) has the least calibration error."""
+    return int(np.argmin(np.abs(observed - CALIBRATION_LEVELS).mean(-1)))
 
 
 def _area(pit: np.ndarray) -> float:
     """Between the curve of observed coverage and the diagonal: the calibration error with levels everywhere."""
-    return float(np.abs(np.sort(pit) - (np.arange(len(pit)) + 0.5) / len(pit)).mean())
+    return float(np.abs(np.sort(pit, axis=None) - (np.arange(pit.size) + 0.5) / pit.size).mean())
+
+
+def _of_all(index: np.ndarray, pit: np.ndarray) -> np.ndarray:
+    """Configuration of every entry of a PIT, which some distributions have per component."""
+    return np.repeat(index, pit.size // len(index))
 
 
 def _held(pit: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Atoms of every configuration inside the ellipsoids of all levels (configurations, levels)."""
+    """Atoms (or components) of every configuration inside the regions of all levels (configurations, levels)."""
     levels = len(CALIBRATION_LEVELS)
-    first = np.searchsorted(CALIBRATION_LEVELS, pit, side="left")
-    table = np.bincount(index * (levels + 1) + first, minlength=count * (levels + 1)).reshape(count, levels + 1)
+    first = np.searchsorted(CALIBRATION_LEVELS, pit.ravel(), side="left")
+    table = np.bincount(_of_all(index, pit) * (levels + 1) + first, minlength=count * (levels + 1)).reshape(
+        count, levels + 1
+    )
     return table.cumsum(axis=1)[:, :levels].astype(np.float32)
 
 
@@ -353,15 +393,6 @@ def _interval(of_configurations: Callable[[np.ndarray], float], count: int) -> T
         random_state=SEED,
     ).confidence_interval
     return float(found.low), float(found.high)
-
-
-def _exp(logarithms: np.ndarray) -> Tuple[float, Tuple[float, float]]:
-    value, low, high = np.exp(logarithms).tolist()
-    return value, (low, high)
-
-
-def _logs(factor: Dict[str, Constant]) -> np.ndarray:
-    return np.log([[constant.value, *constant.interval] for constant in factor.values()])
 
 
 # Conformal radii
