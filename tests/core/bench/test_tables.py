@@ -1,0 +1,113 @@
+"""From prediction files to the tables of `e2ip bench`."""
+
+import json
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from scipy.linalg import expm, logm
+
+from e2ip_plugins.bench import commands, data, judge, plan, tables
+
+SIZE, FRAMES = 6, {"valid": 40, "test": 60}
+DATASET = plan.dataset("aspirin")
+
+
+def sym6(matrix):
+    return matrix[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+
+
+def matrix(x):
+    return np.array([[x[0], x[5], x[4]], [x[5], x[1], x[3]], [x[4], x[3], x[2]]])
+
+
+def frames(label, seed, uncertain, turning=True):
+    """Predictions with Gaussian errors of the covariance that they come with; ``rotated`` are those of the test."""
+    of_test = "test" if label == "rotated" else label
+    fixed = np.random.default_rng(len(of_test))
+    rng = np.random.default_rng([seed, len(of_test)])
+    found = []
+    for turn in data.rotations(FRAMES[of_test]):
+        positions, reference = fixed.normal(size=(SIZE, 3)), fixed.normal(size=(SIZE, 3))
+        logs = [matrix(0.3 * rng.normal(size=6)) - 5.0 * np.eye(3) for _ in range(SIZE)]
+        error = np.stack([np.linalg.cholesky(expm(log)) @ rng.normal(size=3) for log in logs])
+        turn = turn if label == "rotated" else np.eye(3)
+        atoms = ase.Atoms("CCCOHH", positions @ turn.T)
+        atoms.info |= {"REF_energy": 0.0, "MACE_energy": 0.1}
+        atoms.new_array("REF_forces", reference @ turn.T)
+        atoms.new_array("MACE_forces", (reference - error) @ turn.T)
+        if uncertain:
+            turned = [turn @ log @ turn.T if turning else log for log in logs]
+            atoms.new_array("MACE_gaussian_log_cov", np.stack([sym6(log) for log in turned]))
+            atoms.info["MACE_uq_family"] = "gaussian"
+        found.append(atoms)
+    return found
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Finished runs of a stock model, `mve` (two members each, in the smoke preset) and `mve-spd`."""
+    for method, seeds in (("stock", (1, 2)), ("mve", (1, 2)), ("mve-spd", (1,))):
+        for seed in seeds:
+            folder = tmp_path / "runs" / plan.Run("aspirin", "mace", method, seed).name
+            folder.mkdir(parents=True)
+            for label in commands.labels(DATASET):
+                found = frames(label, seed, method != "stock", turning=method != "mve")
+                ase.io.write(folder / f"{label}.xyz", found, format="extxyz")
+            (folder / "finished").touch()
+    return tmp_path
+
+
+METHODS = ("stock", "mve", "mve-spd", "e2ip")
+
+
+def test_table(out):
+    page, raw = tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    text, rows = page.read_text(), json.loads(raw.read_text())["rows"]
+    # What is not finished is not there.
+    assert [row["title"] for row in rows] == [
+        "stock model", "DE, K = 2", "MVE", "MVE-DE, K = 2", "MVE, equivariant covariance"
+    ]  # fmt: skip
+    assert "## aspirin, test" in text and "| paper | e²IP | raw |" in text and "| 0.272 |" in text
+    spd = rows[-1]["cases"][0]["tests"]["test"]
+    assert set(spd) == {"raw", "floor", "scale"}
+    # The errors are of that covariance.
+    assert spd["raw"]["calibration_error"] < 0.05 and spd["raw"]["coverage95"] == pytest.approx(0.95, abs=0.04)
+    assert spd["scale"]["nll"] == pytest.approx(spd["raw"]["nll"], abs=0.05)
+    stock = rows[0]["cases"][0]["tests"]["test"]
+    assert set(stock) == {"raw"} and stock["raw"]["nll"] is None
+    line = next(line for line in text.splitlines() if line.startswith("| mace | stock model"))
+    mae = np.mean([case["tests"]["test"]["raw"]["force_mae"] for case in rows[0]["cases"]]) / 0.0433641
+    assert f"| {mae:.3f} ± " in line
+
+
+def test_rotated_frames_tell_who_turns_with_the_structure(out):
+    _, raw = tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    found = {row["title"]: row["cases"][0].get("rotation") for row in json.loads(raw.read_text())["rows"]}
+    spd, mve = found["MVE, equivariant covariance"], found["MVE"]
+    assert found["stock model"] is None
+    # Files have eight decimals.
+    assert spd["covariance_largest"] < 1e-6 and spd["nll"] < 1e-5 and spd["spearman"] < 1e-3 and spd["forces"] < 1e-6
+    assert mve["covariance"] > 0.1 and mve["nll"] > 1e-3 and mve["forces"] < 1e-6
+    turn, log = data.rotations(1)[0], frames("test", 1, True)[0].arrays["MACE_gaussian_log_cov"][0]
+    expected = turn @ expm(matrix(log)) @ turn.T
+    assert np.allclose(logm(expected), turn @ matrix(log) @ turn.T)
+
+
+def test_scores_are_kept_without_the_predictions(out):
+    _, raw = tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    before = raw.read_text()
+    for path in [*out.glob("runs/*/*.xyz"), *out.glob("ensembles/*/*.xyz")]:
+        path.unlink()
+    tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    assert raw.read_text() == before
+
+
+def test_a_new_prediction_is_judged_anew(out):
+    case = judge.Case(out / "runs" / "aspirin_mace_mve-spd_s1", {})
+    folder = case.folder
+    case = case._replace(files={label: folder / f"{label}.xyz" for label in commands.labels(DATASET)})
+    before = judge.judge(case)["tests"]["test"]["raw"]["nll"]
+    ase.io.write(folder / "test.xyz", frames("test", 9, True), format="extxyz")
+    assert judge.judge(case)["tests"]["test"]["raw"]["nll"] != before
