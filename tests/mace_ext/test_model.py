@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins import families
+from e2ip_plugins.readout.loss import force_loss
+
 FORCES = ("forces", "forces_cov", "forces_aleatoric_cov", "forces_epistemic_cov")
 IRREPS = ["8x0e", "8x0e+8x1o", "8x0e+8x1o+8x2e", "8x0e+8x1o+8x2e+8x3o"]
 
@@ -172,3 +175,28 @@ def test_layout_follows_the_backend(make_model):
         found = _layout(model)
         assert {key: getattr(found, key) for key in expected} == expected
         assert found.components_first == (name == "ir_mul")
+
+
+@pytest.mark.parametrize("family", families.table())
+def test_every_family_leaves_the_stock_model_alone_learns_and_turns_if_it_says_so(
+    make_model, make_batch, frames, family
+):
+    stock, model = make_model(readout=None), make_model(readout=family)
+    batch = make_batch(frames)
+    expected, output = stock(batch, training=True), model(batch, training=True)
+    for key in ("energy", "forces"):
+        assert torch.equal(output[key], expected[key])
+    reference = output["forces"].detach() + 0.1
+    loss, mask = force_loss(model.e2ip_readout.family, reference, output["forces"], output)
+    assert mask.all() and torch.isfinite(loss).all() and (loss > 0).all()
+    loss.sum().backward()
+    gradients = [parameter.grad for parameter in model.e2ip_readout.trunks.parameters()]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+    generator = torch.Generator().manual_seed(0)
+    turn = -torch.linalg.qr(torch.randn(3, 3, generator=generator))[0]
+    turned = [frame.copy() for frame in frames]
+    for frame in turned:
+        frame.positions, frame.cell = frame.positions @ turn.numpy().T, frame.cell.array @ turn.numpy().T
+    covariance, after = (f["forces_cov"].detach() for f in (output, model(make_batch(turned))))
+    moved = (after - turn @ covariance @ turn.T).abs().max() / covariance.abs().max()
+    assert (moved < 1e-9) == families.get(family).equivariant

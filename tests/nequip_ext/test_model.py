@@ -8,7 +8,8 @@ from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.readout.loss import force_loss
 from nequip_ext import E2IPModel
 from nequip_ext.readout import TAP_KEY, find_readout
 
@@ -184,3 +185,27 @@ def test_bad_inner_models(gnn_config):
         E2IPModel(model={"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": gnn_config()}, seed=1)
     with pytest.raises(InputError, match="E2IPDataStatisticsManager"):
         E2IPModel(model=gnn_config(per_type_energy_scales=math.nan), seed=1)
+
+
+@pytest.mark.parametrize("family", families.table())
+def test_every_family_leaves_the_stock_model_alone_learns_and_turns_if_it_says_so(make_model, frames, to_data, family):
+    baseline, model = make_model(readout=family)
+    model.train()
+    data = AtomicDataDict.batched_from_list([to_data(atoms) for atoms in frames])
+    expected, output = baseline(dict(data)), model(dict(data))
+    for key in ("total_energy", "forces"):
+        assert torch.equal(output[key], expected[key])
+    found = {key: value.squeeze(-1) if value.shape[1:] == (1,) else value for key, value in output.items()}
+    if found[COEFFICIENTS_KEY].dim() == 1:
+        found[COEFFICIENTS_KEY] = output[COEFFICIENTS_KEY]
+    reference = output["forces"].detach() + 0.1
+    loss, mask = force_loss(readout_of(model).family, reference, output["forces"], found)
+    assert mask.all() and torch.isfinite(loss).all() and (loss > 0).all()
+    loss.sum().backward()
+    gradients = [parameter.grad for parameter in readout_of(model).trunks.parameters()]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+    turn = -torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))[0]
+    turned = model({**data, "pos": data["pos"] @ turn.T, "cell": data["cell"] @ turn.T})["forces_cov"]
+    covariance = output["forces_cov"]
+    moved = (turned - turn @ covariance @ turn.T).abs().max() / covariance.abs().max()
+    assert (moved < 1e-9) == families.get(family).equivariant
