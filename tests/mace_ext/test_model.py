@@ -183,7 +183,8 @@ def test_every_family_leaves_the_stock_model_alone_learns_and_turns_if_it_says_s
 ):
     stock, model = make_model(readout=None), make_model(readout=family)
     batch = make_batch(frames)
-    expected, output = stock(batch, training=True), model(batch, training=True)
+    for _ in range(3):  # TorchScript inside e3nn compiles itself during the first calls, which changes rounding
+        expected, output = stock(batch, training=True), model(batch, training=True)
     for key in ("energy", "forces"):
         assert torch.equal(output[key], expected[key])
     reference = output["forces"].detach() + 0.1
