@@ -220,7 +220,7 @@ class Host(str, enum.Enum):
 
 @app.command("bench")
 def bench_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift or efficiency.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift, efficiency or rotation.")],
     host: Annotated[Host, typer.Option(help="Framework of this environment that trains.")],
     preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days, on a GPU.")] = Preset.smoke,
     data: Annotated[
@@ -242,6 +242,8 @@ def bench_command(
     has finished runs in the folder.
     """
     from e2ip_plugins.bench import commands, plan, runs
+    from e2ip_plugins.bench.cost import measure
+    from e2ip_plugins.bench.data import find
     from e2ip_plugins.bench.tables import write
 
     if name not in plan.BENCHMARKS:
@@ -255,11 +257,12 @@ def bench_command(
     if not tables:
         commands.check_host(host.value)
         roots = [*([data] if data else []), Path.cwd()]
-        for run in found:  # before anything is written
-            for label in ("train", *plan.dataset(run.dataset).tests):
-                runs.data.find(plan.dataset(run.dataset).tests.get(label, plan.dataset(run.dataset).train), roots)
+        for chosen in map(plan.dataset, chosen_sets):  # before anything is written
+            for path in (chosen.train, *filter(None, [chosen.valid]), *chosen.tests.values()):
+                find(path, roots)
         out.mkdir(parents=True, exist_ok=True)
         failed = runs.execute_all(found, amount, roots, out, jobs, cluster, typer.echo)
+        measure(found, out, typer.echo)
     page, raw = write(name, preset.value, chosen_sets, chosen_methods, out)
     typer.echo(f"Written: {page}, {raw}")
     if failed:

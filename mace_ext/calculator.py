@@ -168,3 +168,10 @@ def uncertainty_results(
         results = committee_views(views, torch.as_tensor(committee_forces, device=views["forces_cov"].device))
     arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
     return arrays if committee_forces is not None else {**arrays, FAMILY_KEY: members[0].uq_family}
+
+
+def open_model(path: Union[str, Path], device: str = "cpu") -> Any:
+    """``MACECalculator`` of a ``.model`` file in the model's own precision, with a readout or without."""
+    from mace.calculators import MACECalculator
+
+    return MACECalculator(model_paths=str(path), device=device)

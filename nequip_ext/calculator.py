@@ -120,3 +120,11 @@ class E2IPCalculator(NequIPCalculator):
         if LEVERAGE.name in out:  # not in what was saved before there was one
             self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
         self.results[FAMILY_KEY] = family.uq_family
+
+
+def open_model(path: Union[str, Path], device: str = "cpu") -> NequIPCalculator:
+    """Eager calculator of a checkpoint or package, with a readout or without."""
+    calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
+    if find_readout(calculator.model) is None:
+        return calculator
+    return E2IPCalculator.from_saved_model(str(path), device=device)

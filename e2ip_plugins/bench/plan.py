@@ -223,6 +223,11 @@ BENCHMARKS: Dict[str, Benchmark] = {
         ("stock", "e2ip", "eip", "e2ip-cholesky"),
         "Parts of the training set of aspirin.",
     ),
+    "rotation": Benchmark(
+        ("aspirin",),
+        ("stock", "e2ip", "mve-spd", "e2ip-cholesky", "eip", "mve"),
+        "Every test frame turned at random: predictions turn with it, or they do not.",
+    ),
 }
 
 

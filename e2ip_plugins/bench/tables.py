@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from e2ip_plugins import __version__, families
-from e2ip_plugins.bench import commands
+from e2ip_plugins.bench import commands, cost
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
 from e2ip_plugins.bench.plan import BENCHMARKS, HOSTS, METHODS, PRESETS, Run, dataset, runs
 from e2ip_plugins.bench.reference import PAPER
@@ -30,6 +30,7 @@ COLUMNS = (
     Column("NLL", "nll_kcal", 1.0, 3),
     Column("Spearman", "spearman", 1.0, 3),
     Column("AUROC of frames", "frame_auroc", 1.0, 3),
+    Column("ms/atom", "cost", 1.0, 3),
 )
 
 ROTATION = (
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     host: str
     title: str
     cases: List[Dict[str, Any]]
+    cost: Optional[float] = None
 
 
 def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Iterator[Row]:
@@ -56,14 +58,18 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
         for host in HOSTS:
             found = runs(benchmark, host, PRESETS[preset], (name,), tuple(methods))
             done = [run for run in found if finished(run, out)]
+            timed = cost.path(name, host, out)
+            costs = json.loads(timed.read_text())["ms_per_atom"] if timed.exists() else {}
             for method in methods:
                 of_method = [_case(run, out) for run in done if run.method == method]
                 if of_method:
-                    yield Row(name, host, METHODS[method].title, [judge(case) for case in of_method])
+                    title = METHODS[method].title
+                    yield Row(name, host, title, [judge(case) for case in of_method], costs.get(title))
                 title = METHODS[method].ensemble
                 if title and len(of_method) == PRESETS[preset].members:
                     folder = out / "ensembles" / f"{name}_{host}_{title}"
-                    yield Row(name, host, f"{title}, K = {len(of_method)}", [judge(ensemble(of_method, folder))])
+                    of_ensemble = [judge(ensemble(of_method, folder))]
+                    yield Row(name, host, f"{title}, K = {len(of_method)}", of_ensemble, costs.get(title))
 
 
 def _case(run: Run, out: Path) -> Case:
@@ -101,8 +107,9 @@ def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
         "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
         "over seeds. floor and scale: constants fitted to the validation frames (`e2ip calibrate`). Spearman: error "
         "against the epistemic standard deviation, the total one where there is none. AUROC of frames: out of "
-        "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. Paper: its "
-        "own networks, splits and lengths of training (arXiv:2602.10419).",
+        "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. ms/atom: "
+        "one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by member. "
+        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
     ]
     for name in dict.fromkeys(row.dataset for row in found):
         of_set = [row for row in found if row.dataset == name]
@@ -121,7 +128,10 @@ def _table(name: str, label: str, found: Sequence[Row]) -> List[str]:
     lines.append("|---" * (4 + len(columns)) + "|")
     for row in found:
         for calibration in row.cases[0]["tests"].get(label, {}):
-            cells = [_cell([figure(case, label, calibration, c.name) for case in row.cases], c) for c in columns]
+            cells = [
+                _cell([row.cost if c.name == "cost" else figure(case, label, calibration, c.name) for case in cases], c)
+                for c, cases in ((c, row.cases[:1] if c.name == "cost" else row.cases) for c in columns)
+            ]
             shown = calibration if len(row.cases[0]["tests"][label]) > 1 else ""
             lines.append(f"| {row.host} | {row.title} | {shown} | {len(row.cases)} | " + " | ".join(cells) + " |")
     for method, figures in PAPER.get((name, label), {}).items():

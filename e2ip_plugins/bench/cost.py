@@ -1,0 +1,71 @@
+"""What a prediction costs: all methods of a set in turn, on the same frame, so that what the machine does hits all."""
+
+import json
+import statistics
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Callable, Dict, List, Sequence
+
+import numpy as np
+
+from e2ip_plugins.bench.plan import METHODS, Run
+
+#: File that a training leaves, by host.
+MODELS = {"mace": "model.model", "nequip": "best.ckpt"}
+
+#: Calls of every model: warm up first, then measured.
+WARM_UP, ROUNDS = 5, 30
+
+
+def path(dataset: str, host: str, out: Path) -> Path:
+    """Where the figures of a set are kept."""
+    return out / "cost" / f"{dataset}_{host}.json"
+
+
+def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print) -> None:
+    """Time the models of the first seed and the members of ensembles, ASE calculators on one thread.
+
+    Sets whose figures are there, of all of these models, are skipped; so are models that are not there.
+    """
+    for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
+        chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
+        chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
+        models = {run: out / "runs" / run.name / MODELS[host] for run in chosen}
+        models = {run: file for run, file in models.items() if file.exists()}
+        kept = path(dataset, host, out)
+        before = json.loads(kept.read_text()) if kept.exists() else {"models": []}
+        if models and not {run.name for run in models} <= set(before["models"]):
+            tell(f"{dataset}, {host}: timing {len(models)} models")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(_measure(models, out / "data" / f"{dataset}_test.extxyz"), indent=1) + "\n")
+
+
+def _measure(models: Dict[Run, Path], frames: Path) -> dict:
+    import ase.io
+    import torch
+
+    host = next(iter(models)).host
+    (found,) = entry_points(group="e2ip_plugins.calculator", name=host)
+    open_model, atoms = found.load(), ase.io.read(frames, index=0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        calculators = {run: open_model(file) for run, file in models.items()}
+        times: Dict[Run, List[float]] = {run: [] for run in models}
+        rng = np.random.default_rng(0)
+        for i in range(WARM_UP + ROUNDS):
+            moved = atoms.copy()
+            moved.positions += rng.normal(scale=0.01, size=moved.positions.shape)
+            for run, calculator in calculators.items():
+                started = time.perf_counter()
+                calculator.calculate(moved, ["forces"])
+                if i >= WARM_UP:
+                    times[run].append(1000.0 * (time.perf_counter() - started) / len(atoms))
+    finally:
+        torch.set_num_threads(threads)
+    figures = {METHODS[run.method].title: statistics.median(times[run]) for run in models if run.seed == 1}
+    for method in dict.fromkeys(run.method for run in models if METHODS[run.method].ensemble):
+        members = [times[run] for run in models if run.method == method]
+        figures[METHODS[method].ensemble] = statistics.median(map(sum, zip(*members, strict=True)))
+    return {"models": [run.name for run in models], "atoms": len(atoms), "ms_per_atom": figures}
