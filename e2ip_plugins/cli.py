@@ -157,13 +157,13 @@ def calibrate_command(
         Optional[List[str]],
         typer.Option(
             metavar="floor|scale|species-scale|conformal",
-            help="What to fit; one of the first three and conformal may be given together. [default: scale]",
+            help="What to fit (default: scale); conformal may be given beside one of the others.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option(help="The calibration.")] = Path("calibration.json"),
     level: Annotated[
         Optional[List[float]],
-        typer.Option(help="Level of a conformal radius; may be repeated. [default: 0.5, 0.8, 0.9, 0.95]"),
+        typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
     ] = None,
     ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,

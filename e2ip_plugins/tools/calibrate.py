@@ -27,6 +27,9 @@ FLOOR_LEVEL = 0.9
 #: Species with fewer atoms or configurations get the common factor.
 MIN_ATOMS, MIN_CONFIGURATIONS = 30, 5
 
+#: Larger factors, and smaller ones than its inverse, are worth a word.
+MAX_FACTOR = 1e6
+
 #: Of the bootstrap.
 RESAMPLES, SEED = 400, 0
 
@@ -279,6 +282,11 @@ def _fit_scale(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
 def _common_factor(sample: Sample, notes: List[str]) -> Constant:
     found, interval = _log_factor(sample)
     factor = Constant(math.exp(_shrunk(found, 0.0, interval)), (math.exp(interval[0]), math.exp(interval[1])))
+    if abs(found) > math.log(MAX_FACTOR):
+        notes.append(
+            f"a factor of {factor.value:.1e} says that covariances are of no use as they are; where they have no full "
+            "rank, as those of two or three models, method floor mends that"
+        )
     if interval[0] <= 0.0 <= interval[1]:
         notes.append(
             f"these configurations want a factor of {math.exp(found):.3f}, which they hardly tell from 1: "

@@ -8,6 +8,7 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.scores.metrics import calibration_error
 from e2ip_plugins.tools.calibrate import FLOOR_LEVEL, Sample, calibrate, check, conformal_radius
 
@@ -189,6 +190,22 @@ def test_covariances_that_are_too_large_get_no_floor(sample):
     assert found.floor.value == 0.0 and "the covariance stays as it is" in found.notes[0]
     after = applied(found, valid)
     assert all(np.array_equal(after.parameters[name], values) for name, values in valid.parameters.items())
+
+
+def test_floor_mends_covariances_without_full_rank():
+    """As of two members: no variance across the line between their forces."""
+    rng, n = np.random.default_rng(0), 600
+    axes = np.linalg.qr(rng.normal(size=(n, 3, 3)))[0]
+    deviation = 0.1 * rng.normal(size=n)
+    logarithm = np.einsum("nij,nj,nkj->nik", axes, np.stack([np.log(deviation**2), *np.full((2, n), -60.0)], 1), axes)
+    log_cov = logarithm[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    error = 0.3 * rng.normal(size=(n, 3))
+    parameters = {"ensemble_log_cov": log_cov, "ensemble_epistemic_share": np.ones(n)}
+    valid = Sample(Ensemble, parameters, error, np.full(n, "H"), np.repeat(np.arange(60), 10))
+    found = calibrate(valid, ["floor"])
+    assert found.scores["before"]["coverage95"] == 0.0 and found.scores["after"]["coverage90"] == pytest.approx(0.9)
+    assert math.sqrt(found.floor.value) == pytest.approx(0.3, rel=0.1)
+    assert "method floor mends that" in calibrate(valid, ["scale"]).notes[0]
 
 
 # Conformal radii
