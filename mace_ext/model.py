@@ -86,6 +86,11 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         lammps_mliap: bool = False,
     ) -> Dict[str, Optional[Tensor]]:
         """The stock outputs and, unless ``lammps_mliap``, those of `e2ip_plugins.readout.readout.Readout`."""
+        outputs: Dict[str, Tensor] = {}
+        takes_forces = self.e2ip_readout.takes_forces and compute_force and not lammps_mliap
+        if takes_forces and not training:
+            # A pass of its own: MACE frees the graph that this needs, or with ``training`` rounds forces otherwise.
+            outputs = self._outputs_with_forces(data.copy(), False)
         output = self.host_forward(
             data,
             training,
@@ -101,23 +106,47 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         node_feats = output["node_feats"]
         if lammps_mliap or node_feats is None:
             return output
-        if self.learns_alone or not training:
-            node_feats = node_feats.detach()
-        # Detached: nothing before the pool's own weights learns from its edges.
-        outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach())
+        if takes_forces:
+            if training:
+                positions = data["positions"]
+                outputs = self._outputs(data, node_feats, positions.detach(), data["shifts"].detach(), positions, True)
+        else:
+            if self.learns_alone or not training:
+                node_feats = node_feats.detach()
+            # Detached: nothing before the pool's own weights learns from its edges.
+            outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach(), None, False)
         for key, value in outputs.items():
             output[key] = value
         return output
 
     def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """The readout's outputs with their graph back to ``data["positions"]``; no forces (see `mace_ext.gradient`)."""
+        """The readout's outputs with their graph back to ``data["positions"]``; no forces (see `mace_ext.gradient`).
+
+        Without gradients a readout that takes forces gives its leverage alone.
+        """
+        return self._outputs_with_forces(data, True)
+
+    def _outputs_with_forces(self, data: Dict[str, Tensor], create_graph: bool) -> Dict[str, Tensor]:
         node_feats = self.host_forward(data, compute_force=False)["node_feats"]
-        return self._outputs(data, node_feats, data["positions"], data["shifts"])
+        assert node_feats is not None
+        positions, shifts = data["positions"], data["shifts"]
+        differentiated: Optional[Tensor] = None
+        if torch.is_grad_enabled():
+            differentiated = positions
+        if not create_graph:
+            positions, shifts = positions.detach(), shifts.detach()
+        return self._outputs(data, node_feats, positions, shifts, differentiated, create_graph)
 
     def _outputs(
-        self, data: Dict[str, Tensor], node_feats: Tensor, positions: Tensor, shifts: Tensor
+        self,
+        data: Dict[str, Tensor],
+        node_feats: Tensor,
+        positions: Tensor,
+        shifts: Tensor,
+        differentiated: Optional[Tensor],
+        create_graph: bool,
     ) -> Dict[str, Tensor]:
-        """The readout's outputs for node features (N, F)."""
+        """The readout's outputs for node features (N, F), the last two as `Readout` takes them."""
         index = data["edge_index"]
         vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
         envelope = self.radial_embedding.cutoff_fn(lengths).squeeze(-1)
@@ -133,7 +162,9 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if "head" in data:
             node_heads = data["head"][data["batch"]]
         species = torch.argmax(data["node_attrs"], dim=1)
-        return self.e2ip_readout(node_feats, node_feats, species, neighbours, edges, node_heads)
+        return self.e2ip_readout(
+            node_feats, node_feats, species, neighbours, edges, node_heads, differentiated, create_graph
+        )
 
 
 def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:

@@ -238,7 +238,7 @@ class ForceLoss(Metric):
     def _check(self, family: Family, preds: AtomicDataDict.Type) -> None:
         """`InputError` for outputs of a model without readout, or with one of another family."""
         check_outputs(preds, [COEFFICIENTS_KEY, FORCE_UNIT_KEY], self.owner)
-        expected, width = family.num_scalars + 5 * family.num_tensors, preds[COEFFICIENTS_KEY].shape[-1]
+        expected, width = family.num_columns(), preds[COEFFICIENTS_KEY].shape[-1]
         same = all(key.name in preds for key in family.parameter_keys)
         if width != expected or not same:
             raise InputError(

@@ -103,7 +103,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         family = self.readout.family
         irreps_out = {key.name: irreps[key.shape] for key in family.output_keys() if key.shape in irreps}
         irreps_out.update({LEVERAGE.name: "0e", FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
-        irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x0e+{family.num_tensors}x2e"
+        kind = "1o" if family.takes_forces else "0e"
+        irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x{kind}+{family.num_tensors}x2e"
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         self.irreps_out.pop(TAP_KEY, None)
 
@@ -113,19 +114,21 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         if self.learns_alone and not keep_graph:
             source = {name: _without_graph(value) for name, value in source.items()}
         if self.training or keep_graph:
-            outputs = self._read_out(source)
+            outputs = self._read_out(source, create_graph=True)
+        elif self.readout.takes_forces:
+            outputs = self._read_out(source, create_graph=False)
         else:
             # The graph that the features belong to is freed by the time anybody sees these outputs. What NequIP
             # compiles for training is traced in training mode or by make_fx, which does not see this context
             # (test_compile.py).
             with torch.no_grad():
-                outputs = self._read_out(source)
+                outputs = self._read_out(source, create_graph=False)
         data.pop(TAP_KEY, None)
         for name, value in outputs.items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data
 
-    def _read_out(self, data: AtomicDataDict.Type) -> Dict[str, torch.Tensor]:
+    def _read_out(self, data: AtomicDataDict.Type, create_graph: bool) -> Dict[str, torch.Tensor]:
         invariant = data[self.scalar_key]
         if self.scalars_from_edges:
             centre = data[AtomicDataDict.EDGE_INDEX_KEY][0]
@@ -133,7 +136,17 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         equivariant = data.get(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
         species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]
-        return self.readout(invariant, equivariant, species, self._neighbours(data), edges)
+        # In LAMMPS' ML-IAP there are none: energies and forces are all that it takes.
+        positions = data.get(AtomicDataDict.POSITIONS_KEY) if torch.is_grad_enabled() else None
+        return self.readout(
+            invariant,
+            equivariant,
+            species,
+            self._neighbours(data),
+            edges,
+            positions=positions,
+            create_graph=create_graph,
+        )
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data:

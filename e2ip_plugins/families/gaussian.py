@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, pulled
+from e2ip_plugins.families.interface import BETA, Family, Support, convert_log_matrix, force_views, pulled, resolve_beta
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
 
@@ -34,14 +33,7 @@ class Gaussian(Family):
     """
 
     uq_family = "gaussian"
-    options = (
-        Option(
-            "beta",
-            "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)",
-            float,
-            loss_only=True,
-        ),
-    )
+    options = (BETA,)
     parameter_keys = (
         OutputKey(
             "gaussian_log_cov", (6,), "log(eV²/Å²)", "matrix logarithm of the covariance, xx, yy, zz, yz, xz, xy"
@@ -59,10 +51,7 @@ class Gaussian(Family):
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
         cls.check_names(given)
-        beta = given.get("beta", cls.default_beta)
-        if isinstance(beta, str) or not 0.0 <= beta <= 1.0:
-            raise InputError(f"beta must be a number from 0 to 1, got {beta}")
-        return {"beta": float(beta)}
+        return {"beta": resolve_beta(given.get("beta", cls.default_beta))}
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:

@@ -37,6 +37,15 @@ class Option(NamedTuple):
     loss_only: bool = False
 
 
+#: Of families whose loss is `pulled`.
+BETA = Option(
+    "beta",
+    "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)",
+    float,
+    loss_only=True,
+)
+
+
 class Support(NamedTuple):
     """How well the training set supports every atom, as `e2ip_plugins.readout.leverage.Leverage` finds it.
 
@@ -89,6 +98,9 @@ class Family(nn.Module):
         Where the 0e coefficients start.
     takes_support : bool
         Whether, with its options, it grows its covariance with the leverage.
+    takes_forces : bool
+        Whether its 0e coefficients are atoms' shares of energies, in any unit per atom, of which it is given the
+        forces instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
     equivariant : bool
         Whether its covariance turns with the structure. Rivals in a fixed frame do not.
     """
@@ -104,6 +116,7 @@ class Family(nn.Module):
     num_tensors: int
     initial_scalars: Tuple[float, ...]
     takes_support: bool = False
+    takes_forces: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """``options`` are complete, as `resolve` gives them."""
@@ -114,14 +127,19 @@ class Family(nn.Module):
 
         Parameters
         ----------
-        coefficients : (N, num_scalars + 5 num_tensors)
-            0e coefficients first, then 2e in e3nn's component order.
+        coefficients : (N, num_columns)
+            0e coefficients first, then 2e in e3nn's component order. Where it ``takes_forces``: x, y and z of minus
+            the gradient of the sum of the first 0e coefficient over atoms, then of the second, …, per Å.
         force_unit : ()
             σ_ref in eV/Å.
         support : Support, optional
             To be ignored unless ``takes_support``.
         """
         raise NotImplementedError
+
+    def num_columns(self) -> int:
+        """Columns of the coefficients that `forward` is given."""
+        return (3 if self.takes_forces else 1) * self.num_scalars + 5 * self.num_tensors
 
     def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
         """0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
@@ -257,6 +275,13 @@ def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
     constant = residual.detach()
     pull = torch.exp(beta * log_variance.detach())
     return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
+
+
+def resolve_beta(beta: Any) -> float:
+    """The β of `pulled` that a user gave; `InputError` unless it is a number from 0 to 1."""
+    if isinstance(beta, str) or not 0.0 <= beta <= 1.0:
+        raise InputError(f"beta must be a number from 0 to 1, got {beta}")
+    return float(beta)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:

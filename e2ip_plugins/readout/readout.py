@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
 from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
@@ -30,6 +31,9 @@ class Readout(nn.Module):
         Whether a float32 readout's outputs are float64, from the coefficients on.
     """
 
+    # For models that were pickled before there were such families.
+    takes_forces: Final[bool] = False
+
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
     tensor_blocks: List[Tuple[int, int]]
@@ -39,7 +43,12 @@ class Readout(nn.Module):
     force_unit: Tensor
 
     def __init__(
-        self, settings: Settings, layout: Layout, num_heads: int = 1, seed: int = 0, double_outputs: bool = False
+        self,
+        settings: Settings,
+        layout: Layout,
+        num_heads: int = 1,
+        seed: int = 0,
+        double_outputs: bool = False,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -48,6 +57,7 @@ class Readout(nn.Module):
         self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
         self.components_first = layout.components_first
         self.double_outputs = double_outputs
+        self.takes_forces = self.family.takes_forces  # type: ignore[misc]
         num_scalars, num_vectors, num_tensors = (count(found) for found in layout[:3])
         self.has_pool = self.family.num_tensors > 0 and num_tensors == 0
         if self.has_pool:
@@ -69,6 +79,8 @@ class Readout(nn.Module):
         neighbours: Optional[Neighbours] = None,
         edges: Optional[Edges] = None,
         node_heads: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+        create_graph: bool = False,
     ) -> Dict[str, Tensor]:
         """Outputs of the family and ``e2ip_leverage`` (N, …); ``e2ip_force_unit`` (N,), ``e2ip_coefficients`` (N, C).
 
@@ -86,6 +98,11 @@ class Readout(nn.Module):
             Needed where ``has_pool``.
         node_heads : (N,) int, optional
             Data set of every atom, where there are several.
+        positions : (N, 3), optional
+            What the features were computed from, with a graph, in Å; for families that take forces. Without them, the
+            outputs of such a family are left out.
+        create_graph : bool
+            Whether such outputs are going to be differentiated, in training for example.
         """
         scalars = gather_scalars(invariant, self.scalar_blocks)
         # Where the host truncates to local atoms, so does everything below.
@@ -110,8 +127,16 @@ class Readout(nn.Module):
         force_unit = self.force_unit
         if self.double_outputs:
             coefficients, force_unit = coefficients.double(), force_unit.double()
+        if self.takes_forces and not create_graph:
+            scalars = scalars.detach()
         support = self.leverage(scalars, species, node_heads, neighbours)
-        outputs = self.family(coefficients, force_unit, support)
+        outputs: Dict[str, Tensor] = {}
+        if self.takes_forces:
+            if positions is not None:
+                coefficients = forces_of(coefficients, positions, create_graph)
+                outputs = self.family(coefficients, force_unit, support)
+        else:
+            outputs = self.family(coefficients, force_unit, support)
         outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         outputs["e2ip_coefficients"] = coefficients

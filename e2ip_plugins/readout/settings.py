@@ -66,6 +66,11 @@ class Settings(NamedTuple):
         forces = FORCES[0] if forces is None else forces
         if forces not in FORCES:
             raise InputError(f"forces is '{forces}'; choose from: {', '.join(FORCES)}")
+        if forces == "host" and families.get(family).takes_forces:
+            raise InputError(
+                f"forces 'host' does not go with readout '{family}', whose members' forces cannot be learned without "
+                "the features that they are derivatives of; leave it out"
+            )
         return cls(family, families.get(family).resolve(given), force_unit, frozenset(given), forces=forces)
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Final, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.spd import SymmetricTracelessPart
 
 
@@ -28,13 +29,18 @@ class Trunk(nn.Module):
     wanted_scalars, wanted_tensors : int
         Coefficients: 0e ones, and 0 or 1 of 2e, for which one of the latter two kinds of features is needed.
     initial_scalars : sequence of float
-        Where the 0e coefficients start.
+        Where the 0e coefficients start. Empty: they have no constants. How large they are is then a weight of its
+        own, on a logarithmic scale: the gradients of untrained features differ by orders of magnitude between models.
     hidden, channels : int
         Width of the hidden layer; 2e terms of each kind.
     seed : int
         Of the initial weights, which are drawn without touching torch's global random stream.
     """
 
+    #: How fast that weight acts; optimisers move all weights alike.
+    growth: Final[float] = 3.0
+    # For models that were pickled before there were such coefficients.
+    has_constants: Final[bool] = True
     has_vectors: Final[bool]
     has_tensors: Final[bool]
 
@@ -55,13 +61,15 @@ class Trunk(nn.Module):
             raise ValueError("Trunk needs 0e features and, for a 2e coefficient, at least one 1o or 2e channel")
         self.has_vectors = wanted_tensors > 0 and num_vectors > 0
         self.has_tensors = wanted_tensors > 0 and num_tensors > 0
+        self.has_constants = len(initial_scalars) > 0  # type: ignore[misc]
         self.wanted_scalars = wanted_scalars
         self.channels = channels
         num_gates = channels * (int(self.has_vectors) + int(self.has_tensors))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.hidden = nn.Linear(num_scalars, hidden)
-            self.out = nn.Linear(hidden, wanted_scalars + num_gates)
+            # Without constants there is no bias: DDP does not take weights without gradients.
+            self.out = nn.Linear(hidden, wanted_scalars + num_gates, bias=self.has_constants)
             # Plain matrices, scaled to keep variance: a bias would break equivariance. What is not used is not there:
             # DDP does not take weights without gradients.
             if self.has_vectors:
@@ -70,14 +78,19 @@ class Trunk(nn.Module):
             if self.has_tensors:
                 self.mix_tensors = nn.Parameter(torch.randn(num_tensors, channels) / math.sqrt(num_tensors))
         # Near isotropy at the start, but not at t = 0 exactly: gates and mixers learn at once.
-        with torch.no_grad():
-            self.out.weight.mul_(0.1)
-            self.out.bias.zero_()
-            self.out.bias[:wanted_scalars] = torch.tensor(initial_scalars, dtype=self.out.bias.dtype)
+        if self.has_constants:
+            with torch.no_grad():
+                self.out.weight.mul_(0.1)
+                self.out.bias.zero_()
+                self.out.bias[:wanted_scalars] = torch.tensor(initial_scalars, dtype=self.out.bias.dtype)
+        else:
+            self.log_size = nn.Parameter(torch.zeros(()))
         self.traceless_part = SymmetricTracelessPart()
 
     def make_constant(self, scalars: Sequence[float] = ()) -> None:
         """The same 0e coefficients for every atom, ``scalars`` or where they start, and no 2e ones, until trained."""
+        if not self.has_constants:
+            raise InputError("this readout predicts nothing without a training: its coefficients have no constants")
         with torch.no_grad():
             self.out.weight.zero_()
             self.out.bias[self.wanted_scalars :] = 0.0
@@ -94,6 +107,8 @@ class Trunk(nn.Module):
             Without channels of a kind, any tensor will do: it is not read.
         """
         invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
+        if not self.has_constants:
+            invariants = torch.exp(self.growth * self.log_size) * invariants
         wanted, gates = invariants[:, : self.wanted_scalars], invariants[:, self.wanted_scalars :]
         t = self._anisotropy(gates, vectors, tensors)
         return wanted if t is None else torch.cat([wanted, t], dim=1)

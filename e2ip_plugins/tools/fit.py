@@ -144,10 +144,10 @@ def fit_leverage(
     atoms = TrainingAtoms(len(leverage.centres))
     with _seen_by(readout) as seen:
         for _ in training:
-            outputs = seen["outputs"]
-            parameters = {key.name: outputs[key.name] for key in readout.family.parameter_keys}
-            takes = readout.family.takes_support
-            log_variance = readout.family.log_variance(parameters) if takes else torch.zeros(len(seen["kinds"]))
+            log_variance = torch.zeros(len(seen["kinds"]))
+            if readout.family.takes_support:
+                parameters = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
+                log_variance = readout.family.log_variance(parameters)
             atoms.add(seen["scalars"], seen["kinds"], log_variance)
     atoms.gather()
     if not atoms.count.any():
@@ -269,7 +269,7 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
     leverage, family, atoms = readout.leverage, readout.family, len(table["residual"])
     best: Any = None
     for scalars in family.constant_scalars():
-        coefficients = torch.zeros(1, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64)
+        coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
         parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}

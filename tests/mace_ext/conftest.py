@@ -87,7 +87,8 @@ def make_model():
             with torch.no_grad():
                 for trunk in model.e2ip_readout.trunks:
                     trunk.out.weight.mul_(20.0)
-                    trunk.out.bias.normal_()
+                    if trunk.out.bias is not None:
+                        trunk.out.bias.normal_()
         return model
 
     return make

@@ -116,7 +116,7 @@ def test_an_option_of_another_family_is_an_error(family):
 
 def test_families_script_and_put_out_what_they_name(family):
     module = family(family.resolve({}))
-    coefficients = torch.randn(5, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64)
+    coefficients = torch.randn(5, module.num_columns(), dtype=torch.float64)
     unit = torch.tensor(0.05, dtype=torch.float64)
     outputs = module(coefficients, unit)
     assert set(outputs) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
@@ -132,7 +132,7 @@ def test_families_script_and_put_out_what_they_name(family):
 def test_loss_is_the_gradient_of_something_finite(family):
     """The loss follows errors and coefficients: finite gradients, and a larger error costs more."""
     module = family(family.resolve({}))
-    coefficients = torch.randn(5, family.num_scalars + 5 * family.num_tensors, dtype=torch.float64).requires_grad_()
+    coefficients = torch.randn(5, module.num_columns(), dtype=torch.float64).requires_grad_()
     unit = torch.tensor(0.05, dtype=torch.float64)
     outputs = {**module(coefficients, unit), "e2ip_coefficients": coefficients, "e2ip_force_unit": unit.expand(5)}
     residual = (0.1 * torch.randn(5, 3, dtype=torch.float64)).requires_grad_()

@@ -14,7 +14,7 @@ F64 = torch.float64
 def test_bad_references_are_masked_without_touching_gradients(name, bad):
     generator = torch.Generator().manual_seed(0)
     family = families.get(name)(families.get(name).resolve({}))
-    width = family.num_scalars + 5 * family.num_tensors
+    width = family.num_columns()
     coefficients = torch.randn(8, width, dtype=F64, generator=generator, requires_grad=True)
     forces = torch.randn(8, 3, dtype=F64, generator=generator, requires_grad=True)
     reference = forces.detach() + 0.1 * torch.randn(8, 3, dtype=F64, generator=generator)

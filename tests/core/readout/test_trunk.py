@@ -1,8 +1,11 @@
 """Sources of anisotropy, one at a time; the trunk in its readout is tested in test_readout.py."""
 
+import math
+
 import pytest
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
 F64 = torch.float64
@@ -41,6 +44,22 @@ def test_trunk_for_scalars_alone_reads_nothing_else():
     with torch.no_grad():
         trunk.out.weight.zero_()
     assert torch.equal(trunk(h, h, h)[0], torch.tensor([0.5, -0.5]))
+
+
+def test_trunk_without_constants_starts_from_none():
+    """What is differentiated has no constants: every weight matters, and the size is one of them."""
+    trunk = Trunk(6, 0, 0, 3, 0, ())
+    h = torch.randn(10, 6, requires_grad=True)
+    (slopes,) = torch.autograd.grad(trunk(h, h, h)[:, 0].sum(), h, create_graph=True)
+    slopes.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trunk.parameters())
+    before = trunk(h, h, h)
+    with torch.no_grad():
+        trunk.log_size.add_(0.1)
+    torch.testing.assert_close(trunk(h, h, h), math.exp(0.3) * before)
+    torch.testing.assert_close(torch.jit.script(trunk)(h, h, h), trunk(h, h, h))
+    with pytest.raises(InputError, match="nothing without a training"):
+        trunk.make_constant()
 
 
 def test_needs_something_anisotropic():

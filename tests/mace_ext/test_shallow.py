@@ -1,0 +1,204 @@
+"""``--readout shallow``: members' forces are derivatives, and MACE's own are what they were."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.families.shallow import ENERGY_UNIT, FLOOR, SHRINKAGE
+
+KEYS = families.get("shallow").output_keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("training", [False, True])
+def test_energy_and_forces_are_the_stock_ones_to_the_last_bit(make_model, make_batch, frames, dtype, training):
+    # The first evaluations in a process may round otherwise than all later ones, stock MACE against itself, too.
+    stock, ours = (make_model(readout=readout, dtype=dtype) for readout in (None, "shallow"))
+    torch.set_default_dtype(dtype)
+    for stress in (False, True, False, True):
+        expected = stock(make_batch(frames), compute_stress=stress, training=training)
+        found = ours(make_batch(frames), compute_stress=stress, training=training)
+    for key in ("energy", "forces", "stress", "node_energy", "node_feats"):
+        assert found[key].dtype == expected[key].dtype and torch.equal(found[key], expected[key]), key
+    assert found["forces_cov"].requires_grad == training
+
+
+def test_covariance_is_that_of_the_members_energies(make_model, make_batch, frames):
+    """K - 1 coefficients, differentiated one after the other, and by differences."""
+    model = make_model(readout="shallow", options=(("members", 4),))
+    seen = {}
+    model.e2ip_readout.trunks[0].register_forward_hook(lambda _, __, out: seen.update(energies=out))
+
+    def energies(positions):
+        batch = make_batch(frames[:1])
+        batch["positions"] = positions
+        model.host_forward(batch, compute_force=False)
+        model.uncertainty_outputs(batch)
+        return seen["energies"]
+
+    found = model(make_batch(frames[:1]))
+    positions = torch.from_numpy(frames[0].positions.copy()).requires_grad_()
+    shares = energies(positions)
+    forces = [-torch.autograd.grad(shares[:, k].sum(), positions, retain_graph=True)[0] for k in range(3)]
+    torch.testing.assert_close(found["e2ip_coefficients"], torch.cat(forces, 1), rtol=1e-10, atol=1e-15)
+    step = 1e-4
+    for atom, axis in ((0, 0), (4, 2)):
+        moved = [positions.detach().clone() for _ in range(2)]
+        moved[0][atom, axis] += step
+        moved[1][atom, axis] -= step
+        up, down = (energies(x).sum(0) for x in moved)
+        difference = ((down - up) / (2 * step)).detach()
+        scale = found["e2ip_coefficients"].abs().max()
+        assert (found["e2ip_coefficients"][atom, axis::3] - difference).abs().max() < 1e-6 * scale
+    unit = 0.05
+    members = ENERGY_UNIT * unit * torch.stack(forces, 1)
+    sample = torch.einsum("nki,nkj->nij", members, members) / 3
+    mean = sample.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(3)
+    expected = (1 - SHRINKAGE) * sample + SHRINKAGE * mean + FLOOR * unit**2 * torch.eye(3)
+    torch.testing.assert_close(found["forces_cov"], expected, rtol=1e-8, atol=1e-14)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_rotations_and_reflections(make_model, make_batch, periodic):
+    from ase import Atoms
+    from scipy.spatial.transform import Rotation
+
+    rng = np.random.default_rng(1)
+    model = make_model(readout="shallow")
+    numbers, positions = [6, 8, 1, 1, 6, 1], rng.uniform(0, 3.5, (6, 3))
+    cell = np.diag([4.2, 4.6, 5.1]) + rng.uniform(-0.3, 0.3, (3, 3)) if periodic else np.zeros((3, 3))
+    turns = [np.eye(3), -np.eye(3)]
+    turns += [
+        sign * matrix for matrix, sign in zip(Rotation.random(20, rng=rng).as_matrix(), [1, -1] * 10, strict=True)
+    ]
+    turned = [Atoms(numbers, positions @ turn.T, cell=cell @ turn.T, pbc=periodic) for turn in turns]
+    covariance = model(make_batch(turned))["forces_cov"].reshape(len(turns), 6, 3, 3)
+    values = torch.linalg.eigvalsh(covariance[0])
+    assert (values[:, 2] / values[:, 0]).max() > 3.0
+    turn = torch.from_numpy(np.stack(turns))
+    expected = torch.einsum("rij,njk,rlk->rnil", turn, covariance[0], turn)
+    assert (covariance - expected).abs().max() / expected.abs().max() < 1e-10
+
+
+def test_every_weight_of_the_readout_learns(make_model, make_batch, frames):
+    """DDP does not take weights without gradients; other MACE heads' are zero."""
+    model = make_model(readout="shallow", heads=("one", "two"))
+    batch = make_batch(frames, heads=["one", "two"], head="two")
+    model(batch, training=True)["forces_cov"].sum().backward()
+    for trunk, learns in zip(model.e2ip_readout.trunks, (False, True), strict=True):
+        for name, parameter in trunk.named_parameters():
+            assert parameter.grad is not None and bool(parameter.grad.any()) == learns, name
+    assert model.node_embedding.linear.weight.grad.abs().max() > 0
+
+
+def test_isolated_atoms_have_the_least_covariance(make_model, make_batch):
+    from ase import Atoms
+
+    output = make_model(readout="shallow")(make_batch([Atoms("O"), Atoms("CO", [[0, 0, 0], [0, 0, 1.2]])]))
+    assert torch.allclose(output["forces_cov"][0], FLOOR * 0.05**2 * torch.eye(3), rtol=1e-12)
+    assert output["e2ip_plateau"].tolist() == [1, 0, 0]
+    assert all(output[key.name].isfinite().all() for key in KEYS)
+
+
+def test_scripted_equals_eager(make_model, make_batch, frames, tmp_path):
+    from e3nn.util import jit
+    from mace.calculators import MACECalculator
+
+    model = make_model(readout="shallow", heads=("one", "two"))
+    # As mace_run_train does it, where an exception would be swallowed.
+    torch.jit.save(jit.compile(copy.deepcopy(model)), tmp_path / "compiled.model")
+    compiled = torch.jit.load(tmp_path / "compiled.model")
+    batch = make_batch(frames, heads=["one", "two"], head="two")
+    expected = model({**batch}, compute_stress=True)
+    for _ in range(2):
+        output = compiled({**batch}, compute_stress=True)
+    for name in ("energy", "forces", "stress", *(key.name for key in KEYS)):
+        torch.testing.assert_close(output[name], expected[name], rtol=1e-9, atol=1e-12)
+    calculator = MACECalculator(str(tmp_path / "compiled.model"), default_dtype="float64", head="two")
+    calculator.calculate(frames[0])
+    cov = expected["forces_cov"][: len(frames[0])].detach().numpy()
+    np.testing.assert_allclose(calculator.results["forces_cov"], cov, rtol=1e-8, atol=1e-12)
+
+
+def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path):
+    model = make_model(readout="shallow")
+    torch.save(model, tmp_path / "tiny.model")
+    script = Path(sys.executable).parent / "mace_create_lammps_model"
+    subprocess.run([str(script), str(tmp_path / "tiny.model")], check=True, capture_output=True)
+    exported = torch.jit.load(tmp_path / "tiny.model-lammps.pt")
+    output = exported(make_batch(frames[:1]), torch.ones(len(frames[0])), compute_virials=True)
+    torch.testing.assert_close(output["forces"], model(make_batch(frames[:1]))["forces"], rtol=1e-10, atol=1e-12)
+
+
+def test_calculator_units_committees_and_gradients(make_model, make_batch, frames, tmp_path):
+    from mace.calculators import MACECalculator
+
+    paths = []
+    for seed in (0, 1):
+        paths.append(str(tmp_path / f"{seed}.model"))
+        torch.save(make_model(readout="shallow", seed=seed), paths[-1])
+    calculator = MACECalculator(paths[0], default_dtype="float64")
+    calculator.calculate(frames[0])
+    expected = torch.load(paths[0], weights_only=False)(make_batch(frames[:1]))
+    assert calculator.results["uq_family"] == "ensemble"
+    for key in KEYS:
+        np.testing.assert_allclose(calculator.results[key.name], expected[key.name].detach(), rtol=1e-7, atol=1e-12)
+    np.testing.assert_array_equal(calculator.results["forces"], expected["forces"].detach())
+    other = MACECalculator(paths[0], default_dtype="float64", energy_units_to_eV=2.0)
+    other.calculate(frames[0])
+    np.testing.assert_allclose(other.results["forces_cov"], 4 * calculator.results["forces_cov"], rtol=1e-7)
+    committee = MACECalculator(paths, default_dtype="float64")
+    committee.calculate(frames[0])
+    spread = committee.results["forces_comm"] - committee.results["forces_comm"].mean(0)
+    both = np.mean([_covariance(path, frames[0]) for path in paths], axis=0)
+    both += np.einsum("mni,mnj->nij", spread, spread) / 2
+    np.testing.assert_allclose(committee.results["forces_cov"], both, rtol=1e-6, atol=1e-10)
+
+    value, gradient = calculator.uncertainty_gradient(frames[0])
+    np.testing.assert_allclose(value, calculator.results["forces_epistemic_std"], rtol=1e-9)
+    step, sums = 1e-4, []
+    for sign in (1, -1):
+        moved = frames[0].copy()
+        moved.positions[2, 1] += sign * step
+        calculator.calculate(moved)
+        sums.append(calculator.results["forces_epistemic_std"].sum())
+    assert gradient[2, 1] == pytest.approx((sums[0] - sums[1]) / (2 * step), rel=1e-5)
+
+
+def _covariance(path, atoms):
+    from mace.calculators import MACECalculator
+
+    calculator = MACECalculator(path, default_dtype="float64")
+    calculator.calculate(atoms)
+    return calculator.results["forces_cov"]
+
+
+def test_training_to_predictions(train, predict, data_files, tmp_path):
+    run = train("--readout=shallow", "--e2ip_members=4", "--ema", max_num_epochs=3)
+    nll = [line["shallow_nll"] for line in run.validation]
+    assert nll[-1] < nll[0]
+    model = run.folder / f"{run.name}.model"
+    assert (run.folder / f"{run.name}_compiled.model").exists()
+    assert bool(torch.load(model, weights_only=False).e2ip_readout.leverage.fitted)
+    for atoms in predict(model, data_files["valid"], tmp_path / "predicted.xyz"):
+        assert atoms.info["MACE_uq_family"] == "ensemble" and (atoms.arrays["MACE_ensemble_epistemic_share"] == 1).all()
+        assert np.isfinite(atoms.arrays["MACE_ensemble_log_cov"]).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--e2ip_members=1",), "--e2ip_members must be a whole number of at least 2, got 1"),
+        (("--e2ip_members=few",), "members must be a int, got 'few'"),
+        (("--e2ip_forces=host",), "forces 'host' does not go with readout 'shallow'"),
+    ],
+)
+def test_what_cannot_be_ends_before_training(training_command, flags, message, tmp_path):
+    done = subprocess.run(training_command("--readout=shallow", *flags), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and message.replace("--e2ip_", "") in done.stderr.replace("--e2ip_", "")
