@@ -16,20 +16,20 @@ from e2ip_plugins.errors import InputError
 SMOKE = plan.PRESETS["smoke"]
 RUNS = [plan.Run("aspirin", "mace", "e2ip", seed) for seed in (1, 2, 3)]
 
-#: Stand-ins for the stages of a run: `train` takes its time and notes every start, `test` depends on it.
+#: Stand-ins for the stages of a run: `train` notes every start and ends when a gate opens, `test` depends on it.
 FAKE = """
 import sys
 from pathlib import Path
 from e2ip_plugins.bench import commands, data, plan, runs
 
 def stages(run, dataset, preset, files, folder):
-    note = f"echo started >> train.log; sleep {seconds}; echo model > model.model"
+    note = f"echo started >> train.log; while [ ! -e {gate} ]; do sleep 0.05; done; echo model > model.model"
     return [
         commands.Stage("train", ["/bin/sh", "-c", note], ("model.model",)),
         commands.Stage("test", ["/bin/sh", "-c", "cat model.model >> test.xyz"], ("test.xyz",)),
     ]
 
-seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0
+gate = sys.argv[2] if len(sys.argv) > 2 else "/"
 commands.stages = stages
 data.prepare = lambda *arguments: {}
 found = [plan.Run("aspirin", "mace", "e2ip", seed) for seed in (1, 2, 3)]
@@ -64,16 +64,20 @@ def test_all_are_executed_once(script, tmp_path):
 def test_killed_in_the_middle_nothing_is_lost_or_trained_twice(script, tmp_path):
     """SIGKILL ends the program, not the trainings that it has started: the next one waits for those."""
     out = tmp_path / "out"
-    first = subprocess.Popen([sys.executable, script, out, "4"])
-    deadline = time.time() + 60
+    gate = tmp_path / "gate"
+    first = subprocess.Popen([sys.executable, script, out, gate])
+    deadline = time.time() + 120
     while sum(starts(out, run) for run in RUNS) < 2 and time.time() < deadline:
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     assert sum(starts(out, run) for run in RUNS) == 2 and not any(runs.finished(run, out) for run in RUNS)
-    again = subprocess.run([sys.executable, script, out, "0"], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "waiting" in again.stdout
+    again = subprocess.Popen([sys.executable, "-u", script, out], stdout=subprocess.PIPE, text=True)
+    told = [again.stdout.readline() for _ in range(3)]
+    assert sum("waiting" in line for line in told) == 2, told
+    gate.touch()
+    again.communicate(timeout=120)
+    assert again.returncode == 0
     for run in RUNS:
         assert runs.finished(run, out) and starts(out, run) == 1
         assert (out / "runs" / run.name / "test.xyz").read_text() == "model\n"
