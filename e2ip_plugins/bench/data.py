@@ -60,7 +60,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     if dataset.valid:
         of_valid = read_verbatim(find(dataset.valid, roots), valid)
     else:
-        rows = range(train, train + valid)
+        rows = list(range(train, train + valid))
         if dataset.spread:
             rows = [int((i + 0.5) * len(frames) / valid) for i in range(valid)]
         of_valid = [frames[i] for i in rows]
