@@ -133,13 +133,14 @@ class Readout(nn.Module):
         outputs: Dict[str, Tensor] = {}
         if self.takes_forces:
             if positions is not None:
-                coefficients = forces_of(coefficients, positions, create_graph)
-                outputs = self.family(coefficients, force_unit, support)
+                forces = forces_of(coefficients, positions, create_graph)
+                outputs = self.family(forces, force_unit, support)
+                outputs["e2ip_coefficients"] = forces
         else:
             outputs = self.family(coefficients, force_unit, support)
+            outputs["e2ip_coefficients"] = coefficients
         outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
-        outputs["e2ip_coefficients"] = coefficients
         return outputs
 
 

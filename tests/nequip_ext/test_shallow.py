@@ -112,6 +112,19 @@ def test_isolated_atoms_have_the_least_covariance(make_model, gnn_config, to_dat
     assert all(output[key.name].isfinite().all() for key in KEYS)
 
 
+def test_without_positions_there_are_energies_and_forces_alone(make_model, gnn_config, frames, to_data):
+    """What LAMMPS' ML-IAP gives the model are edges."""
+    from nequip.nn.utils import with_edge_vectors_
+
+    _, model = make_model(gnn_config(l_max=1), readout="shallow")
+    model.eval()
+    data = to_data(frames[0])
+    edges = with_edge_vectors_(dict(data))
+    output = model({key: edges[key].detach() for key in ("edge_vectors", "edge_index", "atom_types")})
+    assert torch.equal(output["total_energy"], model(dict(data))["total_energy"]) and "edge_forces" in output
+    assert not {key.name for key in KEYS} & set(output)
+
+
 def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, monkeypatch):
     """``compile_mode: compile`` traces once, here in eval mode; the trace must fit other sizes and training."""
     monkeypatch.setattr(torch, "compile", lambda model, **k: model)
