@@ -147,7 +147,8 @@ METHODS: Dict[str, Method] = {
     "eip-nig": Method("eIP, likelihood of the NIG", "eip", {"likelihood": "nig"}),
     "mve": Method("MVE", "mve", ensemble="MVE-DE"),
     "mve-spd": Method("MVE, equivariant covariance", "mve-spd"),
-    "shallow": Method("SE", "shallow", {"likelihood": "components", "beta": 0.0}),
+    "shallow": Method("SE", "shallow"),
+    "shallow-components": Method("SE, likelihood of components", "shallow", {"likelihood": "components", "beta": 0.0}),
 }
 
 
