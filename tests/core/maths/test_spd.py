@@ -212,3 +212,25 @@ def test_a_tiny_floor_keeps_its_digits():
     log = torch.zeros(1, 6, dtype=F64)
     added = spd.log_of_widened(log, torch.ones(1, dtype=F64), torch.tensor([1e-18], dtype=F64)) - log
     torch.testing.assert_close(added[0, :3], torch.full((3,), 1e-18, dtype=F64), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e8, 1e13])
+def test_logarithm_and_exponential_of_any_conditioning(condition):
+    generator = torch.Generator().manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(20, 3, 3, dtype=torch.float64, generator=generator))[0]
+    values = 0.01 * torch.tensor([1.0, condition**-0.3, 1.0 / condition], dtype=torch.float64)
+    matrix = (axes * values) @ axes.mT
+    full = matrix[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    log = spd.log_spd(full)
+    found = torch.linalg.eigvalsh(spd.sym6_to_matrix(log))
+    # The smallest eigenvalue of a matrix in floating point is known to the size of the largest.
+    error = (found - values.sort().values.log()).abs()
+    assert (error < 1e-14 * condition + 1e-12).all()
+    assert (spd.exp_log_spd(log) - matrix).abs().max() < 1e-14
+
+
+def test_logarithm_of_what_has_none():
+    singular = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(spd.log_spd(singular).exp()[0, :3], torch.tensor([1.0, 1.0, 1e-14], dtype=torch.float64))
+    bad = torch.tensor([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [float("nan")] * 6], dtype=torch.float64)
+    assert torch.equal(spd.log_spd(bad)[0], torch.zeros(6, dtype=torch.float64)) and spd.log_spd(bad)[1].isnan().all()
