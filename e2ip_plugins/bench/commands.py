@@ -36,7 +36,7 @@ def check_host(host: str) -> None:
 
 def labels(dataset: DataSet) -> Tuple[str, ...]:
     """Files that are predicted, in order."""
-    return ("valid", *dataset.tests, "rotated")
+    return ("valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
 
 
 def prediction(run: Run, dataset: DataSet, label: str) -> str:

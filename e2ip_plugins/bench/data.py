@@ -34,7 +34,10 @@ def find(name: str, roots: Sequence[Path]) -> Path:
 
 
 def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, limit: "int | None") -> Dict[str, Path]:
-    """Files by label: ``train``, ``valid``, the tests, and ``rotated``: the first test, each frame turned at random.
+    """Files by label: ``train``, ``valid``, the tests; ``rotated``, the first test with each frame turned at random.
+
+    Where the data set has them, also ``further`` frames of the training file, which are used neither to train nor to
+    validate.
 
     Parameters
     ----------
@@ -50,19 +53,25 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     """
     sources = {label: find(path, roots) for label, path in {"train": dataset.train, **dataset.tests}.items()}
     train, valid = (min(n, limit or n) for n in dataset.frames)
-    files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", "valid", *dataset.tests, "rotated")}
+    names = ("train", "valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
+    files = {label: folder / f"{name}_{label}.extxyz" for label in names}
     if all(path.exists() for path in files.values()):
         return files
     folder.mkdir(parents=True, exist_ok=True)
-    frames = read_verbatim(sources["train"], train if dataset.valid else train + valid)
-    if len(frames) < (train if dataset.valid else train + valid):
-        raise InputError(f"{sources['train']} has {len(frames)} frames; {train + valid} are needed")
+    used = train if dataset.valid else train + valid
+    needed = sum(dataset.frames) + dataset.further if dataset.further else used
+    frames = read_verbatim(sources["train"], needed)
+    if len(frames) < needed:
+        raise InputError(f"{sources['train']} has {len(frames)} frames; {needed} are needed")
+    if dataset.further:
+        _write(files["further"], frames[sum(dataset.frames) :][:limit])
+    frames = frames[:used]
     if dataset.valid:
         of_valid = read_verbatim(find(dataset.valid, roots), valid)
     else:
-        rows = list(range(train, train + valid))
+        rows = list(range(train, used))
         if dataset.spread:
-            rows = [int((i + 0.5) * len(frames) / valid) for i in range(valid)]
+            rows = [int((i + 0.5) * used / valid) for i in range(valid)]
         of_valid = [frames[i] for i in rows]
         frames = [frame for i, frame in enumerate(frames) if i not in set(rows)]
     _write(files["train"], frames)

@@ -14,8 +14,16 @@ from e2ip_plugins.report.predictions import read_predictions
 from e2ip_plugins.scores.metrics import summarise
 from e2ip_plugins.tools.calibrate import Sample, calibrate
 
-#: What the covariances go through before they are judged.
-CALIBRATIONS = ("raw", "floor", "scale")
+#: What the covariances go through before they are judged -> method of `e2ip calibrate` and the frames it is fitted to.
+CALIBRATIONS: Dict[str, Optional[Tuple[str, str]]] = {
+    "raw": None,
+    "floor": ("floor", "valid"),
+    "scale": ("scale", "valid"),
+    "scale, further frames": ("scale", "further"),
+}
+
+#: Files that nothing is judged on.
+_NO_TESTS = ("valid", "further", "rotated")
 
 
 class Case(NamedTuple):
@@ -57,23 +65,26 @@ def judge(case: Case) -> Dict[str, Any]:
             return found
     uncertain = read_predictions(case.files["valid"]).family is not None
     result: Dict[str, Any] = {"version": __version__, "tests": {}, "calibrations": {}}
-    for method in CALIBRATIONS if uncertain else CALIBRATIONS[:1]:
+    for name, fit in CALIBRATIONS.items():
         calibration = None
-        if method != "raw":
-            calibration = calibrate(Sample.of(read_predictions(case.files["valid"])), [method])
+        if fit is not None:
+            method, frames = fit
+            if not uncertain or frames not in case.files:
+                continue
+            calibration = calibrate(Sample.of(read_predictions(case.files[frames])), [method])
             factors = {symbol: constant.value for symbol, constant in calibration.factor.items()}
-            result["calibrations"][method] = {"factor": factors, "floor": calibration.floor.value}
+            result["calibrations"][name] = {"factor": factors, "floor": calibration.floor.value}
         models = {
             label: load_models([path], [label], calibrations=[calibration])[0]
             for label, path in case.files.items()
-            if label not in ("valid", "rotated")
+            if label not in _NO_TESTS
         }
         for label, model in models.items():
             overall = compare([model])["models"][0]["overall"]
-            result["tests"].setdefault(label, {})[method] = overall
+            result["tests"].setdefault(label, {})[name] = overall
         if "ood" in models and uncertain:
             both = compare([models["test"]], [models["ood"]])
-            result.setdefault("frame_auroc", {})[method] = both["ood"]["frame_auroc"][0]
+            result.setdefault("frame_auroc", {})[name] = both["ood"]["frame_auroc"][0]
     if uncertain:
         result["rotation"] = rotation(case)
     part = kept.with_suffix(".part")
@@ -91,7 +102,7 @@ def rotation(case: Case) -> Dict[str, float]:
         ``covariance``: mean of ‖Σ(Rx) - RΣ(x)Rᵀ‖/‖Σ(x)‖ (Frobenius) over atoms; ``covariance_largest``; ``forces``:
         largest ‖F(Rx) - RF(x)‖ in eV/Å; ``spearman``, ``nll``, ``energy_score``: absolute change of the score.
     """
-    label = next(name for name in case.files if name not in ("valid", "rotated"))
+    label = next(name for name in case.files if name not in _NO_TESTS)
     before, after = (load_models([case.files[name]])[0] for name in (label, "rotated"))
     turns = data.rotations(len(before.predictions.sizes))[before.predictions.frame_of_atom]
     covariances = [_covariance(model) for model in (before, after)]

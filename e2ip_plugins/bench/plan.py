@@ -19,6 +19,8 @@ class DataSet(NamedTuple):
     species : tuple of str
     frames : (int, int)
         For training and for validation.
+    further : int
+        Frames after those that models never see, for calibrations that the validation frames are too few for.
     valid : str
         File with the validation frames; empty: those that follow the training frames.
     spread : bool
@@ -36,6 +38,7 @@ class DataSet(NamedTuple):
     frames: Tuple[int, int]
     epochs: Mapping[str, int]
     valid: str = ""
+    further: int = 0
     spread: bool = False
     batch_size: int = 5
     valid_batch_size: int = 50
@@ -67,6 +70,7 @@ DATASETS: Dict[str, DataSet] = {
             species,
             (450, 50),
             _MOLECULE,
+            further=500,
         )
         for name, species in (("aspirin", ("H", "C", "O")), ("azobenzene", ("H", "C", "N")))
     },

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -145,6 +146,12 @@ def execute_all(
         executor.update_parameters(name="e2ip-bench", slurm_array_parallelism=jobs, timeout_min=24 * 60)
         started = executor.map_array(execute, todo, *([x] * len(todo) for x in (preset, roots, out)))
         return [run for run, job in zip(todo, started, strict=True) if not job.result()]
+    speaking = threading.Lock()
+
+    def tell_one_by_one(text: str) -> None:
+        with speaking:
+            tell(text)
+
     with ThreadPoolExecutor(jobs) as pool:
-        results = list(pool.map(partial(execute, preset=preset, roots=roots, out=out, tell=tell), todo))
+        results = list(pool.map(partial(execute, preset=preset, roots=roots, out=out, tell=tell_one_by_one), todo))
     return [run for run, good in zip(todo, results, strict=True) if not good]

@@ -105,11 +105,11 @@ def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
     lines = [f"# {benchmark}, preset {preset}", "", BENCHMARKS[benchmark].about, ""]
     lines += [
         "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
-        "over seeds. floor and scale: constants fitted to the validation frames (`e2ip calibrate`). Spearman: error "
-        "against the epistemic standard deviation, the total one where there is none. AUROC of frames: out of "
-        "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. ms/atom: "
-        "one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by member. "
-        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
+        "over seeds. floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
+        "Spearman: error against the epistemic standard deviation, the total one where there is none. AUROC of frames: "
+        "out of distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
+        "ms/atom: one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by "
+        "member. Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
     ]
     for name in dict.fromkeys(row.dataset for row in found):
         of_set = [row for row in found if row.dataset == name]

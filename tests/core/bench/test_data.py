@@ -42,6 +42,14 @@ def test_first_frames_then_those_that_follow(root):
     assert (root / "train.extxyz").read_text().startswith(files["train"].read_text())
 
 
+def test_further_frames_are_used_for_nothing_else(root):
+    files = data.prepare("more", toy(further=3), [root], root / "out", None)
+    assert energies(files["further"]) == [16, 17, 18]
+    assert energies(files["train"]) == list(range(12)) and energies(files["valid"]) == [12, 13, 14, 15]
+    with pytest.raises(InputError, match="has 20 frames; 21 are needed"):
+        data.prepare("toomany", toy(further=5), [root], root / "out", None)
+
+
 def test_spread_and_own_validation_frames(root):
     files = data.prepare("spread", toy(spread=True), [root], root / "out", None)
     assert energies(files["valid"]) == [2, 6, 10, 14] and len(energies(files["train"])) == 12

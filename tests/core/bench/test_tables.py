@@ -10,7 +10,7 @@ from scipy.linalg import expm, logm
 
 from e2ip_plugins.bench import commands, data, judge, plan, tables
 
-SIZE, FRAMES = 6, {"valid": 40, "test": 60}
+SIZE, FRAMES = 6, {"valid": 40, "further": 50, "test": 60}
 DATASET = plan.dataset("aspirin")
 
 
@@ -71,7 +71,7 @@ def test_table(out):
     ]  # fmt: skip
     assert "## aspirin, test" in text and "| paper | e²IP | raw |" in text and "| 0.272 |" in text
     spd = rows[-1]["cases"][0]["tests"]["test"]
-    assert set(spd) == {"raw", "floor", "scale"}
+    assert set(spd) == {"raw", "floor", "scale", "scale, further frames"}
     # The errors are of that covariance.
     assert spd["raw"]["calibration_error"] < 0.05 and spd["raw"]["coverage95"] == pytest.approx(0.95, abs=0.04)
     assert spd["scale"]["nll"] == pytest.approx(spd["raw"]["nll"], abs=0.05)
