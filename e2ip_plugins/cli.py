@@ -243,7 +243,7 @@ def bench_command(
     """
     from e2ip_plugins.bench import commands, plan, runs
     from e2ip_plugins.bench.cost import measure
-    from e2ip_plugins.bench.data import find
+    from e2ip_plugins.bench.data import find_all
     from e2ip_plugins.bench.tables import write
 
     if name not in plan.BENCHMARKS:
@@ -252,23 +252,25 @@ def bench_command(
     chosen_sets = plan.chosen(sets, benchmark.sets, "--sets")
     chosen_methods = plan.chosen(methods, benchmark.methods, "--methods")
     found = plan.runs(name, host.value, amount, chosen_sets, chosen_methods)
-    runs.check_settings(found, amount, out)
     failed = []
-    if not tables:
+    roots = [*([data] if data else []), Path.cwd()]
+    if tables:
+        runs.check_settings(found, amount, [], out)
+    else:
         commands.check_host(host.value)
-        roots = [*([data] if data else []), Path.cwd()]
-        for chosen in map(plan.dataset, chosen_sets):  # before anything is written
-            for path in (chosen.train, *filter(None, [chosen.valid]), *chosen.tests.values()):
-                find(path, roots)
+        for chosen in chosen_sets:  # before anything is written
+            find_all(plan.dataset(chosen), roots)
+        runs.check_settings(found, amount, roots, out)
         out.mkdir(parents=True, exist_ok=True)
         failed = runs.execute_all(found, amount, roots, out, jobs, cluster, typer.echo)
         measure(found, out, typer.echo)
-    page, raw = write(name, preset.value, chosen_sets, chosen_methods, out)
-    typer.echo(f"Written: {page}, {raw}")
+    if len(failed) < len(found):
+        page, raw = write(name, preset.value, chosen_sets, chosen_methods, out)
+        typer.echo(f"Written: {page}, {raw}")
     if failed:
         raise InputError(
-            f"{len(failed)} of {len(found)} runs failed ({', '.join(run.name for run in failed[:3])}, ...): mend what "
-            "their log.txt says and run the command again; the others are kept"
+            f"{len(failed)} of {len(found)} runs failed ({', '.join(run.name for run in failed)}): mend what their "
+            f"{out}/runs/NAME/log.txt says and run the command again; the others are kept"
         )
 
 

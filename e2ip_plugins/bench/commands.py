@@ -2,6 +2,7 @@
 
 import sys
 from importlib import resources
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
@@ -32,6 +33,8 @@ def check_host(host: str) -> None:
             f"--host {host}: not installed here; run e2ip bench in an environment with e2ip-plugins[{host}], with the "
             "same --out if tables are to have both hosts"
         )
+    if not entry_points(group="e2ip_plugins.calculator", name=host):
+        raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
 
 
 def labels(dataset: DataSet) -> Tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Files of a data set: which frames train, validate and test."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Dict, List, Sequence
@@ -33,6 +35,18 @@ def find(name: str, roots: Sequence[Path]) -> Path:
     raise InputError(f"no file {name} in {listed}: name the folder that holds it with --data, or in E2IP_DATA")
 
 
+def find_all(dataset: DataSet, roots: Sequence[Path]) -> Dict[str, Path]:
+    """Every file that a data set is made of, by label."""
+    names = {"train": dataset.train, **({"valid": dataset.valid} if dataset.valid else {}), **dataset.tests}
+    return {label: find(name, roots) for label, name in names.items()}
+
+
+def fingerprints(dataset: DataSet, roots: Sequence[Path]) -> Dict[str, str]:
+    """Of the contents of those files, by label."""
+    found = find_all(dataset, roots)
+    return {label: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for label, path in found.items()}
+
+
 def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, limit: "int | None") -> Dict[str, Path]:
     """Files by label: ``train``, ``valid``, the tests; ``rotated``, the first test with each frame turned at random.
 
@@ -47,15 +61,17 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     roots
         Folders with data.
     folder
-        Where splits are written, unless they are there.
+        Where splits are written, unless they are there and made of the same files.
     limit : int, optional
         Frames of each at most.
     """
-    sources = {label: find(path, roots) for label, path in {"train": dataset.train, **dataset.tests}.items()}
+    sources = find_all(dataset, roots)
     train, valid = (min(n, limit or n) for n in dataset.frames)
     names = ("train", "valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
     files = {label: folder / f"{name}_{label}.extxyz" for label in names}
-    if all(path.exists() for path in files.values()):
+    made_of = folder / f"{name}.json"
+    origin = {"sources": fingerprints(dataset, roots), "limit": limit}
+    if made_of.exists() and json.loads(made_of.read_text()) == origin and all(p.exists() for p in files.values()):
         return files
     folder.mkdir(parents=True, exist_ok=True)
     used = train if dataset.valid else train + valid
@@ -67,7 +83,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
         _write(files["further"], frames[sum(dataset.frames) :][:limit])
     frames = frames[:used]
     if dataset.valid:
-        of_valid = read_verbatim(find(dataset.valid, roots), valid)
+        of_valid = read_verbatim(sources["valid"], valid)
     else:
         rows = list(range(train, used))
         if dataset.spread:
@@ -79,6 +95,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     for label in dataset.tests:
         _write(files[label], read_verbatim(sources[label], limit))
     _rotate(files[next(iter(dataset.tests))], files["rotated"])
+    _write(made_of, [json.dumps(origin)])
     return files
 
 

@@ -265,7 +265,7 @@ def chosen(given: Optional[str], known: Tuple[str, ...], option: str) -> Tuple[s
     """Names separated by commas, all of them ``known``; None: all."""
     if given is None:
         return known
-    names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
     for name in names:
         if name not in known:
             raise InputError(f"{option}: unknown '{name}'; this benchmark has: {', '.join(known)}")

@@ -22,8 +22,8 @@ VERSION = 1
 _SHELL = ("/bin/sh", "-c", '"$@" && touch "$0"')
 
 
-def settings(run: Run, preset: Preset) -> Dict[str, Any]:
-    """All that a run's result depends on, for JSON."""
+def settings(run: Run, preset: Preset, roots: Sequence[Path]) -> Dict[str, Any]:
+    """All that a run's result depends on, for JSON; without ``roots`` all but the data."""
     return {
         "version": VERSION,
         "run": run._asdict(),
@@ -32,6 +32,7 @@ def settings(run: Run, preset: Preset) -> Dict[str, Any]:
         "epochs": commands.epochs(dataset(run.dataset), run.host, preset),
         "frames": preset.frames,
         "arguments": list(getattr(preset, run.host)),
+        **({"data": data.fingerprints(dataset(run.dataset), roots)} if roots else {}),
     }
 
 
@@ -39,17 +40,17 @@ def _plain(value: Dict[str, Any]) -> Dict[str, Any]:
     return json.loads(json.dumps(value))
 
 
-def check_settings(found: Sequence[Run], preset: Preset, out: Path) -> None:
-    """`InputError` for a folder that was made with other settings."""
+def check_settings(found: Sequence[Run], preset: Preset, roots: Sequence[Path], out: Path) -> None:
+    """`InputError` for a folder that holds something which was made with other settings, or of other data."""
     for run in found:
         note = out / "runs" / run.name / "run.json"
-        if not note.exists():
+        if not note.exists() or not any(note.parent.glob("*.done")):
             continue
         try:
             before = json.loads(note.read_text())
         except ValueError as error:
             raise InputError(f"{note} is no JSON ({error}): remove the folder {note.parent}") from error
-        now = settings(run, preset)
+        now = settings(run, preset, roots)
         differing = [f"{k}: {before.get(k)}, now {now[k]}" for k in now if before.get(k) != now[k]]
         if differing:
             raise InputError(
@@ -81,7 +82,7 @@ def execute(run: Run, preset: Preset, roots: Sequence[Path], out: Path, tell: Ca
             fcntl.flock(lock, fcntl.LOCK_EX)
         if finished(run, out):
             return True
-        (folder / "run.json").write_text(json.dumps(settings(run, preset), indent=1) + "\n")
+        (folder / "run.json").write_text(json.dumps(settings(run, preset, roots), indent=1) + "\n")
         return _work(run, preset, roots, out, folder, lock.fileno(), tell)
 
 
@@ -91,6 +92,7 @@ def _work(
     files = data.prepare(run.dataset, dataset(run.dataset), roots, out.resolve() / "data", preset.frames)
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
     started = time.time()
+    tell(f"{run.name}: training; see {folder / 'log.txt'}")
     for stage in commands.stages(run, dataset(run.dataset), preset, files, folder):
         done = folder / f"{stage.name}.done"
         if done.exists():
@@ -133,15 +135,16 @@ def execute_all(
     cluster : str
         Of submitit: ``slurm``, or ``local`` for its own processes; empty: processes of this program.
     """
+    if cluster:
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise InputError("--cluster needs submitit: install e2ip-plugins[cluster], too") from error
     todo = [run for run in found if not finished(run, out)]
     tell(f"{len(found) - len(todo)} of {len(found)} runs are finished; {len(todo)} to go")
     for name in {run.dataset for run in todo}:  # once, before anybody needs them, and before anything is started
         data.prepare(name, dataset(name), roots, out.resolve() / "data", preset.frames)
     if cluster:
-        try:
-            import submitit
-        except ModuleNotFoundError as error:
-            raise InputError("--cluster needs submitit: pip install submitit") from error
         executor = submitit.AutoExecutor(folder=out / "submitit", cluster=cluster)
         executor.update_parameters(name="e2ip-bench", slurm_array_parallelism=jobs, timeout_min=24 * 60)
         started = executor.map_array(execute, todo, *([x] * len(todo) for x in (preset, roots, out)))

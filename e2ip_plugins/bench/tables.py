@@ -10,6 +10,7 @@ from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
 from e2ip_plugins.bench.plan import BENCHMARKS, HOSTS, METHODS, PRESETS, Run, dataset, runs
 from e2ip_plugins.bench.reference import PAPER
 from e2ip_plugins.bench.runs import finished
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 
@@ -93,6 +94,8 @@ def figure(case: Dict[str, Any], label: str, calibration: str, name: str) -> Opt
 def write(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Tuple[Path, Path]:
     """Page and JSON of what is finished; their paths."""
     found = list(rows(benchmark, preset, sets, methods, out))
+    if not found:
+        raise InputError(f"{out}: no run of these sets and methods is finished, so there is no table to write")
     page, raw = (out / f"{benchmark}_{preset}.{ending}" for ending in ("md", "json"))
     body = {"e2ip_version": __version__, "benchmark": benchmark, "preset": preset}
     raw.write_text(json.dumps({**body, "rows": [row._asdict() for row in found]}, indent=1) + "\n", encoding="utf-8")
@@ -109,7 +112,8 @@ def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
         "Spearman: error against the epistemic standard deviation, the total one where there is none. AUROC of frames: "
         "out of distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
         "ms/atom: one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by "
-        "member. Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
+        "member. Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
+        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
     ]
     for name in dict.fromkeys(row.dataset for row in found):
         of_set = [row for row in found if row.dataset == name]
@@ -157,5 +161,7 @@ def _cell(values: List[Optional[float]], column: Column) -> str:
     mean, deviation = spread(values)
     if mean is None:
         return ""
+    if abs(column.factor * mean) >= 1e5:  # of a covariance without full rank, for example
+        return f"{column.factor * mean:.1e}"
     text = f"{column.factor * mean:.{column.digits}f}"
     return text if deviation is None else f"{text} ± {column.factor * deviation:.{column.digits}f}"

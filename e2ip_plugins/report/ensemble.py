@@ -71,6 +71,14 @@ def combine(
             f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
             f"coverage do not; take {FULL_RANK} members or more, or calibrate with a floor"
         )
+    calibrated = [str(member.path) for member in members if member.calibration is not None]
+    if 0 < len(calibrated) < len(members):
+        warnings.append(f"{', '.join(calibrated)}: calibrated, while other members are not")
+    stock = [str(member.path) for member in members if member.family is None]
+    if 0 < len(stock) < len(members):
+        warnings.append(
+            f"{', '.join(stock)}: no uncertainties; counted as covariances of zero in the mean of the members'"
+        )
     forces = np.stack([member.forces for member in members])
     covariances, epistemic = zip(*(_uncertainty(member) for member in members), strict=True)
     covariance, share = moments(forces, np.stack(covariances), np.stack(epistemic))

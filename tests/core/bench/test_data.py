@@ -76,6 +76,17 @@ def test_rotated_frames(root):
         assert np.allclose(after.get_all_distances(mic=True), before.get_all_distances(mic=True), atol=1e-6)
 
 
+def test_files_of_other_data_are_made_anew(root):
+    files = data.prepare("toy", toy(), [root], root / "out", None)
+    before = files["train"].stat().st_mtime_ns
+    assert data.prepare("toy", toy(), [root], root / "out", None) == files
+    assert files["train"].stat().st_mtime_ns == before
+    source = root / "train.extxyz"
+    source.write_text(source.read_text().replace("REF_energy=0.0", "REF_energy=7.0"))
+    data.prepare("toy", toy(), [root], root / "out", None)
+    assert energies(files["train"])[0] == 7.0
+
+
 def test_missing_data(root, tmp_path):
     with pytest.raises(InputError, match=r"no file none.extxyz in .* --data, or in E2IP_DATA"):
         data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)

@@ -31,7 +31,7 @@ def stages(run, dataset, preset, files, folder):
 
 gate = sys.argv[2] if len(sys.argv) > 2 else "/"
 commands.stages = stages
-data.prepare = lambda *arguments: {}
+data.prepare = data.fingerprints = lambda *arguments: {}
 found = [plan.Run("aspirin", "mace", "e2ip", seed) for seed in (1, 2, 3)]
 if __name__ == "__main__":
     failed = runs.execute_all(found, plan.PRESETS["smoke"], [], Path(sys.argv[1]), jobs=2)
@@ -73,7 +73,7 @@ def test_killed_in_the_middle_nothing_is_lost_or_trained_twice(script, tmp_path)
     first.wait()
     assert sum(starts(out, run) for run in RUNS) == 2 and not any(runs.finished(run, out) for run in RUNS)
     again = subprocess.Popen([sys.executable, "-u", script, out], stdout=subprocess.PIPE, text=True)
-    told = [again.stdout.readline() for _ in range(3)]
+    told = [again.stdout.readline() for _ in range(3)]  # how many there are to go first
     assert sum("waiting" in line for line in told) == 2, told
     gate.touch()
     again.communicate(timeout=120)
@@ -84,7 +84,8 @@ def test_killed_in_the_middle_nothing_is_lost_or_trained_twice(script, tmp_path)
 
 
 def test_a_stage_that_was_killed_itself_is_started_again_without_what_it_wrote(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "prepare", lambda *arguments: {})
+    for name in ("prepare", "fingerprints"):
+        monkeypatch.setattr(data, name, lambda *arguments: {})
     attempts = iter(["echo half > a.xyz; exit 9", "echo whole >> a.xyz"])
     monkeypatch.setattr(
         commands, "stages", lambda *_: [commands.Stage("train", ["/bin/sh", "-c", next(attempts)], ("a.xyz",))]
@@ -96,13 +97,21 @@ def test_a_stage_that_was_killed_itself_is_started_again_without_what_it_wrote(s
     assert (tmp_path / "runs" / RUNS[0].name / "a.xyz").read_text() == "whole\n"
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path):
+def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "fingerprints", lambda *arguments: {"train": "a"})
     folder = tmp_path / "runs" / RUNS[0].name
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(runs.settings(RUNS[0], SMOKE)))
-    runs.check_settings(RUNS, SMOKE, tmp_path)
+    cpu, roots = plan.PRESETS["cpu"], [tmp_path]
+    (folder / "run.json").write_text(json.dumps(runs.settings(RUNS[0], SMOKE, roots)))
+    runs.check_settings(RUNS, cpu, roots, tmp_path)  # nothing there that was made
+    (folder / "train.done").touch()
+    runs.check_settings(RUNS, SMOKE, roots, tmp_path)
     with pytest.raises(InputError, match=r"aspirin_mace_e2ip_s1 was made with other settings \(epochs: 3, now 60"):
-        runs.check_settings(RUNS, plan.PRESETS["cpu"], tmp_path)
+        runs.check_settings(RUNS, cpu, roots, tmp_path)
+    monkeypatch.setattr(data, "fingerprints", lambda *arguments: {"train": "b"})
+    with pytest.raises(InputError, match=r"made with other settings \(data: {'train': 'a'}, now {'train': 'b'}"):
+        runs.check_settings(RUNS, SMOKE, roots, tmp_path)
+    runs.check_settings(RUNS, SMOKE, [], tmp_path)  # for tables no data are needed
     (folder / "run.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"):
-        runs.check_settings(RUNS, SMOKE, tmp_path)
+        runs.check_settings(RUNS, SMOKE, roots, tmp_path)
