@@ -2,7 +2,7 @@
 
 import math
 from argparse import ArgumentParser, Namespace
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from e2ip_plugins import families
 from e2ip_plugins.families.interface import Option
@@ -39,10 +39,13 @@ def add_options(parser: ArgumentParser) -> None:
         "--readout",
         choices=[STOCK, *families.table()],
         default=STOCK,
-        help="predictive family of the forces: every force gets a full 3x3 covariance",
+        help="predictive family of the forces: every force gets a 3x3 covariance, with e2ip a full one",
     )
     for name, owners in known_options().items():
-        texts = [f"readout {readout}: {option.help}" for readout, option in owners.items()]
+        by_text: Dict[str, List[str]] = {}
+        for readout, option in owners.items():
+            by_text.setdefault(option.help, []).append(readout)
+        texts = [f"readout {', '.join(readouts)}: {text}" for text, readouts in by_text.items()]
         common = [option.help for option in COMMON if option.name == name]
         text = "; ".join(common or texts)
         # Strings, converted by `Settings.of`: families may share a name. "%(default).0s" prints nothing and keeps

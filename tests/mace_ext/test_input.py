@@ -80,7 +80,7 @@ def test_options_of_another_family(parse, capsys, toy_family):
     with pytest.raises(SystemExit) as ended:
         parse("--readout=isotropic", "--e2ip_evidence=coupled")
     assert ended.value.code == 2
-    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip; leave it out"
+    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip, e2ip-cholesky; leave it out"
     assert capsys.readouterr().err.strip().endswith(expected)
     assert parse("--readout=isotropic", "--e2ip_force_unit=0.1").readout == "isotropic"
 
@@ -168,4 +168,6 @@ def test_help_states_every_default_once(training_command):
     text = " ".join(tools.build_default_arg_parser().format_help().split())
     ours = text[text.rindex("force uncertainties (e2ip-plugins)") :]
     assert "None" not in ours
-    assert ours.count("(default: ") == 4  # readout, evidence, its weight, force unit
+    # readout, evidence, its weight, force unit; eip's weight of the regulariser; members of shallow
+    assert ours.count("(default: ") == 6
+    assert "readout e2ip, e2ip-cholesky: leverage, coupled or independent" in ours
