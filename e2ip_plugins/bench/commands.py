@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from e2ip_plugins import families
-from e2ip_plugins.bench.plan import METHODS, DataSet, Preset, Run
+from e2ip_plugins.bench.plan import METHODS, DataSet, Preset, Run, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 
 #: Learning rate at the end, relative to the start; exponential in between.
 FINAL_RATE = 0.05
-
-_MODULES = {"mace": "mace", "nequip": "nequip"}
 
 
 class Stage(NamedTuple):
@@ -28,18 +26,13 @@ class Stage(NamedTuple):
 
 def check_host(host: str) -> None:
     """`InputError` where this environment has no such host."""
-    if find_spec(_MODULES[host]) is None:
+    if find_spec(host) is None:
         raise InputError(
             f"--host {host}: not installed here; run e2ip bench in an environment with e2ip-plugins[{host}], with the "
             "same --out if tables are to have both hosts"
         )
     if not entry_points(group="e2ip_plugins.calculator", name=host):
         raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
-
-
-def labels(dataset: DataSet) -> Tuple[str, ...]:
-    """Files that are predicted, in order."""
-    return ("valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
 
 
 def prediction(run: Run, dataset: DataSet, label: str) -> str:

@@ -8,7 +8,7 @@ from typing import Dict, List, Sequence
 
 import numpy as np
 
-from e2ip_plugins.bench.plan import DataSet
+from e2ip_plugins.bench.plan import DataSet, labels
 from e2ip_plugins.errors import InputError
 
 #: Seed of the rotations of `rotated`.
@@ -67,8 +67,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     """
     sources = find_all(dataset, roots)
     train, valid = (min(n, limit or n) for n in dataset.frames)
-    names = ("train", "valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
-    files = {label: folder / f"{name}_{label}.extxyz" for label in names}
+    files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", *labels(dataset))}
     made_of = folder / f"{name}.json"
     origin = {"sources": fingerprints(dataset, roots), "limit": limit}
     if made_of.exists() and json.loads(made_of.read_text()) == origin and all(p.exists() for p in files.values()):

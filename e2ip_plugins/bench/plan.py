@@ -108,6 +108,11 @@ def dataset(name: str) -> DataSet:
     return found
 
 
+def labels(dataset: DataSet) -> Tuple[str, ...]:
+    """Files that models predict, in order: all but the training frames."""
+    return ("valid", *(["further"] if dataset.further else []), *dataset.tests, "rotated")
+
+
 class Method(NamedTuple):
     """One way to an uncertainty.
 

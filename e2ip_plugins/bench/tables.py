@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 from e2ip_plugins import __version__, families
 from e2ip_plugins.bench import commands, cost
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
-from e2ip_plugins.bench.plan import BENCHMARKS, HOSTS, METHODS, PRESETS, Run, dataset, runs
+from e2ip_plugins.bench.plan import BENCHMARKS, HOSTS, METHODS, PRESETS, Run, dataset, labels, runs
 from e2ip_plugins.bench.reference import PAPER
 from e2ip_plugins.bench.runs import finished
 from e2ip_plugins.errors import InputError
@@ -75,7 +75,7 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
 
 def _case(run: Run, out: Path) -> Case:
     folder, chosen = out / "runs" / run.name, dataset(run.dataset)
-    return Case(folder, {label: folder / commands.prediction(run, chosen, label) for label in commands.labels(chosen)})
+    return Case(folder, {label: folder / commands.prediction(run, chosen, label) for label in labels(chosen)})
 
 
 def figure(case: Dict[str, Any], label: str, calibration: str, name: str) -> Optional[float]:

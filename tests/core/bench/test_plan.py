@@ -38,7 +38,7 @@ def test_members_and_seeds():
 def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_tool", lambda name: name)
     chosen = plan.dataset("silica")
-    files = {label: tmp_path / f"{label}.extxyz" for label in ("train", *commands.labels(chosen))}
+    files = {label: tmp_path / f"{label}.extxyz" for label in ("train", *plan.labels(chosen))}
     for method in plan.METHODS:
         run = plan.Run("silica", host, method, 7)
         stages = commands.stages(run, chosen, plan.PRESETS["cpu"], files, tmp_path)
@@ -47,7 +47,7 @@ def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
         readout = plan.METHODS[method].readout
         assert (f"readout={readout}" in train) if readout else ("readout" not in train)
         written = [name for stage in stages for name in stage.writes]
-        assert {commands.prediction(run, chosen, label) for label in commands.labels(chosen)} <= set(written)
+        assert {commands.prediction(run, chosen, label) for label in plan.labels(chosen)} <= set(written)
 
 
 def message(*arguments, **environment):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.linalg import expm, logm
 
-from e2ip_plugins.bench import commands, data, judge, plan, tables
+from e2ip_plugins.bench import data, judge, plan, tables
 
 SIZE, FRAMES = 6, {"valid": 40, "further": 50, "test": 60}
 DATASET = plan.dataset("aspirin")
@@ -52,7 +52,7 @@ def out(tmp_path):
         for seed in seeds:
             folder = tmp_path / "runs" / plan.Run("aspirin", "mace", method, seed).name
             folder.mkdir(parents=True)
-            for label in commands.labels(DATASET):
+            for label in plan.labels(DATASET):
                 found = frames(label, seed, method != "stock", turning=method != "mve")
                 ase.io.write(folder / f"{label}.xyz", found, format="extxyz")
             (folder / "finished").touch()
@@ -107,7 +107,7 @@ def test_scores_are_kept_without_the_predictions(out):
 def test_a_new_prediction_is_judged_anew(out):
     case = judge.Case(out / "runs" / "aspirin_mace_mve-spd_s1", {})
     folder = case.folder
-    case = case._replace(files={label: folder / f"{label}.xyz" for label in commands.labels(DATASET)})
+    case = case._replace(files={label: folder / f"{label}.xyz" for label in plan.labels(DATASET)})
     before = judge.judge(case)["tests"]["test"]["raw"]["nll"]
     ase.io.write(folder / "test.xyz", frames("test", 9, True), format="extxyz")
     assert judge.judge(case)["tests"]["test"]["raw"]["nll"] != before
