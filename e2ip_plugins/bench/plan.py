@@ -45,7 +45,7 @@ class DataSet(NamedTuple):
     cutoff: float = 5.0
 
 
-_MOLECULE = {"mace": 60, "nequip": 40}
+_MOLECULE = {"mace": 24, "nequip": 24}
 
 DATASETS: Dict[str, DataSet] = {
     "demo": DataSet(
@@ -186,7 +186,7 @@ class Preset(NamedTuple):
     nequip: Tuple[str, ...] = ()
 
 
-_SMALL = ("--max_ell=2", "--correlation=2")
+_SMALL = ("--num_channels=16", "--max_ell=2", "--correlation=2")
 
 PRESETS: Dict[str, Preset] = {
     # Whether everything runs, in minutes.
