@@ -220,7 +220,9 @@ class Host(str, enum.Enum):
 
 @app.command("bench")
 def bench_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift, efficiency or rotation.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift, efficiency, rotation or damping.")
+    ],
     host: Annotated[Host, typer.Option(help="Framework of this environment that trains.")],
     preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days, on a GPU.")] = Preset.smoke,
     data: Annotated[

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from e2ip_plugins import families
-from e2ip_plugins.bench.plan import METHODS, DataSet, Preset, Run, labels
+from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
+
+#: Condition numbers of a training, step by step (`e2ip_plugins.readout.trace`), in its folder.
+TRACE = "condition.csv"
 
 #: Learning rate at the end, relative to the start; exponential in between.
 FINAL_RATE = 0.05
@@ -52,8 +55,9 @@ def epochs(dataset: DataSet, host: str, preset: Preset) -> int:
 
 def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
     method, count = METHODS[run.method], epochs(dataset, "mace", preset)
-    train = [_tool("mace_run_train"), f"--config={_config('mace_baseline.yaml')}", "--restart_latest"]
-    train += ["--name=model", f"--seed={run.seed}", f"--max_num_epochs={count}", f"--r_max={dataset.cutoff}"]
+    train = [_tool("mace_run_train"), f"--config={_config('mace_baseline.yaml')}"]
+    train += [f"--max_num_epochs={EARLY_EPOCHS}"] if method.early else [f"--max_num_epochs={count}", "--restart_latest"]
+    train += ["--name=model", f"--seed={run.seed}", f"--lr={method.learning_rate:g}", f"--r_max={dataset.cutoff}"]
     train += [f"--lr_scheduler_gamma={FINAL_RATE ** (1 / count):.6g}", f"--batch_size={dataset.batch_size}"]
     train += [f"--valid_batch_size={dataset.valid_batch_size}", *preset.mace]
     train += [f"--train_file={files['train']}", f"--valid_file={files['valid']}"]
@@ -61,6 +65,8 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
         train.append(f"--readout={method.readout}")
         train += [f"--e2ip_{name}={value}" for name, value in method.options.items()]
     train += method.mace
+    if method.early:
+        return [Stage("train", train, ("model.model", TRACE))]
     predict = [_tool("mace_eval_configs"), "--model=model.model", "--default_dtype=float32"]
     predict.append(f"--batch_size={dataset.valid_batch_size}")
     device = [option for option in preset.mace if option.startswith("--device")]
@@ -76,9 +82,10 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
     config = "nequip_e2ip" if method.readout else "nequip_baseline"
     scheduler = "training_module.lr_scheduler.scheduler"
     train = [_tool("nequip-train"), "-cp", str(_config("")), "-cn", config]
-    train += [f"hydra.run.dir={folder}", f"seed={run.seed}", f"max_epochs={count}"]
+    train += [f"hydra.run.dir={folder}", f"seed={run.seed}"]
+    train += ["run=[train]", f"max_epochs={EARLY_EPOCHS}"] if method.early else [f"max_epochs={count}"]
     train += [f"batch_size={dataset.batch_size}", f"cutoff_radius={dataset.cutoff}"]
-    train += ["learning_rate=0.01", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
+    train += [f"learning_rate={method.learning_rate:g}", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
     train += [f"+{scheduler}.gamma={FINAL_RATE ** (1 / count):.6g}", f"~{scheduler}.factor", f"~{scheduler}.patience"]
     train += [f"chemical_species=[{','.join(dataset.species)}]", "+trainer.enable_progress_bar=false"]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
@@ -90,6 +97,8 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
         columns = [key.name for key in families.get(method.readout).parameter_keys]
         train.append(f"trainer.callbacks.3.extra_fields=[{','.join([*columns, 'forces_cov', LEVERAGE.name])}]")
     train += method.nequip
+    if method.early:
+        return [Stage("train", train, (TRACE,))]
     if (checkpoint := folder / "last.ckpt").exists():
         train.append(f"++ckpt_path={checkpoint}")
     return [Stage("train", train, tuple(prediction(run, dataset, label) for label in labels(dataset)))]

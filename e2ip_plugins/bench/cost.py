@@ -31,6 +31,7 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
     for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
         chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
         chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
+        chosen = [run for run in chosen if not METHODS[run.method].early]
         models = {run: out / "runs" / run.name / MODELS[host] for run in chosen}
         models = {run: file for run, file in models.items() if file.exists()}
         kept = path(dataset, host, out)

@@ -128,6 +128,10 @@ class Method(NamedTuple):
         Title of the ensemble that its runs are members of; empty: none is made of them.
     mace, nequip : tuple of str
         Further arguments of the training commands.
+    learning_rate : float
+    early : bool
+        Only the first `EARLY_EPOCHS` epochs, of which nothing but the condition numbers is asked; that a factorisation
+        fails is a result, not a failure of the run.
     """
 
     title: str
@@ -136,21 +140,20 @@ class Method(NamedTuple):
     ensemble: str = ""
     mace: Tuple[str, ...] = ()
     nequip: Tuple[str, ...] = ()
+    learning_rate: float = 0.01
+    early: bool = False
 
+
+# The paper's weights go with its raw NLL; optimiser and schedule are those of the other rows.
+_PAPER_MACE = ("--energy_weight=1", "--forces_weight=10000", "--clip_grad=10")
+_PAPER_NEQUIP = ("training_module.loss.coeffs.forces=10000.0",)
 
 METHODS: Dict[str, Method] = {
     "stock": Method("stock model", ensemble="DE"),
     "e2ip": Method("e²IP", "e2ip"),
     "e2ip-coupled": Method("e²IP, coupled", "e2ip", {"evidence": "coupled"}),
     "e2ip-independent": Method("e²IP, independent", "e2ip", {"evidence": "independent"}),
-    # The paper's weights go with its raw NLL; optimiser and schedule are those of the other rows.
-    "e2ip-paper": Method(
-        "e²IP, preset paper",
-        "e2ip",
-        {"preset": "paper"},
-        mace=("--energy_weight=1", "--forces_weight=10000", "--clip_grad=10"),
-        nequip=("training_module.loss.coeffs.forces=10000.0",),
-    ),
+    "e2ip-paper": Method("e²IP, preset paper", "e2ip", {"preset": "paper"}, mace=_PAPER_MACE, nequip=_PAPER_NEQUIP),
     "e2ip-cholesky": Method("e²IP w/o equivariance", "e2ip-cholesky"),
     "eip": Method("eIP", "eip"),
     "eip-nig": Method("eIP, likelihood of the NIG", "eip", {"likelihood": "nig"}),
@@ -159,6 +162,35 @@ METHODS: Dict[str, Method] = {
     "shallow": Method("SE", "shallow"),
     "shallow-components": Method("SE, likelihood of components", "shallow", {"likelihood": "components", "beta": 0.0}),
 }
+_ALL = tuple(METHODS)
+
+#: Of a training whose beginning alone is looked at.
+EARLY_EPOCHS = 2
+EARLY_RATES = (0.01, 0.02, 0.05, 0.1)
+
+METHODS["e2ip-undamped"] = Method("e²IP, no dampers", "e2ip-ablation", {"damper": "off"})
+METHODS["e2ip-paper-undamped"] = Method(
+    "e²IP, preset paper, no dampers",
+    "e2ip-ablation",
+    {"preset": "paper", "damper": "off"},
+    mace=_PAPER_MACE,
+    nequip=_PAPER_NEQUIP,
+)
+EARLY: Dict[str, Method] = {
+    f"{numerics}-{damper}-{rate:g}": Method(
+        f"{numerics}, damper {damper}, learning rate {rate:g}",
+        "e2ip-ablation",
+        {"preset": "paper", "numerics": numerics, "damper": damper},
+        learning_rate=rate,
+        early=True,
+        mace=_PAPER_MACE,
+        nequip=_PAPER_NEQUIP,
+    )
+    for numerics in ("published", "closed")
+    for damper in ("on", "off")
+    for rate in EARLY_RATES
+}
+METHODS.update(EARLY)
 
 
 class Preset(NamedTuple):
@@ -190,7 +222,7 @@ _SMALL = ("--num_channels=16", "--max_ell=2", "--correlation=2")
 
 PRESETS: Dict[str, Preset] = {
     # Whether everything runs, in minutes.
-    "smoke": Preset(1, 2, 0.05, 20, ("--max_ell=1", "--correlation=1", "--num_channels=8"), ("num_features=8",)),
+    "smoke": Preset(1, 2, 0.125, 20, ("--max_ell=1", "--correlation=1", "--num_channels=8"), ("num_features=8",)),
     # A network and a number of epochs for two cores.
     "cpu": Preset(2, 5, 1.0, None, _SMALL),
     # For a GPU: the hosts' usual sizes, and five seeds as in the paper.
@@ -220,7 +252,6 @@ class Benchmark(NamedTuple):
     about: str
 
 
-_ALL = tuple(METHODS)
 _MAIN = ("stock", "e2ip", "e2ip-coupled", "eip", "e2ip-cholesky", "mve", "mve-spd", "shallow")
 
 BENCHMARKS: Dict[str, Benchmark] = {
@@ -237,6 +268,11 @@ BENCHMARKS: Dict[str, Benchmark] = {
         ("aspirin",),
         ("stock", "e2ip", "mve-spd", "e2ip-cholesky", "eip", "mve"),
         "Every test frame turned at random: predictions turn with it, or they do not.",
+    ),
+    "damping": Benchmark(
+        ("aspirin", "water"),
+        ("e2ip", "e2ip-undamped", "e2ip-paper", "e2ip-paper-undamped", *EARLY),
+        "What bounds the conditioning of the covariances, and what happens without it.",
     ),
 }
 

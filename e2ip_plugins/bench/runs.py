@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
 from e2ip_plugins.bench import commands, data
-from e2ip_plugins.bench.plan import METHODS, Preset, Run, dataset
+from e2ip_plugins.bench.plan import METHODS, Method, Preset, Run, dataset
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
+from e2ip_plugins.readout.trace import VARIABLE
 
 #: Of what `settings` means.
 VERSION = 1
@@ -27,13 +29,19 @@ def settings(run: Run, preset: Preset, roots: Sequence[Path]) -> Dict[str, Any]:
     return {
         "version": VERSION,
         "run": run._asdict(),
-        "method": _plain(METHODS[run.method]._asdict()),
+        "method": _without_defaults(METHODS[run.method]._asdict()),
         "dataset": _plain(dataset(run.dataset)._asdict()),
         "epochs": commands.epochs(dataset(run.dataset), run.host, preset),
         "frames": preset.frames,
         "arguments": list(getattr(preset, run.host)),
         **({"data": data.fingerprints(dataset(run.dataset), roots)} if roots else {}),
     }
+
+
+def _without_defaults(method: Dict[str, Any]) -> Dict[str, Any]:
+    """Fields that differ from their defaults: a further field of `Method` leaves the runs of before as they are."""
+    defaults = _plain(Method._field_defaults)
+    return {name: value for name, value in _plain(method).items() if name not in defaults or value != defaults[name]}
 
 
 def _plain(value: Dict[str, Any]) -> Dict[str, Any]:
@@ -50,6 +58,7 @@ def check_settings(found: Sequence[Run], preset: Preset, roots: Sequence[Path], 
             before = json.loads(note.read_text())
         except ValueError as error:
             raise InputError(f"{note} is no JSON ({error}): remove the folder {note.parent}") from error
+        before["method"] = _without_defaults(before.get("method", {}))
         now = settings(run, preset, roots)
         differing = [f"{k}: {before.get(k)}, now {now[k]}" for k in now if before.get(k) != now[k]]
         if differing:
@@ -90,7 +99,8 @@ def _work(
     run: Run, preset: Preset, roots: Sequence[Path], out: Path, folder: Path, lock: int, tell: Callable[[str], None]
 ) -> bool:
     files = data.prepare(run.dataset, dataset(run.dataset), roots, out.resolve() / "data", preset.frames)
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
+    trace = {VARIABLE: str(folder / commands.TRACE)} if METHODS[run.method].readout else {}
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ, **trace}
     started = time.time()
     tell(f"{run.name}: training; see {folder / 'log.txt'}")
     for stage in commands.stages(run, dataset(run.dataset), preset, files, folder):
@@ -111,6 +121,8 @@ def _work(
                 # Its copy of the lock outlives this program.
                 pass_fds=(lock,),
             ).returncode
+        if code and METHODS[run.method].early and FACTORISATION_FAILED in (folder / "log.txt").read_text():
+            break
         if code:
             tell(f"{run.name}: {stage.name} failed with status {code}; see {folder / 'log.txt'}")
             return False

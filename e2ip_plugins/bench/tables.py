@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from e2ip_plugins import __version__, families
-from e2ip_plugins.bench import commands, cost
+from e2ip_plugins.bench import commands, cost, damping
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
-from e2ip_plugins.bench.plan import BENCHMARKS, HOSTS, METHODS, PRESETS, Run, dataset, labels, runs
+from e2ip_plugins.bench.plan import BENCHMARKS, EARLY, HOSTS, METHODS, PRESETS, Run, dataset, labels, runs
 from e2ip_plugins.bench.reference import PAPER
 from e2ip_plugins.bench.runs import finished
 from e2ip_plugins.errors import InputError
@@ -61,7 +61,7 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
             done = [run for run in found if finished(run, out)]
             timed = cost.path(name, host, out)
             costs = json.loads(timed.read_text())["ms_per_atom"] if timed.exists() else {}
-            for method in methods:
+            for method in (m for m in methods if m not in EARLY):
                 of_method = [_case(run, out) for run in done if run.method == method]
                 if of_method:
                     title = METHODS[method].title
@@ -94,12 +94,17 @@ def figure(case: Dict[str, Any], label: str, calibration: str, name: str) -> Opt
 def write(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Tuple[Path, Path]:
     """Page and JSON of what is finished; their paths."""
     found = list(rows(benchmark, preset, sets, methods, out))
-    if not found:
+    early = tuple(method for method in methods if method in EARLY)
+    begun = [run for host in HOSTS for run in runs(benchmark, host, PRESETS[preset], tuple(sets), early)]
+    begun = [run for run in begun if finished(run, out)]
+    if not found and not begun:
         raise InputError(f"{out}: no run of these sets and methods is finished, so there is no table to write")
     page, raw = (out / f"{benchmark}_{preset}.{ending}" for ending in ("md", "json"))
-    body = {"e2ip_version": __version__, "benchmark": benchmark, "preset": preset}
-    raw.write_text(json.dumps({**body, "rows": [row._asdict() for row in found]}, indent=1) + "\n", encoding="utf-8")
-    page.write_text("\n".join(markdown(benchmark, preset, found)) + "\n", encoding="utf-8")
+    body: Dict[str, Any] = {"e2ip_version": __version__, "benchmark": benchmark, "preset": preset}
+    beginnings, lines = damping.write(begun, out, raw.with_suffix(""))
+    body = {**body, "rows": [row._asdict() for row in found], **({"beginnings": beginnings} if beginnings else {})}
+    raw.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    page.write_text("\n".join([*markdown(benchmark, preset, found), *lines]) + "\n", encoding="utf-8")
     return page, raw
 
 

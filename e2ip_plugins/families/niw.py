@@ -8,7 +8,7 @@ m = ν - 2 degrees of freedom, location γ (the host's forces) and scale matrix 
 
 import importlib
 import math
-from typing import Any, Dict, Final, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, ClassVar, Dict, Final, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate, pulled
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, sym6_to_matrix
+from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
 #: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
@@ -73,7 +73,7 @@ class NIW(Family):
     """
 
     uq_family = "niw"
-    options = (
+    options: ClassVar[Tuple[Option, ...]] = (
         Option("preset", "settings of readout and loss: default (the default) or paper"),
         Option("evidence", "leverage, coupled or independent (default: the preset's)"),
         Option(
@@ -206,7 +206,8 @@ class NIW(Family):
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """See `Family`; U_ale = ν/(ν-4) Σ0 and U_epi = U_ale/κ (paper, Eq. 8)."""
-        sigma0 = exp_sym6(parameters["e2ip_log_sigma0"])
+        log_sigma0 = parameters["e2ip_log_sigma0"]
+        sigma0 = exp_sym6(log_sigma0, squarings_for(log_sigma0))
         return _views(sigma0, parameters["e2ip_nu"], parameters["e2ip_kappa"])
 
     @staticmethod

@@ -152,38 +152,53 @@ def _invariants(b: Tensor) -> Tuple[Tensor, Tensor]:
     return p, q
 
 
-def half_exp_matvec(log_matrix: Tensor, v: Tensor, sign: float) -> Tensor:
+def half_exp_matvec(log_matrix: Tensor, v: Tensor, sign: float, steps: int = 1) -> Tensor:
     """exp(± L/2) v for sym6 L (..., 6) and v (..., 3): the symmetric square root applied to a vector.
 
     With ``sign=-1`` its squared norm is the Mahalanobis form vᵀ exp(-L) v, non-negative by
     construction, with an error that grows with the square root of the condition number.
+
+    Accurate while the traceless part of L has Frobenius norm ≤ 5 · ``steps``: exp(± L/2) is then applied in so many
+    equal steps.
     """
     mean, traceless = split_trace(log_matrix)
-    b = traceless * (0.5 * sign)
+    b = traceless * (0.5 * sign / steps)
     p, q = _invariants(b)
     a0, a1, a2 = exp_coefficients(p, q)
-    bv = sym6_matvec(b, v)
-    bbv = sym6_matvec(b, bv)
-    y = a0.unsqueeze(-1) * v + a1.unsqueeze(-1) * bv + a2.unsqueeze(-1) * bbv
-    return torch.exp(0.5 * sign * mean).unsqueeze(-1) * y
+    for _ in range(steps):
+        bv = sym6_matvec(b, v)
+        bbv = sym6_matvec(b, bv)
+        v = a0.unsqueeze(-1) * v + a1.unsqueeze(-1) * bv + a2.unsqueeze(-1) * bbv
+    return torch.exp(0.5 * sign * mean).unsqueeze(-1) * v
 
 
-def exp_sym6(log_matrix: Tensor) -> Tensor:
+def exp_sym6(log_matrix: Tensor, squarings: int = 0) -> Tensor:
     """exp(L) as sym6 for sym6 L (..., 6), as the square of exp(L/2): SPD by construction.
 
-    Accurate to rounding while the traceless part of L has Frobenius norm ≤ 5, which the damper
-    guarantees for every model output.
+    Accurate to rounding while the traceless part of L has Frobenius norm ≤ 5 · 2^``squarings``; with none, that is
+    what the damper guarantees.
 
     >>> exp_sym6(torch.log(torch.tensor([[2.0, 3.0, 4.0, 1.0, 1.0, 1.0]])))
     tensor([[2., 3., 4., 0., 0., 0.]])
     """
     mean, traceless = split_trace(log_matrix)
-    b = 0.5 * traceless
+    b = traceless * 0.5 ** (squarings + 1)
     p, q = _invariants(b)
     a0, a1, a2 = exp_coefficients(p, q)
     root = a1.unsqueeze(-1) * b + a2.unsqueeze(-1) * sym6_square(b)
     parts: List[Tensor] = [root[..., :3] + a0.unsqueeze(-1), root[..., 3:]]
-    return torch.exp(mean).unsqueeze(-1) * sym6_square(torch.cat(parts, dim=-1))
+    result = sym6_square(torch.cat(parts, dim=-1))
+    for _ in range(squarings):
+        result = sym6_square(result)
+    return torch.exp(mean).unsqueeze(-1) * result
+
+
+def squarings_for(log_matrix: Tensor) -> int:
+    """How many squarings `exp_sym6` needs for sym6 L (..., 6); reads the numbers, hence not for traced code."""
+    _, traceless = split_trace(log_matrix.detach())
+    norm2 = 2.0 * traceless.square().sum(-1) - traceless[..., :3].square().sum(-1)
+    largest = float(torch.nan_to_num(norm2, nan=0.0, posinf=0.0).amax().sqrt()) if norm2.numel() else 0.0
+    return max(0, math.ceil(math.log2(largest / 5.0))) if largest > 5.0 * (1.0 + 1e-5) else 0
 
 
 def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:

@@ -80,7 +80,7 @@ def test_options_of_another_family(parse, capsys, toy_family):
     with pytest.raises(SystemExit) as ended:
         parse("--readout=isotropic", "--e2ip_evidence=coupled")
     assert ended.value.code == 2
-    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip, e2ip-cholesky; leave it out"
+    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip, e2ip-ablation, e2ip-cholesky; leave it out"
     assert capsys.readouterr().err.strip().endswith(expected)
     assert parse("--readout=isotropic", "--e2ip_force_unit=0.1").readout == "isotropic"
 
@@ -170,4 +170,4 @@ def test_help_states_every_default_once(training_command):
     assert "None" not in ours
     # readout, evidence, its weight, force unit; eip's weight of the regulariser; members of shallow
     assert ours.count("(default: ") == 6
-    assert "readout e2ip, e2ip-cholesky: leverage, coupled or independent" in ours
+    assert "readout e2ip, e2ip-ablation, e2ip-cholesky: leverage, coupled or independent" in ours

@@ -47,6 +47,10 @@ def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
         readout = plan.METHODS[method].readout
         assert (f"readout={readout}" in train) if readout else ("readout" not in train)
         written = [name for stage in stages for name in stage.writes]
+        if plan.METHODS[method].early:
+            rate = f"lr={plan.METHODS[method].learning_rate:g}" if host == "mace" else "learning_rate="
+            assert len(stages) == 1 and commands.TRACE in written and rate in train
+            continue
         assert {commands.prediction(run, chosen, label) for label in plan.labels(chosen)} <= set(written)
 
 

@@ -106,7 +106,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):
     runs.check_settings(RUNS, cpu, roots, tmp_path)  # nothing there that was made
     (folder / "train.done").touch()
     runs.check_settings(RUNS, SMOKE, roots, tmp_path)
-    with pytest.raises(InputError, match=r"aspirin_mace_e2ip_s1 was made with other settings \(epochs: 3, now 60"):
+    with pytest.raises(InputError, match=r"aspirin_mace_e2ip_s1 was made with other settings \(epochs: 3, now 24"):
         runs.check_settings(RUNS, cpu, roots, tmp_path)
     monkeypatch.setattr(data, "fingerprints", lambda *arguments: {"train": "b"})
     with pytest.raises(InputError, match=r"made with other settings \(data: {'train': 'a'}, now {'train': 'b'}"):

@@ -69,6 +69,23 @@ def test_half_exponential_is_the_inverse_square_root():
     torch.testing.assert_close(back, v, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("norm", [5.0, 6.0, 19.0])
+def test_larger_exponents_are_squared_or_applied_in_steps(norm):
+    s, t = coefficients(100, norm)
+    log = spd.tangent_to_sym6(s, t)
+    squarings = spd.squarings_for(log)
+    assert squarings == {5.0: 0, 6.0: 1, 19.0: 2}[norm]
+    reference = torch.linalg.matrix_exp(spd.sym6_to_matrix(log))
+    ours = spd.sym6_to_matrix(spd.exp_sym6(log, squarings))
+    assert ((ours - reference).norm(dim=(1, 2)) / reference.norm(dim=(1, 2))).max() < 1e-13
+    v = torch.randn(100, 3, dtype=F64, generator=torch.Generator().manual_seed(2))
+    root = torch.linalg.matrix_exp(-0.5 * spd.sym6_to_matrix(log))
+    expected = torch.einsum("nij,nj->ni", root, v)
+    assert (
+        (spd.half_exp_matvec(log, v, -1.0, 2**squarings) - expected).norm(dim=1) / expected.norm(dim=1)
+    ).max() < 1e-12
+
+
 def test_log_determinant_is_the_trace():
     s, t = coefficients(100, 3.0)
     log = spd.tangent_to_sym6(s, t)

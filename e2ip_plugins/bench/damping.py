@@ -1,0 +1,97 @@
+"""Condition numbers at the beginning of trainings, with and without dampers, in the published numerics and in ours."""
+
+import csv
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from e2ip_plugins.bench.commands import TRACE
+from e2ip_plugins.bench.plan import EARLY, EARLY_RATES, Run
+from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
+from e2ip_plugins.readout.trace import COLUMNS
+
+
+def read(path: Path) -> Dict[str, np.ndarray]:
+    """Columns of a trace (`e2ip_plugins.readout.trace`) by name (steps,)."""
+    with open(path, encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    return {name: np.array([float(line[name]) for line in lines]) for name in COLUMNS}
+
+
+def summarise(run: Run, out: Path) -> Dict[str, Any]:
+    """What a training's beginning shows, for JSON: how far it came and how ill-conditioned it was on the way.
+
+    ``largest`` is the largest ratio of the extreme eigenvalues of an atom whose least one is positive, ``indefinite``
+    the number of predictions of an atom where it is not, ``first_indefinite`` the first step with one, from 1.
+    """
+    folder = out / "runs" / run.name
+    found, options = read(folder / TRACE), EARLY[run.method].options
+    lost = np.flatnonzero(found["indefinite"] > 0)
+    return {
+        "dataset": run.dataset,
+        "host": run.host,
+        "seed": run.seed,
+        "numerics": options["numerics"],
+        "damper": options["damper"],
+        "learning_rate": EARLY[run.method].learning_rate,
+        "steps": len(found["mean"]),
+        "failed": FACTORISATION_FAILED in (folder / "log.txt").read_text(encoding="utf-8"),
+        "largest": float(np.nanmax(found["largest"])),
+        "indefinite": int(found["indefinite"].sum()),
+        "first_indefinite": int(lost[0]) + 1 if len(lost) else None,
+        "not_finite": int(found["not_finite"].sum()),
+    }
+
+
+def table(rows: Sequence[Dict[str, Any]]) -> List[str]:
+    """Markdown of `summarise`, a line for every host, numerics, damper and learning rate."""
+    lines = [
+        "| host | numerics | damper | learning rate | trainings ended by Cholesky | after steps | largest λmax/λmin | "
+        "predictions with λmin ≤ 0 |",
+        "|---" * 8 + "|",
+    ]
+    groups: Dict[Any, List[Dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[k] for k in ("host", "numerics", "damper", "learning_rate")), []).append(row)
+    for (host, numerics, damper, rate), of_group in groups.items():
+        steps = ", ".join(str(row["steps"]) for row in of_group if row["failed"])
+        ended = f"{sum(row['failed'] for row in of_group)} of {len(of_group)}"
+        largest, lost = max(row["largest"] for row in of_group), sum(row["indefinite"] for row in of_group)
+        lines.append(f"| {host} | {numerics} | {damper} | {rate:g} | {ended} | {steps} | {largest:.2g} | {lost} |")
+    return lines
+
+
+def figure(runs: Sequence[Run], out: Path) -> Figure:
+    """Mean and range of the ratio of eigenvalues over the atoms of every batch, step by step, as the paper draws it."""
+    panels = [(numerics, damper) for numerics in ("published", "closed") for damper in ("on", "off")]
+    drawn = Figure(figsize=(11, 7), layout="constrained")
+    for axes, (numerics, damper) in zip(drawn.subplots(2, 2, sharex=True, sharey=True).ravel(), panels, strict=True):
+        for i, rate in enumerate(EARLY_RATES):
+            for run in (run for run in runs if run.method == f"{numerics}-{damper}-{rate:g}"):
+                found = read(out / "runs" / run.name / TRACE)
+                steps = np.arange(1, len(found["mean"]) + 1)
+                axes.fill_between(steps, found["least"], found["largest"], color=f"C{i}", alpha=0.25, linewidth=0)
+                axes.plot(steps, found["mean"], color=f"C{i}", label=f"learning rate {rate:g}")
+                if summarise(run, out)["failed"]:
+                    axes.axvline(steps[-1], color=f"C{i}", linestyle="--")
+        axes.set(title=f"{numerics}, damper {damper}", xscale="log", yscale="symlog")
+        axes.legend()
+    drawn.supxlabel("training step")
+    drawn.supylabel("λmax/λmin of the covariance: mean and range over atoms")
+    return drawn
+
+
+def write(runs: Sequence[Run], out: Path, stem: Path) -> "tuple[List[Dict[str, Any]], List[str]]":
+    """Rows for JSON and lines for the page, of finished runs of this kind; figures beside the page."""
+    rows, lines = [summarise(run, out) for run in runs], []
+    for name in dict.fromkeys(run.dataset for run in runs):
+        of_set = [row for row in rows if row["dataset"] == name]
+        lines += ["", f"## {name}, the first steps of training", "", *table(of_set), ""]
+        for host in dict.fromkeys(row["host"] for row in of_set):
+            path = stem.with_name(f"{stem.name}_{name}_{host}.png")
+            first = [run for run in runs if (run.dataset, run.host, run.seed) == (name, host, 1)]
+            figure(first, out).savefig(path, dpi=110)
+            lines.append(f"![{name}, {host}, seed 1]({path.name})")
+    return rows, lines
