@@ -2,7 +2,7 @@
 
 import enum
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import Annotated, Any, Callable, List, Optional
 
 import typer
 
@@ -221,7 +221,10 @@ class Host(str, enum.Enum):
 @app.command("bench")
 def bench_command(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="rmd17, water, silica, shift, efficiency, rotation or damping.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="rmd17, water, silica, shift, efficiency, rotation, damping, fullwater or md22."
+        ),
     ],
     host: Annotated[Host, typer.Option(help="Framework of this environment that trains.")],
     preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days, on a GPU.")] = Preset.smoke,
@@ -276,6 +279,24 @@ def bench_command(
         )
 
 
+@app.command("fetch")
+def fetch_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fullwater, buckyball, nanotube, rmd17_aspirin, ...")],
+    to: Annotated[Path, typer.Option(envvar="E2IP_DATA", help="Folder of data; the files go into a folder NAME.")],
+    seed: Annotated[int, typer.Option(help="Of the random split.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Split anew, in place of what is there.")] = False,
+) -> None:
+    """Download a published data set and write it as extxyz, for either host.
+
+    NequIP's own data modules download and split; needs NequIP and a network.
+    """
+    there = sorted((to / name).glob(f"{name}_*.extxyz"))
+    if there and not overwrite:
+        raise InputError(f"{there[0]} is there already: choose another folder, or --overwrite")
+    for path in _entry_point("fetch", "nequip", "e2ip fetch needs NequIP's data modules")(name, to, seed):
+        typer.echo(f"Written: {path}")
+
+
 #: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
 _HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 
@@ -324,7 +345,9 @@ def fit_command(
             "frames that the model was not trained on"
         )
         typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
-    report = _fit_file(host)(model, training, validation, output, head=head, device=device, batch_size=batch_size)
+    report = _entry_point("fit", host, f"this is a model of {host}")(
+        model, training, validation, output, head=head, device=device, batch_size=batch_size
+    )
     for text in report.warnings:
         typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
     for line in report.lines():
@@ -342,14 +365,16 @@ def _check_device(name: str) -> None:
         raise InputError(f"--device {name}: torch cannot compute there ({str(error)[:60]}...); try cpu") from error
 
 
-def _fit_file(host: str):
+def _entry_point(group: str, host: str, why: str) -> Callable[..., Any]:
+    """What a host's adapter gives for a command; the core imports no adapter."""
     from importlib.metadata import entry_points
 
-    (found,) = entry_points(group="e2ip_plugins.fit", name=host)
+    found = entry_points(group=f"e2ip_plugins.{group}", name=host)
+    if not found:
+        raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
     try:
-        return found.load()
+        return next(iter(found)).load()
     except ModuleNotFoundError as error:
         raise InputError(
-            f"this is a model of {host}, which is not installed here ({error}): run e2ip fit in an environment with "
-            f"e2ip-plugins[{host}]"
+            f"{why}, which is not installed here ({error}): run it in an environment with e2ip-plugins[{host}]"
         ) from error

@@ -95,6 +95,30 @@ DATASETS: Dict[str, DataSet] = {
         valid_batch_size=4,
         cutoff=4.5,
     ),
+    # To be fetched (`e2ip fetch`).
+    "fullwater": DataSet(
+        "fullwater/fullwater_train.extxyz",
+        {"test": "fullwater/fullwater_test.extxyz"},
+        ("H", "O"),
+        (1274, 159),
+        {"mace": 20, "nequip": 20},
+        valid="fullwater/fullwater_valid.extxyz",
+        batch_size=1,
+        valid_batch_size=4,
+    ),
+    **{
+        name: DataSet(
+            f"{name}/{name}_train.extxyz",
+            {"test": f"{name}/{name}_test.extxyz"},
+            ("H", "C"),
+            frames,
+            {"mace": 40, "nequip": 40},
+            valid=f"{name}/{name}_valid.extxyz",
+            batch_size=2,
+            valid_batch_size=4,
+        )
+        for name, frames in (("buckyball", (540, 60)), ("nanotube", (720, 80)))
+    },
 }
 
 
@@ -263,6 +287,12 @@ BENCHMARKS: Dict[str, Benchmark] = {
         ("aspirin-30", "aspirin-50", "aspirin-70", "aspirin"),
         ("stock", "e2ip", "eip", "e2ip-cholesky"),
         "Parts of the training set of aspirin.",
+    ),
+    "fullwater": Benchmark(("fullwater",), _MAIN, "Liquid water, all published frames, 80/10/10 as in the paper."),
+    "md22": Benchmark(
+        tuple(f"{name}{part}" for name in ("buckyball", "nanotube") for part in ("-30", "-50", "-70", "")),
+        ("stock", "e2ip", "eip", "e2ip-cholesky"),
+        "Parts of the training sets of two large systems; every test frame turned at random.",
     ),
     "rotation": Benchmark(
         ("aspirin",),

@@ -54,7 +54,7 @@ def calls(monkeypatch):
         constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
         return Report({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
 
-    monkeypatch.setattr(cli, "_fit_file", lambda host: calls.append(host) or fit_file)
+    monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: calls.append(host) or fit_file)
     return calls
 
 
@@ -62,7 +62,7 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["ensemble"], ["calibrate"], ["bench"], ["fit"]])
+@pytest.mark.parametrize("command", [[], ["compare"], ["ensemble"], ["calibrate"], ["bench"], ["fetch"], ["fit"]])
 def test_help(command):
     result = run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
@@ -155,7 +155,7 @@ def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
     def fails(*_, **__):
         raise InputError("my.model: is no model of MACE")
 
-    monkeypatch.setattr(cli, "_fit_file", lambda host: fails)
+    monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: fails)
     assert "my.model: is no model of MACE" in one_line(fit())
 
 
@@ -165,4 +165,4 @@ def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
             raise ModuleNotFoundError("No module named 'mace'")
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint()])
-    assert "run e2ip fit in an environment with e2ip-plugins[mace]" in one_line(fit())
+    assert "run it in an environment with e2ip-plugins[mace]" in one_line(fit())

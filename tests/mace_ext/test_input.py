@@ -80,7 +80,9 @@ def test_options_of_another_family(parse, capsys, toy_family):
     with pytest.raises(SystemExit) as ended:
         parse("--readout=isotropic", "--e2ip_evidence=coupled")
     assert ended.value.code == 2
-    expected = "--e2ip_evidence is no option of --readout isotropic, but of e2ip, e2ip-ablation, e2ip-cholesky; leave it out"
+    expected = (
+        "--e2ip_evidence is no option of --readout isotropic, but of e2ip, e2ip-ablation, e2ip-cholesky; leave it out"
+    )
     assert capsys.readouterr().err.strip().endswith(expected)
     assert parse("--readout=isotropic", "--e2ip_force_unit=0.1").readout == "isotropic"
 
