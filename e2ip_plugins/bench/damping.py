@@ -77,7 +77,8 @@ def figure(runs: Sequence[Run], out: Path) -> Figure:
                 if summarise(run, out)["failed"]:
                     axes.axvline(steps[-1], color=f"C{i}", linestyle="--")
         axes.set(title=f"{numerics}, damper {damper}", xscale="log", yscale="symlog")
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     drawn.supxlabel("training step")
     drawn.supylabel("λmax/λmin of the covariance: mean and range over atoms")
     return drawn
