@@ -189,6 +189,21 @@ def test_predictions_are_not_calibrated_twice(calibrated):
     assert model.calibration is None and model.predictions.calibration == "other.json"
 
 
+def test_predictions_that_were_calibrated_are_shown_as_such(folder):
+    frames = make_frames(1)
+    for atoms in frames:
+        atoms.info["MACE_uq_calibration"] = "other.json"
+    ase.io.write("done.xyz", frames, format="extxyz")
+    done = run("compare", "done.xyz", "test.xyz", "--ood", "ood.xyz", "--ood", "ood.xyz")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == "e2ip: note: done.xyz: was calibrated already, with other.json\n"
+    result = json.loads(open("e2ip_compare/compare.json").read())
+    assert [m["file_calibration"] for m in result["models"]] == ["other.json", None]
+    assert [m["calibration"] for m in result["models"]] == [None, None]
+    table = open("e2ip_compare/compare.md").read()
+    assert table.count("was calibrated already, with `other.json`") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
