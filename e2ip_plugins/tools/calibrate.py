@@ -125,7 +125,8 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     Raises
     ------
     InputError
-        Methods that do not go together, fewer than two configurations, predictions without errors.
+        Methods that do not go together, fewer than two configurations, predictions without errors, conformal radii
+        alone of which none is finite.
     """
     method = check(methods, levels)
     index, count = sample.numbered()
@@ -159,6 +160,12 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         wide = calibrated(held)
         distance = np.linalg.norm(wide.law().z_scores(wide.error), axis=-1)
         radii = {float(level): conformal_radius(distance, wide.frame, level) for level in sorted(levels)}
+        if method == "none" and all(math.isinf(radius) for radius in radii.values()):
+            least = min(radii)
+            raise InputError(
+                f"{sample.file}: {count} configurations allow conformal radii for levels up to "
+                f"{count / (count + 1):.3f}; for --level {least:g} give at least {configurations_for(least)} of them"
+            )
         notes += _unreachable(radii, held.numbered()[1])
     before, after = _figures(sample), _figures(calibrated(sample))
     if after["nll"] > before["nll"] + 0.01:
@@ -419,6 +426,16 @@ def conformal_radius(distance: np.ndarray, frame: np.ndarray, level: float) -> f
     # Sums of weights that equal the level but for rounding.
     place = np.searchsorted(held, level * (1.0 - 1e-12))
     return float(distance[order][place]) if place < len(held) else math.inf
+
+
+def configurations_for(level: float) -> int:
+    """The least number of configurations with which the radius of a level is finite.
+
+    >>> configurations_for(0.9), configurations_for(0.95)
+    (9, 19)
+    """
+    # Quotients that are whole but for rounding.
+    return math.ceil(level / (1.0 - level) - 1e-9)
 
 
 def _unreachable(radii: Dict[float, float], count: int) -> List[str]:
