@@ -48,6 +48,10 @@ class Law(ABC):
         """sqrt(tr covariance / 3) in eV/Å (N,)."""
         return np.sqrt(np.trace(self.covariance(), axis1=-2, axis2=-1) / 3.0)
 
+    def condition_number(self) -> np.ndarray:
+        """Largest over smallest eigenvalue of the covariance (N,)."""
+        return np.linalg.cond(self.covariance())
+
     def z_scores(self, error: np.ndarray) -> np.ndarray:
         """e along the covariance's principal axes, smallest variance first, each by its standard deviation (N, 3)."""
         return self._principal(error - self.mean())
@@ -159,6 +163,11 @@ class Elliptical(Law):
     def epistemic_std(self) -> np.ndarray:
         """See `Law`."""
         return np.sqrt(self.epistemic_share) * self.total_std()
+
+    def condition_number(self) -> np.ndarray:
+        """See `Law`; infinite where a floating-point number cannot hold it."""
+        with np.errstate(over="ignore"):
+            return np.exp(np.ptp(self.log_scale, axis=-1))
 
     def z_scores(self, error: np.ndarray) -> np.ndarray:
         """See `Law`."""

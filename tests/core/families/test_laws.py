@@ -301,6 +301,17 @@ def test_sampled_energy_score_knows_its_error(draw, law):
     assert not p.energy_score_error(error).any() and p.energy_score_error(error).shape == (2000,)
 
 
+def test_condition_number(draw, law):
+    p = law(*draw(10)[1:])
+    expected = [values[-1] / values[0] for values in np.linalg.eigvalsh(p.covariance())]
+    np.testing.assert_allclose(p.condition_number(), expected, rtol=1e-9)
+    np.testing.assert_allclose(Sampled(p).condition_number(), expected, rtol=1e-9)
+    far = Elliptical(np.array([[-900.0, 0.0, 900.0]]), np.eye(3)[None])
+    assert np.isinf(far.condition_number()).all()
+    variances = np.diagonal(componentwise(10).covariance(), axis1=1, axis2=2)
+    np.testing.assert_allclose(componentwise(10).condition_number(), variances.max(1) / variances.min(1), rtol=1e-9)
+
+
 def test_energy_score_is_finite_and_smooth_at_its_limits(draw, law):
     """Zero error, huge error, extreme anisotropy, and the Gaussian as the limit m → ∞."""
     error, log_sigma0, nu, kappa = draw(5)
