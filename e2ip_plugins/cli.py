@@ -111,6 +111,9 @@ def compare_command(
     for m in [*models, *ood_models]:
         for text in m.left_out:
             typer.secho(f"e2ip: warning: {m.predictions.path}: {text}", fg=typer.colors.YELLOW, err=True)
+        if m.predictions.calibration is not None:
+            text = f"{m.predictions.path}: was calibrated already, with {m.predictions.calibration}"
+            typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
     result = compare(models, ood_models)
     print_tables(result, unit.value, Console())
     write_json(result, out / "compare.json")

@@ -29,8 +29,9 @@ def E2IPMetrics(
 
     Error metrics are ``{total_energy,per_atom_energy,forces}_{rmse,mae,maxabserr}``, and those of ``stress``
     if ``coeffs`` names one of them. Uncertainty metrics begin with the name of the readout: ``e2ip_nll`` (nats,
-    density in (eV/Å)⁻³), ``e2ip_coverage95``, ``e2ip_spearman`` and ``e2ip_plateau``, the share of atoms with a damper
-    past its knee. Atoms with NaN or infinite reference forces are left out.
+    density in (eV/Å)⁻³), ``e2ip_coverage95``, ``e2ip_spearman``, ``e2ip_condition`` and ``e2ip_condition_max``, median
+    and largest condition number of ``forces_cov``, and ``e2ip_plateau``, the share of atoms with a damper past its
+    knee. Atoms with NaN or infinite reference forces are left out.
 
     Parameters
     ----------

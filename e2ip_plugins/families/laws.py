@@ -48,6 +48,10 @@ class Law(ABC):
         """sqrt(tr covariance / 3) in eV/Å (N,)."""
         return np.sqrt(np.trace(self.covariance(), axis1=-2, axis2=-1) / 3.0)
 
+    def condition_number(self) -> np.ndarray:
+        """Largest over smallest eigenvalue of the covariance (N,)."""
+        return np.linalg.cond(self.covariance())
+
     def z_scores(self, error: np.ndarray) -> np.ndarray:
         """e along the covariance's principal axes, smallest variance first, each by its standard deviation (N, 3)."""
         return self._principal(error - self.mean())
@@ -69,10 +73,24 @@ class Law(ABC):
 
     def energy_score(self, error: np.ndarray) -> np.ndarray:
         """E‖X - e‖ - E‖X - X′‖/2 for independent draws X, X′, in eV/Å (N,)."""
+        return self._energy_terms(error).mean(0)
+
+    def energy_score_error(self, error: np.ndarray) -> np.ndarray:
+        """Standard error of `energy_score` from sampling, in eV/Å (N,); 0 where it has a closed form or a quadrature.
+
+        Every atom has draws of its own: errors of different atoms are independent.
+        """
+        terms = self._energy_terms(error)
+        deviation = terms - terms.mean(0)
+        # A draw is in two terms, so that neighbours are correlated, and no others are.
+        variance = np.mean(deviation * (deviation + 2.0 * np.roll(deviation, 1, axis=0)), axis=0)
+        return np.sqrt(variance.clip(min=0.0) / len(terms))
+
+    def _energy_terms(self, error: np.ndarray) -> np.ndarray:
+        """What the energy score is the mean of (draws, N); pairs are neighbours in the closed sequence of draws."""
         draws = self._draws
-        to_error = np.linalg.norm(draws - error, axis=-1).mean(0)
-        # Independent pairs: neighbours in the sequence of draws.
-        return to_error - 0.5 * np.linalg.norm(draws[1:] - draws[:-1], axis=-1).mean(0)
+        between = np.linalg.norm(draws - np.roll(draws, 1, axis=0), axis=-1)
+        return np.linalg.norm(draws - error, axis=-1) - 0.5 * between
 
     @cached_property
     def _draws(self) -> np.ndarray:
@@ -146,6 +164,11 @@ class Elliptical(Law):
         """See `Law`."""
         return np.sqrt(self.epistemic_share) * self.total_std()
 
+    def condition_number(self) -> np.ndarray:
+        """See `Law`; infinite where a floating-point number cannot hold it."""
+        with np.errstate(over="ignore"):
+            return np.exp(np.ptp(self.log_scale, axis=-1))
+
     def z_scores(self, error: np.ndarray) -> np.ndarray:
         """See `Law`."""
         return self.whitened(error) / np.sqrt(self._covariance_factor)[:, None]
@@ -192,6 +215,10 @@ class Elliptical(Law):
             part = slice(start, start + chunk)
             score[part] = _energy_score(np.exp(self.log_scale[part]), whitened2[part], self.dof[part])
         return score
+
+    def energy_score_error(self, error: np.ndarray) -> np.ndarray:
+        """See `Law`; zeros."""
+        return np.zeros(len(self.dof))
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)

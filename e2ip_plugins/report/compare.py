@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
@@ -11,9 +12,11 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.predictions import Predictions, read_predictions
+from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import (
     CALIBRATION_LEVELS,
+    COVERAGE_LEVELS,
     AtomScores,
     auroc,
     frame_scores,
@@ -58,6 +61,16 @@ class Model:
     def masked(self) -> int:
         """Number of atoms without a finite reference force."""
         return int(np.count_nonzero(~self.kept))
+
+    @property
+    def frame(self) -> np.ndarray:
+        """Configuration of every kept atom."""
+        return self.predictions.frame_of_atom[self.kept]
+
+    @cached_property
+    def band(self) -> Optional[CoverageBand]:
+        """How sure the coverages over all atoms are; None without a distribution or with one configuration."""
+        return coverage_band(self.scores["pit"], self.frame) if "pit" in self.scores else None
 
     @property
     def left_out(self) -> List[str]:
@@ -243,7 +256,8 @@ def compare(models: List[Model], ood: Sequence[Model] = ()) -> dict:
     """Every figure of the report, over all atoms and per species, ready for JSON.
 
     Forces in eV/Å and energies in eV; NLL and energy score in kcal/mol/Å as well (``*_kcal``). What
-    cannot be computed, such as the NLL of a deterministic model, is None.
+    cannot be computed, such as the NLL of a deterministic model, is None. Coverages and calibration errors have 95 %
+    intervals (``interval95``), and ``file_calibration`` names what a file was calibrated with when it was written.
 
     With the same models' predictions out of distribution, in the same order, ``ood`` holds the same figures of those
     (``models``) and how well each model tells the frames of both sets apart (``frame_auroc``).
@@ -258,6 +272,8 @@ def compare(models: List[Model], ood: Sequence[Model] = ()) -> dict:
             "nll_kcal": "nats, density in (kcal/mol/Å)^-3",
             "energy_score": "eV/Å",
             "energy_score_kcal": "kcal/mol/Å",
+            "energy_score_error": "eV/Å, standard error from sampling",
+            "energy_score_error_kcal": "kcal/mol/Å, standard error from sampling",
             "epistemic_std": "eV/Å, mean over atoms",
             "total_std": "eV/Å, mean over atoms",
             "leverage": "1, mean over atoms",
@@ -299,8 +315,32 @@ def _report(model: Model) -> dict:
         "overall": _without_nan(overall),
         "species": {str(symbol): _of_species(model, symbol) for symbol in np.unique(model.species)},
         "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
+        "interval95": _intervals(model),
+        "file_calibration": model.predictions.calibration,
         "calibration": None if model.calibration is None else _of_calibration(model, model.calibration),
     }
+
+
+def _intervals(model: Model) -> Optional[dict]:
+    """95 % intervals by a bootstrap of whole configurations: of the curve of observed coverage and of its figures."""
+    if model.band is None:
+        return None
+    species = {}
+    for symbol in np.unique(model.species):
+        chosen = model.species == symbol
+        species[str(symbol)] = _of_band(coverage_band(model.scores["pit"][chosen], model.frame[chosen]))
+    return {
+        "overall": _of_band(model.band),
+        "species": species,
+        "observed_coverage": {"low": model.band.low.tolist(), "high": model.band.high.tolist()},
+    }
+
+
+def _of_band(band: Optional[CoverageBand]) -> Optional[dict]:
+    if band is None:
+        return None
+    coverages = {f"coverage{round(100 * level)}": list(band.coverage(level)) for level in COVERAGE_LEVELS}
+    return {"calibration_error": list(band.calibration_error), **coverages}
 
 
 def _of_calibration(model: Model, calibration: Calibration) -> dict:
@@ -309,7 +349,7 @@ def _of_calibration(model: Model, calibration: Calibration) -> dict:
     The regions' guarantee is for configurations that count alike, whatever their size.
     """
     distance = np.linalg.norm(model.scores["z_scores"], axis=-1)
-    _, frame = np.unique(model.predictions.frame_of_atom[model.kept], return_inverse=True)
+    _, frame = np.unique(model.frame, return_inverse=True)
     atoms = np.bincount(frame)
     conformal = {
         f"{level:g}": {
@@ -335,9 +375,10 @@ def _of_species(model: Model, symbol: str) -> dict:
 
 def _with_kcal(summary: dict) -> dict:
     """A density in (kcal/mol/Å)⁻³ is KCAL³ times the one in (eV/Å)⁻³: the NLL loses 3 ln KCAL."""
-    nll, energy_score = summary["nll"], summary["energy_score"]
+    nll = summary["nll"]
     summary["nll_kcal"] = None if nll is None else nll - 3.0 * float(np.log(KCAL_PER_MOL))
-    summary["energy_score_kcal"] = None if energy_score is None else energy_score / KCAL_PER_MOL
+    for name in ("energy_score", "energy_score_error"):
+        summary[f"{name}_kcal"] = None if summary[name] is None else summary[name] / KCAL_PER_MOL
     return summary
 
 

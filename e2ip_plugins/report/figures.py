@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -41,14 +41,15 @@ _IDEAL = {"color": "0.25", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder":
 
 
 def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()) -> Figure:
-    """Six panels, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
+    """Panels for all models, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
 
-    The upper row asks whether the distributions are calibrated, the lower one whether the
-    uncertainties find the errors, and how large those are.
+    The first ones ask whether the distributions are calibrated, with 95 % bands from a bootstrap of whole
+    configurations, the others whether the uncertainties find the errors, and how large those are. Every model with
+    uncertainties has a panel of its own, the density of its atoms over error and uncertainty.
 
-    With the same models out of distribution, reliability has a panel for either set, the panel of errors shows both,
-    and every model with leverage gets two panels: errors, and predicted standard deviations, of both sets against it.
-    The other panels stay those in distribution.
+    With the same models out of distribution, reliability and its deviation have a panel for either set, the panel of
+    errors shows both, and every model with leverage gets two panels: errors, and predicted standard deviations, of both
+    sets against it. The other panels stay those in distribution.
     """
     factor, force = (1e3, "meV/Å") if unit == "eV" else (1.0 / KCAL_PER_MOL, "kcal/mol/Å")
     uncertain = [m for m in models if "pit" in m.scores]
@@ -62,18 +63,27 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
                 sets = {", in distribution": uncertain, ", out of distribution": outside}
             panels = [
                 *(partial(_reliability, models=shown, colours=colours, of=of) for of, shown in sets.items()),
+                *(partial(_pit_deviation, models=shown, colours=colours, of=of) for of, shown in sets.items()),
                 partial(_pit_histogram, models=uncertain, colours=colours),
                 partial(_ellipsoid_axes, models=uncertain, colours=colours),
-                partial(_error_against_std, models=uncertain, colours=colours, factor=factor, force=force),
                 partial(_sparsification, models=uncertain, colours=colours),
+            ]
+            if len(uncertain) > 1:
+                panels.append(
+                    partial(_error_against_std, models=uncertain, colours=colours, factor=factor, force=force)
+                )
+            panels += [
+                partial(_density, model=m, colour=colours[m.label], factor=factor, force=force) for m in uncertain
             ]
         for a, b in zip(models, ood, strict=False):
             panels += _leverage_panels(a, b, colours[a.label], factor, force)
         panels.append(partial(_errors_per_species, models=models, ood=ood, colours=colours, factor=factor, force=force))
 
-        columns = min(3, len(panels))
+        # Three in a row, or four where that leaves less room empty.
+        columns = min(min((3, 4), key=lambda n: -len(panels) % n), len(panels))
         rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(12, 3.8 * rows) if columns == 3 else (5.5 * columns, 4.2 * rows), layout="constrained")
+        size = (4.0 * columns, 3.8 * rows) if columns > 2 else (5.5 * columns, 4.2 * rows)
+        figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.02, hspace=0.03)
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         for draw, ax in zip(panels, axes, strict=False):
@@ -116,10 +126,28 @@ def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str], of: str
     levels = np.concatenate([[0.0], CALIBRATION_LEVELS, [1.0]])
     for m in models:
         ax.plot(levels, [0.0, *observed_coverage(m.scores["pit"]), 1.0], color=colours[m.label], linewidth=2)
+        if m.band is not None:
+            low, high = ([0.0, *edge, 1.0] for edge in (m.band.low, m.band.high))
+            ax.fill_between(levels, low, high, color=colours[m.label], alpha=0.2, linewidth=0)
     ax.text(0.04, 0.95, "too cautious", color="0.45", va="top")
     ax.text(0.96, 0.05, "too confident", color="0.45", ha="right")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.set(xlabel="expected share of atoms inside", ylabel="observed share of atoms inside")
+
+
+def _pit_deviation(ax: Axes, models: List[Model], colours: Dict[str, str], of: str) -> None:
+    ax.set_title("PIT deviation" + of)
+    ax.axhline(0.0, **_IDEAL)
+    for m in models:
+        deviation = observed_coverage(m.scores["pit"]) - CALIBRATION_LEVELS
+        ax.plot(CALIBRATION_LEVELS, deviation, color=colours[m.label], linewidth=2)
+        if m.band is not None:
+            low, high = (edge - CALIBRATION_LEVELS for edge in (m.band.low, m.band.high))
+            ax.fill_between(CALIBRATION_LEVELS, low, high, color=colours[m.label], alpha=0.2, linewidth=0)
+    largest = max(0.05, 1.15 * max(np.abs(ax.get_ylim())))  # below, room for a line of text
+    ax.set(xlim=(0, 1), ylim=(-largest, largest))
+    ax.set(xlabel="expected share of atoms inside", ylabel="observed - expected share")
+    ax.text(0.03, 0.03, "bands: 95 %, configurations resampled", color="0.45", transform=ax.transAxes)
 
 
 def _pit_histogram(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
@@ -150,27 +178,51 @@ def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
 
 def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
     ax.set_title("Error against uncertainty")
-    ax.set(xscale="log", yscale="log", xlabel=f"predicted total standard deviation ({force})")
-    ax.set_ylabel(f"force error per component ({force})")
-    spans = []
-    for i, m in enumerate(models):
-        std, error = m.scores["total_std"] * factor, m.scores["error_norm"] * factor / np.sqrt(3.0)
-        if i == 0:
-            seen = error > 0
-            shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#f4f6f8", colours[m.label]])
-            ax.hexbin(
-                std[seen], error[seen], xscale="log", yscale="log", gridsize=38, mincnt=1, cmap=shades, alpha=0.45,
-                linewidths=0, bins="log", rasterized=True,
-            )  # fmt: skip
-        order = np.array_split(np.argsort(std), min(12, len(std)))
-        x = [np.sqrt(np.square(std[o]).mean()) for o in order]
-        y = [np.sqrt(np.square(error[o]).mean()) for o in order]
-        ax.plot(x, y, "o-", color=colours[m.label], markersize=6, markeredgecolor="white", linewidth=1.8, zorder=4)
-        spans += [np.quantile(std, [0.001, 0.999]), np.quantile(error, [0.02, 0.999]), x]
+    spans = [_rms_in_bins(ax, m, colours[m.label], factor) for m in models]
+    _equal_axes(ax, spans, force)
+    ax.text(0.04, 0.95, "points: RMS in bins\nof equal size", color="0.45", va="top", transform=ax.transAxes)
+
+
+def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> None:
+    ax.set_title(f"Error against uncertainty, {model.label}")
+    std, error = _std_and_error(model, factor)
+    seen = error > 0  # others have no place on a logarithmic axis
+    spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, colour, factor)]
+    spans += [np.quantile(error[seen], [0.02, 0.999])] if seen.any() else []
+    low, high = _equal_axes(ax, spans, force)
+    shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#e4e8ec", colour])
+    extent = np.log10([low, high, low, high])
+    cells = ax.hexbin(
+        std[seen], error[seen], xscale="log", yscale="log", extent=extent, gridsize=45, mincnt=1, cmap=shades,
+        alpha=0.7, linewidths=0, bins="log", rasterized=True,
+    )  # fmt: skip
+    ax.set(xlim=(low, high), ylim=(low, high))
+    bar = ax.figure.colorbar(cells, ax=ax, label="atoms", shrink=0.8, pad=0.02, aspect=30, format="{x:g}")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _std_and_error(m: Model, factor: float) -> Tuple[np.ndarray, np.ndarray]:
+    return m.scores["total_std"] * factor, m.scores["error_norm"] * factor / np.sqrt(3.0)
+
+
+def _rms_in_bins(ax: Axes, m: Model, colour: str, factor: float) -> np.ndarray:
+    """Draw RMS errors against RMS standard deviations, in bins of equal size; returns the latter."""
+    std, error = _std_and_error(m, factor)
+    order = np.array_split(np.argsort(std), min(12, len(std)))
+    x, y = (np.array([np.sqrt(np.square(values[o]).mean()) for o in order]) for values in (std, error))
+    ax.plot(x, y, "o-", color=colour, markersize=6, markeredgecolor="white", linewidth=1.8, zorder=4)
+    return np.concatenate([x, y[y > 0]])
+
+
+def _equal_axes(ax: Axes, spans: Sequence[np.ndarray], force: str) -> Tuple[float, float]:
+    """Logarithmic axes of the same length that hold the spans, and their diagonal; returns their ends."""
     low, high = min(map(min, spans)) / 1.3, max(map(max, spans)) * 1.3
     ax.plot([low, high], [low, high], **_IDEAL | {"zorder": 3})
-    ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    ax.text(0.04, 0.95, "points: RMS in bins\nof equal size", color="0.45", va="top", transform=ax.transAxes)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    ax.set_xlabel(f"predicted total standard deviation ({force})")
+    ax.set_ylabel(f"force error per component ({force})")
+    return low, high
 
 
 def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:

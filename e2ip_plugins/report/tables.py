@@ -72,9 +72,11 @@ NOTES = """\
 - Force MAE and RMSE run over components; energy MAE is per atom.
 - NLL: mean negative log density of the reference force, in nats, for a density in {density}. Only differences between
   models mean something, and only in one unit.
-- Energy score: E‖X − y‖ − ½ E‖X − X′‖ of the predicted distribution, a proper score in force units.
+- Energy score: E‖X − y‖ − ½ E‖X − X′‖ of the predicted distribution, a proper score in force units. Where a
+  distribution has to be sampled for it, ± is the standard error of that.
 - Coverage at p: share of atoms whose reference lies in the ellipsoid that should hold it with probability p. CE: mean
-  distance of observed from expected coverage over p = 0.01 … 0.99.
+  distance of observed from expected coverage over p = 0.01 … 0.99. Bands in the figures and `interval95` in the JSON
+  are 95 % of a bootstrap that draws whole configurations.
 - RMS z: error along the principal axes of the predicted covariance in units of its standard deviation there. A
   covariance of the right size that points the wrong way has RMS z > 1 on the minor and < 1 on the major axis.
 - Spearman: rank correlation of the predicted standard deviation (epistemic part or total) with the error ‖y − γ‖.
@@ -110,7 +112,8 @@ def cell(row: Row, summary: dict, unit: str) -> str:
     if value is None:
         return ""
     if row.kind in ("force", "energy"):
-        return f"{value * factor:.{digits}f}"
+        error = summary.get(f"{row.key}_error")  # from sampling
+        return f"{value * factor:.{digits}f}" + (f" ± {error * factor:.{digits}f}" if error else "")
     return f"{value:.4f}" if row.key == "calibration_error" else f"{value:.3f}"
 
 
@@ -229,6 +232,8 @@ def markdown(result: dict, unit: str, figure: str) -> str:
     for name, m in named_reports(result):
         kind = f"uncertainties: {m['uq_family']}" if m["uq_family"] else "no uncertainties"
         lines.append(f"- **{name}**: `{m['file']}`, {_size(m)}, {kind}")
+        if m["file_calibration"]:
+            lines.append(f"  - was calibrated already, with `{m['file_calibration']}`")
         if m["calibration"]:
             lines.append(f"  - calibrated ({', '.join(m['calibration']['methods'])}): `{m['calibration']['file']}`")
         lines += [f"  - {text}" for text in m["left_out"]]

@@ -136,13 +136,14 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional
     -------
     dict
         ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å; ``leverage`` (N,) as given. With a law also ``nll``,
-        ``pit`` (N,), or per component (N, 3), ``energy_score``, ``epistemic_std``, ``total_std`` (N,), and ``z_scores``
-        and ``axis_pit`` (N, 3) along the principal axes, smallest predicted variance first.
+        ``pit`` (N,), or per component (N, 3), ``energy_score``, ``energy_score_error`` (its standard error from
+        sampling), ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3) along the principal
+        axes, smallest predicted variance first.
     """
     scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
     if law is not None:
         scores |= {"nll": law.negative_log_likelihood(error), "pit": law.pit(error)}
-        scores |= {"energy_score": law.energy_score(error)}
+        scores |= {"energy_score": law.energy_score(error), "energy_score_error": law.energy_score_error(error)}
         scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
     if leverage is not None:
@@ -170,6 +171,10 @@ def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.square(values).mean()))
 
 
+def _error_of_mean(independent: np.ndarray) -> float:
+    return float(np.linalg.norm(independent) / len(independent))
+
+
 def _finite_mean(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else float("nan")
@@ -177,13 +182,15 @@ def _finite_mean(values: np.ndarray) -> float:
 
 _AXES = ("minor", "middle", "major")
 
-#: Averages over atoms that need a distribution. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of
+#: Averages over atoms that need a distribution. ``energy_score_error`` is the standard error that sampling, where a law
+#: needs it, leaves in their mean energy score. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of
 #: smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each.
 UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], float]] = {
     "nll": lambda s: s["nll"].mean(),
     "calibration_error": lambda s: calibration_error(s["pit"]),
     **{f"coverage{round(100 * level)}": _coverage(level) for level in COVERAGE_LEVELS},
     "energy_score": lambda s: s["energy_score"].mean(),
+    "energy_score_error": lambda s: _error_of_mean(s["energy_score_error"]),
     **{f"spearman_{kind}": _ranking(spearman, f"{kind}_std") for kind in ("epistemic", "total")},
     **{f"auroc_{kind}": _ranking(auroc_worst, f"{kind}_std") for kind in ("epistemic", "total")},
     **{f"ause_{kind}": _ranking(ause, f"{kind}_std") for kind in ("epistemic", "total")},

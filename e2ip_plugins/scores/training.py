@@ -30,6 +30,8 @@ FIGURES = (
     Figure("nll", "8.4f", "NLL / nats", "mean negative log density in nats, for a density in (eV/Å)⁻³"),
     Figure("coverage95", "6.4f", "coverage @ 95 %", "share of atoms whose reference lies inside the 95 % region"),
     Figure("spearman", "6.4f", "Spearman", "rank correlation of forces_epistemic_std with the error norm"),
+    Figure("condition", "8.4g", "condition", "median condition number of forces_cov"),
+    Figure("condition_max", "8.4g", "largest condition", "largest condition number of forces_cov"),
     Figure("plateau", "6.4f", "plateau", "share of atoms with a damper past its knee"),
 )
 
@@ -84,6 +86,8 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     std = law.epistemic_std()
     # Families without an epistemic part rank by what they have.
     result["spearman"] = spearman(std if std.any() else law.total_std(), np.linalg.norm(error, axis=-1))
+    condition = law.condition_number()
+    result["condition"], result["condition_max"] = float(np.median(condition)), float(condition.max())
     result["plateau"] = float(table[:, where["plateau"]].mean())
     return result
 

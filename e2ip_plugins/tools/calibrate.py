@@ -15,6 +15,7 @@ from scipy.stats import bootstrap
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.families.laws import Law
+from e2ip_plugins.scores.bootstrap import RESAMPLES, SEED, inside_regions, of_all
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, COVERAGE_LEVELS, calibration_error
 
@@ -29,9 +30,6 @@ MIN_ATOMS, MIN_CONFIGURATIONS = 30, 5
 
 #: Larger factors, and smaller ones than its inverse, are worth a word.
 MAX_FACTOR = 1e6
-
-#: Of the bootstrap.
-RESAMPLES, SEED = 400, 0
 
 #: Logarithms of factors, around the best one, at which coverages are known to the bootstrap; around one of them, those
 #: that it tells apart; and the linear interpolation of coverages from three neighbours to these.
@@ -127,7 +125,8 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     Raises
     ------
     InputError
-        Methods that do not go together, fewer than two configurations, predictions without errors.
+        Methods that do not go together, fewer than two configurations, predictions without errors, conformal radii
+        alone of which none is finite.
     """
     method = check(methods, levels)
     index, count = sample.numbered()
@@ -161,6 +160,12 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         wide = calibrated(held)
         distance = np.linalg.norm(wide.law().z_scores(wide.error), axis=-1)
         radii = {float(level): conformal_radius(distance, wide.frame, level) for level in sorted(levels)}
+        if method == "none" and all(math.isinf(radius) for radius in radii.values()):
+            least = min(radii)
+            raise InputError(
+                f"{sample.file}: {count} configurations allow conformal radii for levels up to "
+                f"{count / (count + 1):.3f}; for --level {least:g} give at least {configurations_for(least)} of them"
+            )
         notes += _unreachable(radii, held.numbered()[1])
     before, after = _figures(sample), _figures(calibrated(sample))
     if after["nll"] > before["nll"] + 0.01:
@@ -229,7 +234,7 @@ def _fit_floor(sample: Sample, notes: List[str]) -> Tuple[Dict[str, Constant], C
     """The smallest σ² with which the regions of level `FLOOR_LEVEL` hold that share of the atoms (or components)."""
     needed = _needed_floor(sample, FLOOR_LEVEL)
     index, count = sample.numbered()
-    index, needed = _of_all(index, needed), needed.ravel()
+    index, needed = of_all(index, needed), needed.ravel()
     order = np.argsort(needed)
 
     def floor(drawn: np.ndarray) -> float:
@@ -352,8 +357,8 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
     # Smooth enough to find the neighbourhood; the table below finds the place.
     rough = minimize_scalar(lambda x: _area(pit(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}).x
     index, count = sample.numbered()
-    inside = np.stack([_held(pit(rough + x), index, count) for x in _GRID], axis=1).reshape(count, -1)
-    sizes = np.bincount(_of_all(index, law.pit(sample.error)))
+    inside = np.stack([inside_regions(pit(rough + x), index, count) for x in _GRID], axis=1).reshape(count, -1)
+    sizes = np.bincount(of_all(index, law.pit(sample.error)))
 
     def best(drawn: np.ndarray) -> float:
         # Of the table's type, or the whole table would be converted.
@@ -373,21 +378,6 @@ def _least(observed: np.ndarray) -> int:
 def _area(pit: np.ndarray) -> float:
     """Between the curve of observed coverage and the diagonal: the calibration error with levels everywhere."""
     return float(np.abs(np.sort(pit, axis=None) - (np.arange(pit.size) + 0.5) / pit.size).mean())
-
-
-def _of_all(index: np.ndarray, pit: np.ndarray) -> np.ndarray:
-    """Configuration of every entry of a PIT, which some distributions have per component."""
-    return np.repeat(index, pit.size // len(index))
-
-
-def _held(pit: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Atoms (or components) of every configuration inside the regions of all levels (configurations, levels)."""
-    levels = len(CALIBRATION_LEVELS)
-    first = np.searchsorted(CALIBRATION_LEVELS, pit.ravel(), side="left")
-    table = np.bincount(_of_all(index, pit) * (levels + 1) + first, minlength=count * (levels + 1)).reshape(
-        count, levels + 1
-    )
-    return table.cumsum(axis=1)[:, :levels].astype(np.float32)
 
 
 def _interval(of_configurations: Callable[[np.ndarray], float], count: int) -> Tuple[float, float]:
@@ -436,6 +426,16 @@ def conformal_radius(distance: np.ndarray, frame: np.ndarray, level: float) -> f
     # Sums of weights that equal the level but for rounding.
     place = np.searchsorted(held, level * (1.0 - 1e-12))
     return float(distance[order][place]) if place < len(held) else math.inf
+
+
+def configurations_for(level: float) -> int:
+    """The least number of configurations with which the radius of a level is finite.
+
+    >>> configurations_for(0.9), configurations_for(0.95)
+    (9, 19)
+    """
+    # Quotients that are whole but for rounding.
+    return math.ceil(level / (1.0 - level) - 1e-9)
 
 
 def _unreachable(radii: Dict[float, float], count: int) -> List[str]:

@@ -8,7 +8,7 @@ import torch
 from e2ip_plugins.report.compare import compare, load_models
 
 E2IP = ("--readout=e2ip",)
-FIGURES = ("e2ip_nll", "e2ip_coverage95", "e2ip_spearman", "e2ip_plateau")
+FIGURES = tuple(f"e2ip_{name}" for name in ("nll", "coverage95", "spearman", "condition", "condition_max", "plateau"))
 
 
 def readout_state(model):
@@ -25,6 +25,8 @@ def test_a_plain_run_learns_logs_and_saves(train):
     assert {"rmse_f", "mae_e_per_atom", "loss"} <= set(run.validation[-1])
     assert "Epoch 2: head: Default, loss=" in run.text
     assert "Epoch 2: head: Default, e2ip_nll=" in run.text
+    last = run.validation[-1]
+    assert 1.0 < last["e2ip_condition"] < last["e2ip_condition_max"] < 1177.0
     assert "e2ip NLL / nats" in run.text and "RMSE F / meV / A" in run.text
     assert type(run.model).__name__ == "ScaleShiftMACE"
     # MACE swallows the error of a failed compilation.

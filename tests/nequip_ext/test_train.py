@@ -30,7 +30,8 @@ def baseline(tmp_path_factory, train, train_files):
 def test_validation_log_has_our_figures_beside_the_stock_ones(trained, baseline, logged):
     ours, stock = logged(trained), logged(baseline)
     assert sorted(ours) == sorted(stock) == [0, 1, 2]
-    names = {f"val0_epoch/e2ip_{name}" for name in ("nll", "coverage95", "spearman", "plateau")}
+    figures = ("nll", "coverage95", "spearman", "condition", "condition_max", "plateau")
+    names = {f"val0_epoch/e2ip_{name}" for name in figures}
     assert set(ours[2]) == set(stock[2]) | names
 
 

@@ -189,6 +189,32 @@ def test_predictions_are_not_calibrated_twice(calibrated):
     assert model.calibration is None and model.predictions.calibration == "other.json"
 
 
+def test_predictions_that_were_calibrated_are_shown_as_such(folder):
+    frames = make_frames(1)
+    for atoms in frames:
+        atoms.info["MACE_uq_calibration"] = "other.json"
+    ase.io.write("done.xyz", frames, format="extxyz")
+    done = run("compare", "done.xyz", "test.xyz", "--ood", "ood.xyz", "--ood", "ood.xyz")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == "e2ip: note: done.xyz: was calibrated already, with other.json\n"
+    result = json.loads(open("e2ip_compare/compare.json").read())
+    assert [m["file_calibration"] for m in result["models"]] == ["other.json", None]
+    assert [m["calibration"] for m in result["models"]] == [None, None]
+    table = open("e2ip_compare/compare.md").read()
+    assert table.count("was calibrated already, with `other.json`") == 1
+
+
+def test_radii_that_are_all_infinite_are_refused(folder):
+    """40 configurations allow levels up to 40/41; beside a factor the note is enough."""
+    line = one_line(run("calibrate", "valid.xyz", "--method", "conformal", "--level", "0.99", "--level", "0.98"))
+    assert "valid.xyz: 40 configurations allow conformal radii for levels up to 0.976" in line
+    assert "for --level 0.98 give at least 49 of them" in line
+    assert not (folder / "calibration.json").exists()
+    for more in (("--level", "0.9"), ("--method", "scale")):
+        done = run("calibrate", "valid.xyz", "--method", "conformal", "--level", "0.99", *more, "--overwrite")
+        assert done.exit_code == 0 and "no finite conformal radius for level 0.99" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -86,6 +86,55 @@ def test_nothing_is_invented_for_a_baseline(baseline, e2ip):
     assert base["observed_coverage"] is None and len(ours["observed_coverage"]) == 99
 
 
+def test_intervals_of_coverages(baseline, e2ip):
+    """Of all atoms and of species; frames are what is drawn, and twice as many make them narrower by √2."""
+    base, ours = compare(load_models([baseline, e2ip]))["models"]
+    assert base["interval95"] is None
+    found = ours["interval95"]
+    assert set(found["species"]) == {"C", "H", "O"}
+    names = {"calibration_error", "coverage50", "coverage80", "coverage90", "coverage95"}
+    for figures, intervals in [
+        (ours["overall"], found["overall"]),
+        *((ours["species"][symbol], found["species"][symbol]) for symbol in "CHO"),
+    ]:
+        assert set(intervals) == names
+        assert all(low <= figures[name] <= high for name, (low, high) in intervals.items())
+    curves = found["observed_coverage"]
+    assert [curves["low"][49], curves["high"][49]] == found["overall"]["coverage50"]
+    assert (np.array(curves["low"]) <= ours["observed_coverage"]).all() and len(curves["high"]) == 99
+    frames = make_frames(2, uncertain=True)
+    (twice,) = compare(load_models([write(e2ip.with_name("twice.xyz"), [a for a in frames for _ in range(2)])]))[
+        "models"
+    ]
+    width = np.diff(found["overall"]["coverage80"])
+    assert np.diff(twice["interval95"]["overall"]["coverage80"]) == pytest.approx(width / np.sqrt(2), rel=0.25)
+
+
+def test_energy_scores_that_are_sampled_have_their_error(e2ip, tmp_path):
+    """Those of family `eip`; others have none. 180 atoms: the error of the mean is 13 times less than that of one."""
+    frames = make_frames(2, uncertain=False)
+    for atoms in frames:
+        atoms.info["MACE_uq_family"] = "nig"
+        columns = {"shift": 0.0, "log_scale2": 2 * np.log(0.14), "dof": 6.0, "epistemic_share": 0.5}
+        for name, value in columns.items():
+            atoms.arrays[f"MACE_eip_{name}"] = np.full((len(atoms), 3), value)
+    path = write(tmp_path / "eip.xyz", frames)
+    done = run("compare", path, e2ip, "--out", tmp_path / "out", "--unit", "kcal")
+    assert done.exit_code == 0, done.output
+    sampled, exact = (m["overall"] for m in json.loads((tmp_path / "out" / "compare.json").read_text())["models"])
+    assert exact["energy_score_error"] == 0.0
+    (model, _) = load_models([path, e2ip])
+    law = model.predictions.family.law(model.predictions.parameters)
+    one = np.sqrt(np.square(law.energy_score_error(model.scores["error"])).mean())
+    assert sampled["energy_score_error"] == pytest.approx(one / np.sqrt(FRAMES * ATOMS), rel=1e-9)
+    assert 0 < sampled["energy_score_error"] < 0.01 * sampled["energy_score"]
+    cells = f"{sampled['energy_score_kcal']:.4f} ± {sampled['energy_score_error_kcal']:.4f}"
+    assert sampled["energy_score_error_kcal"] == pytest.approx(sampled["energy_score_error"] / KCAL_PER_MOL)
+    row = f"| Energy score (kcal/mol/Å) | low | {cells} | {exact['energy_score_kcal']:.4f} |"
+    assert row in (tmp_path / "out" / "compare.md").read_text()
+    assert cells in done.stdout
+
+
 def test_command_writes_everything(baseline, e2ip, tmp_path):
     out = tmp_path / "new" / "folder"
     done = run("compare", baseline, e2ip, "--out", out, "--labels", "MACE, e2IP")

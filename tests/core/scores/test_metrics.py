@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scoringrules
 from scipy import stats
 
 from e2ip_plugins.families.laws import Elliptical
@@ -55,6 +56,75 @@ def test_a_wrong_direction_shows_along_the_axes(draw, law):
     for axis in ("minor", "middle", "major"):
         assert right_summary[f"z_rms_{axis}"] == pytest.approx(1.0, abs=0.03)
     assert summary["z_rms_minor"] > 1.5 and summary["z_rms_major"] < 0.8
+
+
+def test_every_figure_is_that_of_others(draw, law):
+    """Every figure of the summary, a new one too, against SciPy, scoringrules or a count of atoms, one by one."""
+    n = 60
+    error, log_sigma0, nu, kappa = draw(n, seed=7, inflate=1.3)
+    leverage = np.random.default_rng(8).random(n)
+    p = law(log_sigma0, nu, kappa)
+    summary = metrics.summarise(metrics.score_atoms(error, p, leverage))
+
+    m = nu - 2.0
+    covariance = p.covariance()  # that of the outputs' keys: tests/core/families/test_laws.py
+    scale = covariance * ((m - 2.0) / m)[:, None, None]
+    norm = np.sqrt(np.square(error).sum(1))
+    std = {"epistemic": np.sqrt(np.trace(covariance, axis1=1, axis2=2) / 3 / (1 + kappa))}
+    std["total"] = np.sqrt(np.trace(covariance, axis1=1, axis2=2) / 3)
+    distance = np.array([e @ np.linalg.solve(s, e) for e, s in zip(error, scale, strict=True)])
+    pit = np.array([stats.f.cdf(d / 3, 3, df) for d, df in zip(distance, m, strict=True)])
+    logpdf = [stats.multivariate_t.logpdf(e, shape=s, df=df) for e, s, df in zip(error, scale, m, strict=True)]
+    along = np.stack([np.linalg.eigh(s)[1].T @ e for e, s in zip(error, scale, strict=True)])
+    widths = np.sqrt(np.linalg.eigvalsh(scale))
+    axis_pit = 2.0 * stats.t.cdf(np.abs(along / widths), m[:, None]) - 1.0
+    rng = np.random.default_rng(9)
+    ensembles = [
+        stats.multivariate_t.rvs(shape=s, df=df, size=5000, random_state=rng) for s, df in zip(scale, m, strict=True)
+    ]
+
+    worst = norm > np.sort(norm)[-7]  # six of sixty
+    pairs = {kind: [(a > b) + 0.5 * (a == b) for a in u[worst] for b in u[~worst]] for kind, u in std.items()}
+
+    def curve(order):
+        return np.array([norm[order[: n - i]].mean() / norm.mean() for i in range(n)])
+
+    expected = {
+        "atoms": n,
+        "force_mae": np.mean([abs(x) for e in error for x in e]),
+        "force_rmse": np.sqrt(np.mean([x * x for e in error for x in e])),
+        "leverage": sum(leverage) / n,
+        "nll": -np.mean(logpdf),
+        "calibration_error": np.mean([abs(np.mean(pit <= k / 100) - k / 100) for k in range(1, 100)]),
+        **{f"coverage{k}": np.count_nonzero(pit <= k / 100) / n for k in (50, 80, 90, 95)},
+        "energy_score_error": 0.0,
+        **{f"spearman_{kind}": stats.spearmanr(u, norm).statistic for kind, u in std.items()},
+        **{f"auroc_{kind}": np.mean(found) for kind, found in pairs.items()},
+        **{f"ause_{kind}": np.mean(curve(np.argsort(u)) - curve(np.argsort(norm))) for kind, u in std.items()},
+        "epistemic_std": std["epistemic"].mean(),
+        "total_std": std["total"].mean(),
+    }
+    for i, axis in enumerate(("minor", "middle", "major")):
+        expected[f"z_rms_{axis}"] = np.sqrt(np.mean(np.square(along / widths)[:, i] * (m - 2.0) / m))
+        expected[f"axis_coverage95_{axis}"] = np.count_nonzero(axis_pit[:, i] <= 0.95) / n
+    scored = scoringrules.es_ensemble(error, np.stack(ensembles), estimator="akr", backend="numpy")
+    assert summary.pop("energy_score") == pytest.approx(scored.mean(), rel=0.01)
+    assert set(summary) == set(expected)
+    for name, value in expected.items():
+        assert summary[name] == pytest.approx(value, rel=1e-8), name
+
+
+def test_sampling_error_of_the_mean_is_that_of_independent_atoms(draw, law):
+    scores = metrics.score_atoms(*draw(4)[:1], law(*draw(4)[1:]))
+    scores["energy_score_error"] = np.array([3.0, 0.0, 4.0, 12.0])
+    assert metrics.summarise(scores)["energy_score_error"] == pytest.approx(13.0 / 4.0)
+
+
+def test_observed_coverage_by_hand():
+    pit = np.array([[0.2, 0.2, 0.9], [1.0, 0.5, 0.1]])
+    np.testing.assert_allclose(
+        metrics.observed_coverage(pit, np.array([0.1, 0.19, 0.2, 0.95])), [1 / 6, 1 / 6, 0.5, 5 / 6]
+    )
 
 
 def test_calibration_error_by_hand():

@@ -16,7 +16,7 @@ from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.maths.spd import sym6_to_matrix
 from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
 
-KEYS = {"nll", "coverage95", "spearman", "plateau", "masked"}
+KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau", "masked"}
 
 
 def metric_of(family=E2IP):
@@ -58,6 +58,8 @@ def expected(b):
         "nll": np.mean(nll),
         "coverage95": np.mean(inside),
         "spearman": spearmanr(epistemic, np.linalg.norm(error, axis=1)).statistic,
+        "condition": np.median(np.linalg.cond(sigma0)),
+        "condition_max": np.linalg.cond(sigma0).max(),
         "plateau": b["e2ip_plateau"].mean().item(),
         "masked": 0.0,
     }

@@ -10,7 +10,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.scores.metrics import calibration_error
-from e2ip_plugins.tools.calibrate import FLOOR_LEVEL, Sample, calibrate, check, conformal_radius
+from e2ip_plugins.tools.calibrate import FLOOR_LEVEL, Sample, calibrate, check, configurations_for, conformal_radius
 
 E2IP = families.get("e2ip")
 
@@ -298,6 +298,13 @@ def test_too_few_configurations_for_a_level_are_told(sample):
         "no finite conformal radius for level 0.95, 0.99: 12 configurations allow levels up to 0.923; give more "
         "configurations"
     ]
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99])
+def test_the_least_number_of_configurations_for_a_level(level):
+    least = configurations_for(level)
+    assert math.isfinite(conformal_radius(np.arange(float(least)), np.arange(least), level))
+    assert least == 1 or math.isinf(conformal_radius(np.arange(least - 1.0), np.arange(least - 1), level))
 
 
 # Input

@@ -1,0 +1,83 @@
+"""What the figure page of `e2ip compare` draws: read back from its axes (panels with --ood: test_ood.py)."""
+
+import ase
+import ase.io
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from e2ip_plugins.report.compare import load_models
+from e2ip_plugins.report.figures import figure_page
+
+FRAMES, ATOMS = 30, 5
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Function that writes predictions of a Gaussian family with errors of a size and gives their file."""
+
+    def written(name, size=1.0, uncertain=True, frames=FRAMES):
+        noise = np.random.default_rng(len(name))
+        content = []
+        for i in range(frames):
+            atoms = ase.Atoms("CH2O2", np.random.default_rng(i).normal(size=(ATOMS, 3)))
+            atoms.arrays["REF_forces"] = atoms.positions.copy()
+            std = 0.1 * np.exp(0.5 * noise.normal(size=(ATOMS, 1)))
+            atoms.arrays["forces"] = atoms.positions + size * std * noise.normal(size=(ATOMS, 3))
+            if uncertain:
+                atoms.arrays["gaussian_log_cov"] = np.tile(2 * np.log(std), (1, 3)) @ np.eye(3, 6)
+                atoms.info["uq_family"] = "gaussian"
+            content.append(atoms)
+        ase.io.write(tmp_path / f"{name}.xyz", content, format="extxyz")
+        return tmp_path / f"{name}.xyz"
+
+    return written
+
+
+def panels(models):
+    """Axes by title."""
+    return {title: ax for ax in figure_page(models).axes if (title := ax.get_title(loc="left"))}
+
+
+def test_panels(write):
+    stock, one, two = write("stock", uncertain=False), write("one"), write("other", 1.5)
+    shared = ["Reliability", "PIT deviation", "PIT histogram", "Direction of the uncertainty"]
+    shared += ["Dropping the most uncertain atoms"]
+    assert list(panels(load_models([stock]))) == ["Force MAE"]
+    assert list(panels(load_models([stock, one]))) == [*shared, "Error against uncertainty, one", "Force MAE"]
+    densities = [f"Error against uncertainty, {name}" for name in ("one", "other")]
+    assert list(panels(load_models([one, two]))) == [*shared, "Error against uncertainty", *densities, "Force MAE"]
+
+
+def test_bands_are_the_intervals_of_the_coverages(write):
+    (model,) = models = load_models([write("one", 1.3)])
+    levels = np.arange(1, 100) / 100
+    for name, zero in (("Reliability", 0.0), ("PIT deviation", levels)):
+        (band,) = panels(models)[name].collections
+        (outline,) = band.get_paths()
+        for level, low, high in zip(levels, model.band.low - zero, model.band.high - zero, strict=True):
+            ends = outline.vertices[np.isclose(outline.vertices[:, 0], level), 1]
+            assert (ends.min(), ends.max()) == pytest.approx((low, high))
+
+
+def test_density_counts_every_atom(write):
+    (model,) = models = load_models([write("one")])
+    ax = panels(models)["Error against uncertainty, one"]
+    (cells,) = (c for c in ax.collections if isinstance(c, PolyCollection))
+    counts = cells.get_array()
+    assert counts.min() >= 1 and 0.9 * len(model.species) < counts.sum() <= len(model.species)
+    assert type(cells.norm).__name__ == "LogNorm"
+    assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim() == ax.get_ylim()
+
+
+def test_what_cannot_be_drawn_is_left_out(write):
+    """One configuration has no bands, and an error of zero no place on a logarithmic axis."""
+    path = write("one", frames=1)
+    atoms = ase.io.read(path)
+    forces, atoms.calc = atoms.get_forces(), None
+    atoms.arrays["forces"], atoms.arrays["REF_forces"][:2] = forces, forces[:2]
+    ase.io.write(path, atoms, format="extxyz")
+    found = panels(load_models([path]))
+    assert not found["Reliability"].collections
+    (cells,) = (c for c in found["Error against uncertainty, one"].collections if isinstance(c, PolyCollection))
+    assert cells.get_array().sum() == ATOMS - 2
