@@ -80,8 +80,10 @@ def judge(case: Case) -> Dict[str, Any]:
             if label not in _NO_TESTS
         }
         for label, model in models.items():
-            overall = compare([model])["models"][0]["overall"]
-            result["tests"].setdefault(label, {})[name] = overall
+            report = compare([model])["models"][0]
+            result["tests"].setdefault(label, {})[name] = {**report["overall"], "interval95": report["interval95"]}
+            if report["interval95"] is not None:
+                result["tests"][label][name]["interval95"] = report["interval95"]["overall"]
         if "ood" in models and uncertain:
             both = compare([models["test"]], [models["ood"]])
             result.setdefault("frame_auroc", {})[name] = both["ood"]["frame_auroc"][0]

@@ -190,7 +190,7 @@ _ALL = tuple(METHODS)
 
 #: Of a training whose beginning alone is looked at.
 EARLY_EPOCHS = 2
-EARLY_RATES = (0.01, 0.02, 0.05, 0.1)
+EARLY_RATES = (0.01, 0.03, 0.1, 0.3)
 
 METHODS["e2ip-undamped"] = Method("e²IP, no dampers", "e2ip-ablation", {"damper": "off"})
 METHODS["e2ip-paper-undamped"] = Method(

@@ -9,8 +9,8 @@ from e2ip_plugins.bench import commands, plan, runs, tables
 from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
 
 TRACES = {
-    "published-off-0.05": "2,1,4,0,0,10\n90,2,300,0,0,10\n-5,-200,80,3,0,10\n",
-    "closed-off-0.05": "2,1,4,0,0,10\n90,2,500,0,0,10\n8,2,30,0,1,10\n4,2,9,0,0,10\n",
+    "published-off-0.1": "2,1,4,0,0,10\n90,2,300,0,0,10\n-5,-200,80,3,0,10\n",
+    "closed-off-0.1": "2,1,4,0,0,10\n90,2,500,0,0,10\n8,2,30,0,1,10\n4,2,9,0,0,10\n",
 }
 
 
@@ -28,8 +28,8 @@ def out(tmp_path):
 def test_what_ended_when_and_how_ill_conditioned_it_was(out):
     page, raw = tables.write("damping", "cpu", ["aspirin"], list(plan.EARLY), out)
     text, rows = page.read_text(), {row["numerics"]: row for row in json.loads(raw.read_text())["beginnings"]}
-    assert "| mace | published | off | 0.05 | 1 of 1 | 3 | 3e+02 | 3 |" in text
-    assert "| mace | closed | off | 0.05 | 0 of 1 |  | 5e+02 | 0 |" in text
+    assert "| mace | published | off | 0.1 | 1 of 1 | 3 | 3e+02 | 3 |" in text
+    assert "| mace | closed | off | 0.1 | 0 of 1 |  | 5e+02 | 0 |" in text
     assert rows["published"]["first_indefinite"] == 3 and rows["closed"]["first_indefinite"] is None
     assert rows["closed"]["not_finite"] == 1 and rows["closed"]["steps"] == 4
     assert (out / "damping_cpu_aspirin_mace.png").exists() and "(damping_cpu_aspirin_mace.png)" in text
@@ -40,7 +40,7 @@ def test_a_failed_factorisation_is_a_result_and_nothing_else_is(says, good, tmp_
     fails = commands.Stage("train", [sys.executable, "-c", f"raise SystemExit({says!r})"])
     monkeypatch.setattr(commands, "stages", lambda *arguments: [fails])
     monkeypatch.setattr(runs.data, "prepare", lambda *arguments: {})
-    run = plan.Run("aspirin", "mace", "published-off-0.05", 1)
+    run = plan.Run("aspirin", "mace", "published-off-0.1", 1)
     assert runs.execute(run, plan.PRESETS["smoke"], [], tmp_path) is good
     assert runs.finished(run, tmp_path) is good
     other = plan.Run("aspirin", "mace", "e2ip", 1)
