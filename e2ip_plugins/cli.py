@@ -23,7 +23,9 @@ class _Group(typer.core.TyperGroup):
             raise typer.Exit(2) from error
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    rich_markup_mode="markdown", cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 class Unit(str, enum.Enum):
