@@ -326,20 +326,10 @@ def fit_command(
     """
     from e2ip_plugins.tools.frames import read_frames, same_frames
 
-    host = _HOSTS.get(model.suffix)
-    if host is None:
-        raise InputError(f"{model}: is none of {', '.join(_HOSTS)}: give a MACE model, a NequIP checkpoint or package")
-    if not model.is_file():
-        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
+    host = _host_of(model)
     if output is None:
-        name = model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix)
-        output = model.with_name(f"{name}-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
-    if output.exists() and (output.is_dir() or not overwrite or output.samefile(model)):
-        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
-        reason = "is the model itself" if output.samefile(model) else reason
-        raise InputError(f"--output {output}: {reason}")
-    if not output.parent.is_dir():
-        raise InputError(f"--output {output}: there is no folder {output.parent}")
+        output = _beside(model, f"-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
+    _check_output(output, model, overwrite)
     _check_device(device)
     training = read_frames(train, need_forces=False)
     validation = read_frames(valid, forces_key)
@@ -358,6 +348,47 @@ def fit_command(
     for line in report.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
+
+
+@app.command("strip")
+def strip_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a readout.")],
+    output: Annotated[Optional[Path], typer.Option(help="The stock model. [default: MODEL with -stock]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Take the readout off a model.
+
+    What is left is the host's own model, which needs no plugin. Energies and forces stay what they are, to the
+    last bit.
+    """
+    host = _host_of(model)
+    if output is None:
+        output = _beside(model, "-stock.nequip.zip" if model.name.endswith(".nequip.zip") else f"-stock{model.suffix}")
+    _check_output(output, model, overwrite)
+    _entry_point("strip", host, f"this is a model of {host}")(model, output)
+    typer.echo(f"Written: {output}")
+
+
+def _host_of(model: Path) -> str:
+    host = _HOSTS.get(model.suffix)
+    if host is None:
+        raise InputError(f"{model}: is none of {', '.join(_HOSTS)}: give a MACE model, a NequIP checkpoint or package")
+    if not model.is_file():
+        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
+    return host
+
+
+def _beside(model: Path, ending: str) -> Path:
+    return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
+
+
+def _check_output(output: Path, model: Path, overwrite: bool) -> None:
+    if output.exists() and (output.is_dir() or not overwrite or output.samefile(model)):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        reason = "is the model itself" if output.samefile(model) else reason
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
 
 
 def _check_device(name: str) -> None:

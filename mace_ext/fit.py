@@ -5,7 +5,6 @@ makes the final tables. The fit comes right after that load, so that all of them
 """
 
 import logging
-import os
 import sys
 import time
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 import torch
 from ase.data import chemical_symbols
 from mace import data
-from mace.modules import models
 from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric.dataloader import DataLoader
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -24,6 +22,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame
+from mace_ext.files import open_file, save_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
 
@@ -215,7 +214,7 @@ def fit_file(
         raise InputError(f"{output}: the folder does not exist")
     if output.exists() and output.samefile(model):
         raise InputError(f"{output}: is the model itself; give the fitted one another name")
-    net = _open(model, device)
+    net = open_file(model, device)
     own_head = _choose_head(model, net, head)
     _check_species(model, net, [*training, *validation])
     found, before = find_readout(net), torch.get_default_dtype()
@@ -237,31 +236,8 @@ def fit_file(
     others = [name for name in net.heads if name != own_head]
     if others:
         report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        torch.save(net, unfinished)
-        os.replace(unfinished, output)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    save_file(net, output)
     return report
-
-
-def _open(path: Path, device: str) -> Any:
-    """A stock or an e²IP `ScaleShiftMACE`."""
-    try:
-        net = torch.load(path, map_location=device, weights_only=False)
-    except InputError:
-        raise
-    # Unpickling lets whatever goes wrong inside it through.
-    except Exception as error:
-        raise InputError(f"{path}: is not a model file of mace_run_train ({type(error).__name__}: {error})") from error
-    if isinstance(net, torch.jit.ScriptModule):
-        raise InputError(f"{path}: is a TorchScript file; give the .model file that was written with it")
-    if not isinstance(net, models.ScaleShiftMACE):
-        raise InputError(f"{path}: is a {type(net).__name__}; only ScaleShiftMACE models can be fitted")
-    if not hasattr(net, "heads"):  # published before MACE had any
-        net.heads = ["Default"]
-    return net
 
 
 def _choose_head(path: Path, net: Any, head: Optional[str]) -> str:

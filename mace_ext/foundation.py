@@ -14,7 +14,7 @@ def without_readout(model: Any) -> Any:
     if find_readout(model) is None:
         return model
     plain = models.ScaleShiftMACE.__new__(models.ScaleShiftMACE)
-    plain.__dict__ = dict(model.__dict__)
+    plain.__dict__ = {name: value for name, value in model.__dict__.items() if name != "learns_alone"}
     plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_readout"}
     return plain
 

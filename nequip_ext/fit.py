@@ -19,7 +19,7 @@ from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
-_MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
+MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
 
 
 def fit_file(
@@ -66,12 +66,12 @@ def fit_file(
             return found
         checkpoint = wrap_package(model)
     else:
-        checkpoint = _read(model)
+        checkpoint = read_checkpoint(model)
     if output.suffix != ".ckpt":
         raise InputError(
             f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
         )
-    kind, hparams = _training_module(checkpoint, model)
+    kind, hparams = training_module(checkpoint, model)
     with only_apply_persistent_modifiers(persistent_only=True):
         twin = rebuild(kind, hparams, checkpoint)
         stock = find_readout(twin.model) is None
@@ -108,7 +108,8 @@ def fit_file(
     return report
 
 
-def _read(path: Path) -> Dict[str, Any]:
+def read_checkpoint(path: Path) -> Dict[str, Any]:
+    """A checkpoint of ``nequip-train``; `InputError` for files that are none."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=False)
         _ = checkpoint["hyper_parameters"]["info_dict"]["training_module"]["_target_"], checkpoint["state_dict"]
@@ -118,7 +119,7 @@ def _read(path: Path) -> Dict[str, Any]:
     return checkpoint
 
 
-def _training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
+def training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
     """Its class and hyperparameters; models that are read from a checkpoint on their part are as they are there."""
     hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
 
@@ -127,7 +128,7 @@ def _training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
             inner = Path(config["checkpoint_path"])
             if not inner.is_file():
                 raise InputError(f"{path}: its model comes from {inner}, which is not there")
-            config = copy.deepcopy(_read(inner)["hyper_parameters"]["model"])
+            config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
         return config
 
     _change_models(hparams, inlined)
@@ -144,7 +145,7 @@ def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], D
 
 
 def _wrapped(config: Dict[str, Any]) -> Dict[str, Any]:
-    return {"_target_": _MODEL, "seed": 0, "evidence": "leverage", "model": config}
+    return {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config}
 
 
 def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str, Any]:
@@ -152,7 +153,7 @@ def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str
     settings = settings_of(readout)
     if settings.with_leverage(str(path)) == settings:
         return config
-    if config["_target_"] != _MODEL:
+    if config["_target_"] != MODEL:
         source = config.get("package_path", config["_target_"])
         raise InputError(
             f"{path}: its readout comes from {source}, so that its evidence mode cannot be changed in a checkpoint: "

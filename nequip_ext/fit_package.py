@@ -1,7 +1,7 @@
 """``e2ip fit`` for packages of NequIP: a new package where there is a readout, else a checkpoint that reads it."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import lightning
 import torch
@@ -29,6 +29,46 @@ from nequip_ext.readout import find_readout, settings_of
 _KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
 
 
+class Package(NamedTuple):
+    """What is in a package: models by the way in which they are to be compiled, and their example."""
+
+    importer: Any
+    models: Dict[str, Any]
+    example: Any
+
+    @classmethod
+    def read(cls, path: Path) -> "Package":
+        """On the CPU; `InputError` for files that are none."""
+        with _suppress_package_importer_exporter_warnings():
+            try:
+                importer = torch.package.PackageImporter(str(path))
+                names = _get_package_metadata(importer)["available_models"]
+            # Reading a broken archive lets through whatever goes wrong in it.
+            except Exception as error:
+                kind = type(error).__name__
+                raise InputError(f"{path}: is no package of nequip-package ({kind}: {error})") from error
+            with _cpu_deserialize_always():
+                models = {
+                    name: importer.load_pickle("model", f"{name}_model.pkl", map_location="cpu") for name in names
+                }
+                return cls(importer, models, importer.load_pickle("model", "example_data.pkl"))
+
+    def write(self, path: Path) -> None:
+        """The models as they are now, with the code that they use and all else that the package had."""
+        with replacing(str(path)) as temporary, _suppress_package_importer_exporter_warnings():
+            # As `nequip-package modify` does it.
+            importers = (self.importer, torch.package.importer.sys_importer)
+            with torch.package.PackageExporter(temporary, importer=importers) as exporter:
+                exporter.mock([f"{package}.**" for package in _MOCK_MODULES])
+                exporter.extern([f"{package}.**" for package in _EXTERNAL_MODULES])
+                exporter.intern([f"{package}.**" for package in _INTERNAL_MODULES])
+                exporter.save_pickle("model", "example_data.pkl", self.example, dependencies=True)
+                for resource in ("config.yaml", "package_metadata.txt"):
+                    exporter.save_text("model", resource, self.importer.load_text("model", resource))
+                for name, modules in self.models.items():
+                    exporter.save_pickle("model", f"{name}_model.pkl", modules, dependencies=True)
+
+
 def fit_package(
     path: Path, training: Sequence[Frame], validation: Sequence[Frame], output: Path, device: str, batch_size: int
 ) -> Optional[Report]:
@@ -39,16 +79,8 @@ def fit_package(
     InputError
         See `nequip_ext.fit.fit_file`.
     """
-    with _suppress_package_importer_exporter_warnings():
-        try:
-            importer = torch.package.PackageImporter(str(path))
-            names = _get_package_metadata(importer)["available_models"]
-        # Reading a broken archive lets through whatever goes wrong in it.
-        except Exception as error:
-            raise InputError(f"{path}: is no package of nequip-package ({type(error).__name__}: {error})") from error
-        with _cpu_deserialize_always():
-            models = {name: importer.load_pickle("model", f"{name}_model.pkl", map_location="cpu") for name in names}
-            example = importer.load_pickle("model", "example_data.pkl")
+    package = Package.read(path)
+    models = package.models
     model = models["eager"][_SOLE_MODEL_KEY].to(device).eval()
     readout = find_readout(model)
     if readout is None:
@@ -69,18 +101,7 @@ def fit_package(
         other = find_readout(modules)
         assert other is not None
         other.leverage.load_state_dict(readout.leverage.state_dict())
-    with replacing(str(output)) as temporary, _suppress_package_importer_exporter_warnings():
-        # As `nequip-package modify` does it.
-        importers = (importer, torch.package.importer.sys_importer)
-        with torch.package.PackageExporter(temporary, importer=importers) as exporter:
-            exporter.mock([f"{package}.**" for package in _MOCK_MODULES])
-            exporter.extern([f"{package}.**" for package in _EXTERNAL_MODULES])
-            exporter.intern([f"{package}.**" for package in _INTERNAL_MODULES])
-            exporter.save_pickle("model", "example_data.pkl", example, dependencies=True)
-            for resource in ("config.yaml", "package_metadata.txt"):
-                exporter.save_text("model", resource, importer.load_text("model", resource))
-            for name, modules in models.items():
-                exporter.save_pickle("model", f"{name}_model.pkl", modules, dependencies=True)
+    package.write(output)
     return report
 
 

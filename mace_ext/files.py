@@ -1,0 +1,38 @@
+"""``.model`` files of `mace_run_train`: opened with a check of what they are, written whole or not at all."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from mace.modules import models
+
+from e2ip_plugins.errors import InputError
+
+
+def open_file(path: Path, device: str = "cpu") -> Any:
+    """A stock or an e²IP `ScaleShiftMACE`; `InputError` for anything else."""
+    try:
+        net = torch.load(path, map_location=device, weights_only=False)
+    except InputError:
+        raise
+    # Unpickling lets whatever goes wrong inside it through.
+    except Exception as error:
+        raise InputError(f"{path}: is not a model file of mace_run_train ({type(error).__name__}: {error})") from error
+    if isinstance(net, torch.jit.ScriptModule):
+        raise InputError(f"{path}: is a TorchScript file; give the .model file that was written with it")
+    if not isinstance(net, models.ScaleShiftMACE):
+        raise InputError(f"{path}: is a {type(net).__name__}; only ScaleShiftMACE models have readouts")
+    if not hasattr(net, "heads"):  # published before MACE had any
+        net.heads = ["Default"]
+    return net
+
+
+def save_file(net: Any, path: Path) -> None:
+    """Write a model so that there is never half a file under its name."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        torch.save(net, unfinished)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
