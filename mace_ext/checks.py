@@ -43,14 +43,29 @@ def check_options(args: Namespace) -> None:
     for name in ("forces_weight", "swa_forces_weight"):
         if not getattr(args, name) > 0:
             raise InputError(f"{readout} needs --{name} > 0, got {getattr(args, name)}: it learns from forces")
-    if args.e2ip_forces == "host" and args.lbfgs:
+    if args.e2ip_forces == "fixed":
+        _fix_host(args)
+    if args.e2ip_forces in ("host", "fixed") and args.lbfgs:
         raise InputError(
-            f"{readout} --e2ip_forces host does not go with --lbfgs, which takes one step for all weights together; "
-            "leave one of them out"
+            f"{readout} --e2ip_forces {args.e2ip_forces} does not go with --lbfgs, which takes one step for all "
+            "weights together; leave one of them out"
         )
     if not args.compute_forces:
         raise InputError(f"{readout} needs forces; leave --compute_forces out")
     check_files(args)
+
+
+def _fix_host(args: Namespace) -> None:
+    """Options of MACE that go with a model that stays as it is."""
+    if args.foundation_model is None:
+        raise InputError(
+            "--e2ip_forces fixed trains the readout of a model that is there: name it with --foundation_model, or "
+            "leave --e2ip_forces out"
+        )
+    if args.lora:
+        raise InputError("--e2ip_forces fixed does not go with --lora True, which changes the model; leave one out")
+    # Its elements, its atomic energies, and nothing to replay.
+    args.foundation_model_elements, args.multiheads_finetuning, args.E0s = True, False, "foundation"
 
 
 def _check_names(args: Namespace) -> None:

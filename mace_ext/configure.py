@@ -1,5 +1,6 @@
 """From parsed arguments and the training set to an e²IP model."""
 
+import copy
 import logging
 import sys
 from argparse import Namespace
@@ -43,6 +44,8 @@ def configure_e2ip_model(
     )
     try:
         settings = settings_of(args, _force_unit(args, train_loader.dataset, model_foundation))
+        if settings.forces == "fixed":
+            model = _as_it_is(model_foundation, model)
         add_readout(model, settings, seed=args.seed)
     except InputError as error:
         print(f"mace_run_train: error: {error}", file=sys.stderr)
@@ -54,6 +57,17 @@ def configure_e2ip_model(
     )
     load_foundation_readout(model, model_foundation)
     return model, output_args
+
+
+def _as_it_is(foundation: Any, rebuilt: Any) -> Any:
+    """A foundation model without its readout; MACE has rebuilt it, for the training set's atomic energies."""
+    dtype = next(foundation.parameters()).dtype
+    if torch.get_default_dtype() != dtype:
+        name = str(dtype).removeprefix("torch.")
+        raise InputError(f"--e2ip_forces fixed keeps the foundation model as it is: give --default_dtype {name}")
+    model = copy.deepcopy(without_readout(foundation)).to(next(rebuilt.parameters()).device)
+    model.heads = rebuilt.heads  # names in the data; there is one
+    return model.requires_grad_(False)
 
 
 def _force_unit(args: Namespace, dataset: Any, foundation: Any) -> float:

@@ -17,7 +17,7 @@ class E2IPLoss(nn.Module):
     """Energy, stress and virials terms of a stock loss; forces as in `e2ip_plugins.readout.loss.force_loss`.
 
     With ``forces: host`` the loss is the stock one, to the last bit, for everything but the readout, whose gradient is
-    that of its force term for the forces as they are.
+    that of its force term for the forces as they are. With ``forces: fixed`` there is nothing but that force term.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ class E2IPLoss(nn.Module):
         """Scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
         if self.settings.forces == "host":
             return self._beside_stock(ref, pred, ddp)
+        if self.settings.forces == "fixed":
+            return self._of_readout(ref, pred, pred["forces"].detach(), ddp)
         # With equal forces on both sides the stock force term is exactly zero, whatever its form.
         no_forces = torch.zeros_like(ref["forces"])
         without = copy.copy(ref)

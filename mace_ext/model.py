@@ -44,7 +44,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         Of the stock class.
     """
 
-    #: Whether nothing but the readout learns from the readout's loss: ``forces: host``.
+    #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
     learns_alone: Final[bool] = False
 
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
@@ -57,7 +57,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     def set_readout(self, readout: Readout) -> None:
         """Take a readout that `mace_ext.readout.build_readout` made for this model."""
         self.e2ip_readout = readout
-        self.learns_alone = readout.settings.forces == "host"  # type: ignore[misc]
+        self.learns_alone = readout.settings.detached  # type: ignore[misc]
 
     def __reduce__(self):
         return constructor("model", "open_model"), (self.e2ip_readout.settings.to_dict(),), self.__dict__

@@ -17,8 +17,8 @@ FORCE_UNIT = Option(
 )
 FORCES = Option(
     "forces",
-    "what trains the forces: likelihood (default), or host: MACE's own loss alone, to the last bit, while the readout "
-    "learns beside it",
+    "what trains the forces: likelihood (default); host: MACE's own loss alone, to the last bit, while the readout "
+    "learns beside it; or fixed: nothing, they stay those of --foundation_model, and the readout learns alone",
 )
 COMMON = (FORCE_UNIT, FORCES)
 

@@ -52,13 +52,16 @@ class E2IPInputCheck(lightning.Callback):
             name_family_in_files()
             check_files_written(trainer.callbacks, find_readout(pl_module))
         readout = find_readout(pl_module)
-        if stage == "fit" and readout is not None and settings_of(readout).forces == "host":
-            if not _users(pl_module.loss):
-                raise InputError(
-                    "with 'forces: host' the loss must be nequip_ext.E2IPLoss, whose value is that of NequIP's own: "
-                    "with another one the readout learns nothing"
-                )
+        forces = "likelihood" if stage != "fit" or readout is None else settings_of(readout).forces
+        if forces != "likelihood" and not _users(pl_module.loss):
+            raise InputError(
+                f"with 'forces: {forces}' the loss must be nequip_ext.E2IPLoss: with another one the readout learns "
+                "nothing"
+            )
+        if forces == "host":
             clip_apart(pl_module)
+        if forces == "fixed":
+            check_that_progress_shows(pl_module.val_metrics)
         data = trainer.datamodule
         if stage != "fit" or data is None:
             return
@@ -80,6 +83,17 @@ class E2IPInputCheck(lightning.Callback):
     def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
         first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
         return self is first and isinstance(pl_module, NequIPLightningModule)
+
+
+def check_that_progress_shows(val_metrics: Any) -> None:
+    """Raise `InputError` where the weighted sum has errors alone, which never change while the forces are fixed."""
+    for manager in val_metrics:
+        weighted = [manager[name] for name, entry in manager.entries.items() if entry.coeff is not None]
+        if not any(isinstance(metric, ForceFigure) for metric in weighted):
+            raise InputError(
+                "with 'forces: fixed' errors never change, but val_metrics weighs nothing else, so that the best "
+                "checkpoint would be the first: add e2ip_nll: 1.0 (with the readout's name) to its coeffs"
+            )
 
 
 def _users(*parts: Optional[torch.nn.Module]) -> List[Union[ForceLoss, ForceFigure]]:

@@ -154,6 +154,7 @@ class ForceLoss(Metric):
         family.resolve({name: value for name, value in self.options.items() if name not in loss_only})
         self.family: Optional[Family] = None
         self.host: Optional[MeanSquaredError] = None
+        self.fixed = False
         self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
         self._warned = False
@@ -164,6 +165,7 @@ class ForceLoss(Metric):
         settings = settings.with_aliases(self.readout, self.options, self.owner)
         self.family = settings.build()
         self.host = MeanSquaredError() if settings.forces == "host" else None
+        self.fixed = settings.forces == "fixed"
         return settings
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
@@ -224,7 +226,10 @@ class ForceLoss(Metric):
             key.name: preds[key.name].reshape(-1, *key.shape) for key in self.family.output_keys() if key.name in preds
         }
         outputs |= {COEFFICIENTS_KEY: preds[COEFFICIENTS_KEY], FORCE_UNIT_KEY: preds[FORCE_UNIT_KEY].squeeze(-1)}
-        loss, mask = force_loss(self.family, reference_forces(target), preds[AtomicDataDict.FORCE_KEY], outputs)
+        forces = preds[AtomicDataDict.FORCE_KEY]
+        # Of weights that do not learn: there is no graph to go through.
+        forces = forces.detach() if self.fixed else forces
+        loss, mask = force_loss(self.family, reference_forces(target), forces, outputs)
         # A look at the mask makes a GPU wait: there only once an epoch, and the data statistics have counted already.
         if (self._update_count == 0 or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
             self._warned = True

@@ -11,6 +11,9 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from nequip_ext.readout import FeatureTap, GraphReadout, find_readout
 
+#: Inner models that have been trained.
+_TRAINED = ("ModelFromCheckpoint", "ModelFromPackage")
+
 
 def E2IPModel(
     model: Dict[str, Any],
@@ -64,7 +67,9 @@ def E2IPModel(
         Component RMS of the training forces in eV/Å: ``${training_data_stats:forces_rms}``.
     forces : str, optional
         What trains the forces: ``likelihood`` (the default), or ``host``: the mean square error of NequIP's own losses
-        alone, to the last bit, while the readout learns beside it. `E2IPLoss` is needed for both.
+        alone, to the last bit, while the readout learns beside it; or ``fixed``: nothing, energies and forces stay
+        those of the inner model, a ``ModelFromCheckpoint`` or ``ModelFromPackage``, and the readout learns alone.
+        `E2IPLoss` is needed for all of them.
     model_dtype, compile_mode : str, optional
         Passed on to the inner model, for callers that set them on the outermost model.
     **options
@@ -87,8 +92,16 @@ def E2IPModel(
     inner = dict(model)
     inner.update({k: v for k, v in (("model_dtype", model_dtype), ("compile_mode", compile_mode)) if v is not None})
     _check_statistics(inner)
-    built = get_method(inner.pop("_target_"))(**inner)
+    inner_target = inner.pop("_target_")
+    built = get_method(inner_target)(**inner)
 
+    if settings.forces == "fixed":
+        if inner_target.rpartition(".")[2] not in _TRAINED:
+            raise InputError(
+                "forces 'fixed' trains the readout of a model that is there, but the inner model is a new "
+                f"{inner_target}: give {' or '.join(_TRAINED)}, or leave forces out"
+            )
+        built.requires_grad_(False)
     for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
         _add_readout(graph_model, settings, seed)
     return built

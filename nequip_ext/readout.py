@@ -92,7 +92,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         )
         self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
         #: Whether nothing but the readout learns from the readout's loss.
-        self.learns_alone = settings.forces == "host"
+        self.learns_alone = settings.detached
         self.to(model_dtype)
         # Readouts of version 1 had no such part and kept their weights here.
         self._register_load_state_dict_pre_hook(refuse_version_1)

@@ -18,9 +18,10 @@ LAST_COMMIT_OF_VERSION_1 = "e824b4f"
 AUTO_FORCE_UNIT_FRACTION = 0.03
 
 
-#: What trains the forces: the likelihood of the readout; or the host's own loss alone, to the last bit, while the
-#: readout learns from detached features and residuals.
-FORCES = ("likelihood", "host")
+#: What trains the forces: the likelihood of the readout; the host's own loss alone, to the last bit, while the readout
+#: learns from detached features and residuals; or nothing: they stay those of a given model, and the readout learns
+#: alone.
+FORCES = ("likelihood", "host", "fixed")
 
 
 class Settings(NamedTuple):
@@ -66,12 +67,17 @@ class Settings(NamedTuple):
         forces = FORCES[0] if forces is None else forces
         if forces not in FORCES:
             raise InputError(f"forces is '{forces}'; choose from: {', '.join(FORCES)}")
-        if forces == "host" and families.get(family).takes_forces:
+        if forces != FORCES[0] and families.get(family).takes_forces:
             raise InputError(
-                f"forces 'host' does not go with readout '{family}', whose members' forces cannot be learned without "
-                "the features that they are derivatives of; leave it out"
+                f"forces '{forces}' does not go with readout '{family}', whose members' forces cannot be learned "
+                "without the features that they are derivatives of; leave it out"
             )
         return cls(family, families.get(family).resolve(given), force_unit, frozenset(given), forces=forces)
+
+    @property
+    def detached(self) -> bool:
+        """Whether nothing but the readout learns from the readout's loss."""
+        return self.forces != FORCES[0]
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any], where: str) -> "Settings":

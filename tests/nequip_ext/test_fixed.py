@@ -1,0 +1,53 @@
+"""``forces: fixed``: the readout of a model that is there is trained, and nothing else."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from nequip.integrations.ase import NequIPCalculator
+
+from e2ip_plugins.errors import InputError
+from nequip_ext import E2IPModel
+from nequip_ext.strip import strip_file
+
+
+def assert_same(one, two, files):
+    calculators = [
+        NequIPCalculator._from_saved_model(str(path), device="cpu", chemical_species_to_atom_type_map=True)
+        for path in (one, two)
+    ]
+    for atoms in ase.io.read(files["val"], ":"):
+        for calculator in calculators:
+            calculator.calculate(atoms)
+        theirs, ours = (calculator.results for calculator in calculators)
+        assert theirs["energy"] == ours["energy"] and np.array_equal(theirs["forces"], ours["forces"])
+
+
+def given(checkpoint):
+    inner = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: '{checkpoint}'}}"
+    return ("forces=fixed", "~training_module.model.model", f"+training_module.model.model={inner}")
+
+
+def test_energies_and_forces_stay_and_the_readout_learns(train, train_files, logged, tmp_path):
+    stock = train("nequip_baseline", tmp_path / "stock", train_files, "max_epochs=2", "run=[train]") / "best.ckpt"
+    weighted = "+training_module.val_metrics.coeffs.e2ip_nll=1.0"
+    options = ("max_epochs=3", "run=[train]", *given(stock))
+    run = train("nequip_e2ip", tmp_path / "fixed", train_files, *options, weighted)
+    assert_same(stock, run / "best.ckpt", train_files)
+    loss = [figures["train_loss_epoch/forces_e2ip"] for figures in logged(run, "train_loss_epoch").values()]
+    assert loss[2] < loss[1] < loss[0]
+    figures = logged(run)
+    assert figures[2]["val0_epoch/forces_rmse"] == figures[0]["val0_epoch/forces_rmse"]
+    state = torch.load(run / "best.ckpt", map_location="cpu", weights_only=False)["state_dict"]
+    assert next(value for name, value in state.items() if name.endswith("leverage.fitted"))
+    # And back.
+    strip_file(run / "best.ckpt", tmp_path / "back.ckpt")
+    assert_same(stock, tmp_path / "back.ckpt", train_files)
+    # Errors never change: which epoch is the best one would be an accident.
+    with pytest.raises(AssertionError, match="add e2ip_nll: 1.0"):
+        train("nequip_e2ip", tmp_path / "blind", train_files, *options)
+
+
+def test_a_new_model_cannot_stay_as_it_is(gnn_config):
+    with pytest.raises(InputError, match=r"but the inner model is a new nequip\.model\.NequIPGNNModel"):
+        E2IPModel(model=gnn_config(), seed=0, forces="fixed")
