@@ -44,7 +44,7 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, train_files, log
     strip_file(run / "best.ckpt", tmp_path / "back.ckpt")
     assert_same(stock, tmp_path / "back.ckpt", train_files)
     # Errors never change: which epoch is the best one would be an accident.
-    with pytest.raises(AssertionError, match="add e2ip_nll: 1.0"):
+    with pytest.raises(AssertionError, match=r"add e2ip_nll: 1\.0"):
         train("nequip_e2ip", tmp_path / "blind", train_files, *options)
 
 
