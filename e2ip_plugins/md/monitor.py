@@ -185,9 +185,10 @@ class Monitor:
         source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
         found = self.atoms.calc.results.get(source)
         if found is None:
+            unfitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
             raise InputError(
-                f"the calculator gives no {source}: it needs a model with a readout of e2ip-plugins, trained with one "
-                "or given one by e2ip fit"
+                f"the calculator gives no {source}: it needs a model with a readout of e2ip-plugins{unfitted}; e2ip "
+                "fit gives a stock model one"
             )
         values = np.asarray(found, dtype=np.float64)
         if source == "forces_cov":
