@@ -1,5 +1,6 @@
 """The ``e2ip`` command."""
 
+import dataclasses
 import enum
 from pathlib import Path
 from typing import Annotated, Any, Callable, List, Optional
@@ -182,6 +183,9 @@ def calibrate_command(
     species-scale has a factor for every species; floor adds the least isotropic variance with which
     coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
     random atom of a new configuration with at least the probability of their level.
+
+    Whatever the method, the file also has quantiles of the largest uncertainty in a frame, which
+    thresholds of e2ip_plugins.md.Monitor may be given as.
     """
     if not file.is_file():
         raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
@@ -191,6 +195,7 @@ def calibrate_command(
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
     from e2ip_plugins.report.predictions import read_predictions
+    from e2ip_plugins.scores import frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.tools import calibrate
 
@@ -198,8 +203,9 @@ def calibrate_command(
     calibrate.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    sample = calibrate.Sample.of(read_predictions(file, ref_forces))
-    found = calibrate.calibrate(sample, methods, levels)
+    predictions = read_predictions(file, ref_forces)
+    found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
+    found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
     found.write(output)
     for text in found.notes:
         typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)

@@ -39,6 +39,12 @@ FORCE_VIEWS = (
 #: What every readout says about an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")
 
+#: Scalars of an atom that follow from the outputs (`e2ip_plugins.scores.frame_maxima`): no columns, no results.
+PRINCIPAL_STD = OutputKey("forces_principal_std", (), "eV/Å", "sqrt of the largest eigenvalue of forces_cov")
+CONFORMAL_EXTENT = OutputKey(
+    "forces_conformal_extent", (), "eV/Å", "longest half axis of the conformal region: radius · forces_principal_std"
+)
+
 #: Not NaN: hosts compare the outputs of models with themselves.
 UNFITTED = -1.0
 

@@ -21,6 +21,7 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
+from e2ip_plugins.scores.frame_maxima import Tables
 
 #: Of the file; a reader knows one.
 FORMAT, VERSION = "e2ip calibration", 1
@@ -69,6 +70,10 @@ class Calibration:
         Figures of the validation file ``before`` and ``after``.
     notes : list of str
         What the user should know about the fit.
+    frame_maxima : dict
+        Quantiles of the largest calibrated uncertainty in a frame of the validation file, of
+        `e2ip_plugins.scores.frame_maxima.of_predictions`. Empty in files from before there were any, and other versions
+        of this class read a file with or without them.
     """
 
     methods: Tuple[str, ...]
@@ -83,6 +88,7 @@ class Calibration:
     scores: Dict[str, Dict[str, float]] = field(default_factory=dict)
     notes: List[str] = field(default_factory=list)
     path: str = "the calibration"
+    frame_maxima: Tables = field(default_factory=dict)
 
     @property
     def species(self) -> Tuple[str, ...]:
@@ -193,7 +199,7 @@ class Calibration:
         return {name: values.numpy() for name, values in self.apply(family, tensors, species).items()}
 
     def write(self, path: Union[str, Path]) -> None:
-        """As JSON; infinite radii become null."""
+        """As JSON; infinite radii and maxima become null."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -203,11 +209,15 @@ class Calibration:
             "unit": UNIT,
             "factor": {symbol: _as_json(constant) for symbol, constant in self.factor.items()},
             "floor": _as_json(self.floor),
-            "radii": {f"{level:g}": q if math.isfinite(q) else None for level, q in self.radii.items()},
+            "radii": _levels_as_json(self.radii),
             "configurations": self.configurations,
             "atoms": self.atoms,
             "scores": self.scores,
             "notes": self.notes,
+            "frame_maxima": {
+                key: {group: _levels_as_json(values) for group, values in groups.items()}
+                for key, groups in self.frame_maxima.items()
+            },
             "file": self.file,
             "frames": " ".join(self.frames),
         }
@@ -255,7 +265,7 @@ class Calibration:
             uq_family=str(content["uq_family"]),
             factor=factor,
             floor=floor,
-            radii={float(p): math.inf if q is None else float(q) for p, q in content["radii"].items()},
+            radii=_levels_of_json(content["radii"]),
             configurations=int(content["configurations"]),
             atoms=int(content["atoms"]),
             frames=tuple(content["frames"].split()),
@@ -263,7 +273,20 @@ class Calibration:
             scores=content["scores"],
             notes=content["notes"],
             path=path,
+            frame_maxima={
+                str(key): {str(group): _levels_of_json(values) for group, values in groups.items()}
+                for key, groups in content.get("frame_maxima", {}).items()
+            },
         )
+
+
+def _levels_as_json(values: Dict[float, float]) -> Dict[str, Optional[float]]:
+    """By level; infinite values, of levels that the configurations are too few for, become null."""
+    return {f"{level:g}": value if math.isfinite(value) else None for level, value in values.items()}
+
+
+def _levels_of_json(given: Dict[str, Optional[float]]) -> Dict[float, float]:
+    return {float(level): math.inf if value is None else float(value) for level, value in given.items()}
 
 
 def _as_json(constant: Constant) -> Dict[str, Any]:

@@ -1,0 +1,106 @@
+"""`BiasedCalculator`: molecular dynamics that is driven to where a model is uncertain."""
+
+import math
+from typing import Any, List, Optional
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import CalculationFailed, Calculator, PropertyNotImplementedError, all_changes
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE, UNFITTED
+
+#: Uncertainties that a bias can be made of, and the unit of its width.
+KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
+
+#: What the bias has no part of, or would be wrong with it.
+_WITHOUT = ("stress", "stresses", "virials", "energies", "node_energy")
+
+
+class BiasedCalculator(Calculator):
+    """A calculator plus a bias energy that falls where the uncertainty rises: uncertainty-driven dynamics.
+
+    With the uncertainties u of the N atoms, A the strength and B the width, in the form of Kulichenko et al. 2023
+    (Nat. Comput. Sci. 3, 230, https://doi.org/10.1038/s43588-023-00406-5),
+
+        E_bias = A [exp(-m / B²) - 1],   m = Σ u² / N.
+
+    They have the variance of an ensemble's energies per atom, σ_E² / (N_M N_A), in the place of m; here energies have
+    no uncertainty and forces (or the environment, by its leverage) have. Between 0 and -A, with the gradient going to 0
+    where u is much larger than B. Conservative: forces are minus its gradient, through
+    ``calculator.uncertainty_gradient``, which costs about one more evaluation.
+
+    Results ``energy``, ``free_energy`` and ``forces`` are with the bias, ``energy_unbiased`` and ``forces_unbiased``
+    without, and ``energy_bias`` is their difference; uncertainties are as they were. There is no stress.
+
+    Parameters
+    ----------
+    calculator : ase.calculators.calculator.Calculator
+        ``MACECalculator`` of one model or ``nequip_ext.E2IPCalculator.from_saved_model``, with a readout.
+    strength : float
+        A in eV, of the structure as a whole. Negative: away from where the model is uncertain.
+    width : float
+        B in the unit of the key.
+    key : str
+        ``forces_epistemic_std`` (eV/Å) or ``e2ip_leverage``.
+
+    Raises
+    ------
+    InputError
+        A calculator without ``uncertainty_gradient``, numbers and names that do not go; at the first evaluation: a
+        model without readout, a leverage that was not fitted, a calibration with a floor.
+    """
+
+    def __init__(self, calculator: Any, strength: float, width: float, key: str = "forces_epistemic_std") -> None:
+        if not callable(getattr(calculator, "uncertainty_gradient", None)):
+            raise InputError(
+                f"{type(calculator).__name__} has no uncertainty_gradient: take a MACECalculator (with e2ip-plugins "
+                "installed) or nequip_ext.E2IPCalculator.from_saved_model"
+            )
+        if key not in KEYS:
+            raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in KEYS.items())}")
+        if not math.isfinite(strength):
+            raise InputError(f"strength={strength}: a finite energy in eV")
+        if not (math.isfinite(width) and width > 0.0):
+            raise InputError(f"width={width}: a number above 0, in the unit of {key} ({KEYS[key]})")
+        self.calculator, self.strength, self.width, self.key = calculator, float(strength), float(width), key
+        names = [name for name in calculator.implemented_properties if name not in _WITHOUT]
+        self.implemented_properties = [*names, "energy_unbiased", "forces_unbiased", "energy_bias"]
+        super().__init__()
+
+    def get_property(self, name: str, atoms: Optional[Atoms] = None, allow_calculation: bool = True) -> Any:
+        """As of any calculator of ASE; what the bias has no part of ends with the reason."""
+        if name in _WITHOUT:
+            raise PropertyNotImplementedError(
+                f"a BiasedCalculator has no {name}: its bias has forces alone; run at constant volume"
+            )
+        return super().get_property(name, atoms, allow_calculation)
+
+    def calculate(
+        self,
+        atoms: Optional[Atoms] = None,
+        properties: Optional[List[str]] = None,
+        system_changes: List[str] = all_changes,
+    ) -> None:
+        """Evaluate the calculator and the gradient of its uncertainty."""
+        super().calculate(atoms, properties or ["energy"], system_changes)
+        energy, forces = (self.calculator.get_property(name, self.atoms) for name in ("energy", "forces"))
+        inner = {name: value for name, value in self.calculator.results.items() if name not in _WITHOUT}
+        if self.key == LEVERAGE.name and np.any(np.asarray(inner.get(self.key, UNFITTED)) < 0.0):
+            raise InputError("the model's leverage has not been fitted, see e2ip fit: it cannot bias a run")
+        square, gradient = self.calculator.uncertainty_gradient(self.atoms, lambda outputs: outputs[self.key].square())
+        count, variance = len(square), self.width**2
+        share = math.exp(-float(np.mean(square, dtype=np.float64)) / variance)
+        bias = self.strength * (share - 1.0)
+        push = self.strength * share / (count * variance) * gradient
+        if not (math.isfinite(bias) and np.isfinite(push).all()):
+            raise CalculationFailed(f"the bias of {self.key} is not finite: an atom lies on another, or has no number")
+        self.results = {
+            **inner,
+            "energy": energy + bias,
+            "free_energy": inner.get("free_energy", energy) + bias,
+            "forces": forces + push,
+            "energy_unbiased": energy,
+            "forces_unbiased": forces,
+            "energy_bias": bias,
+        }

@@ -1,0 +1,134 @@
+"""What frames say that the model was not trained on: a file of ``e2ip calibrate``, or predictions for such frames."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, Mapping, Optional, Union
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, PRINCIPAL_STD
+from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Quantiles and conformal radii.
+
+    Attributes
+    ----------
+    path : str
+    uq_family : str
+    maxima : dict
+        See `e2ip_plugins.scores.frame_maxima.Tables`.
+    radii : dict
+        Conformal radius by level; empty unless the file has some.
+    calibration : str or None
+        Name of the calibration that the covariances have seen.
+    changes : bool
+        Whether that calibration changes covariances at all.
+    """
+
+    path: str
+    uq_family: str
+    maxima: Tables
+    radii: Dict[float, float]
+    calibration: Optional[str]
+    changes: bool
+
+    @classmethod
+    def read(cls, path: Union[str, Path], levels: Iterable[float] = ()) -> "HeldOut":
+        """Of a ``.json`` file of ``e2ip calibrate``, or of an extxyz file that ``e2ip compare`` reads.
+
+        Parameters
+        ----------
+        path
+        levels
+            Of quantiles that are wanted beside `LEVELS`, which are all that a calibration has.
+
+        Raises
+        ------
+        InputError
+            What cannot be read, and predictions without a distribution.
+        """
+        if Path(path).suffix == ".json":
+            found = Calibration.read(path)
+            changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
+            return cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
+        predictions = read_predictions(path)
+        if predictions.family is None:
+            raise InputError(f"{path}: has no predicted distribution, forces only")
+        maxima = of_predictions(predictions, levels={*LEVELS, *levels})
+        return cls(str(path), predictions.family.uq_family, maxima, {}, predictions.calibration, True)
+
+    def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Raise `InputError` unless a calculator's results are of the same family and calibration.
+
+        Parameters
+        ----------
+        results
+            Of the calculator.
+        names
+            What is watched; no calibration changes a leverage.
+        """
+        # A committee is of no family.
+        family, applied = results.get(FAMILY_KEY, self.uq_family), results.get(CALIBRATION_KEY)
+        if family != self.uq_family:
+            raise InputError(f"{self.path}: is of family '{self.uq_family}', the calculator's model of '{family}'")
+        if set(names) == {LEVERAGE.name} or applied == self.calibration or (applied is None and not self.changes):
+            return
+        raise InputError(
+            f"{self.path}: its uncertainties have the calibration {self.calibration or 'none'}, the calculator's "
+            f"{applied or 'none'}; give the calculator the same one (calibration=…)"
+        )
+
+    def quantile(self, name: str, group: str, level: float) -> float:
+        """Of the largest uncertainty in a frame; of the conformal extent without its radius.
+
+        Parameters
+        ----------
+        name : str
+            Of the uncertainty.
+        group : str
+            Chemical symbol, or `ALL`.
+        level : float
+        """
+        values = self.table(name, group)
+        if values is None:
+            raise InputError(f"{self.path}: {self._why_missing(name, group)}")
+        if level not in values:
+            raise InputError(
+                f"{self.path}: has the quantiles {', '.join(f'{p:g}' for p in values)}, not {level:g}; for others give "
+                "the predictions that it was fitted to (extxyz)"
+            )
+        if not math.isfinite(values[level]):
+            raise InputError(
+                f"{self.path}: its frames are too few for the quantile {level:g} of {name} ({group}), or it is "
+                "infinite; take a lower one, or 1 for the largest value"
+            )
+        if not values[level] > 0.0:
+            raise InputError(f"{self.path}: the quantile {level:g} of {name} ({group}) is 0, which is no threshold")
+        return values[level]
+
+    def table(self, name: str, group: str) -> Optional[Dict[float, float]]:
+        """`quantile` by level; None where there are none."""
+        return self.maxima.get(PRINCIPAL_STD.name if name == CONFORMAL_EXTENT.name else name, {}).get(group)
+
+    def radius(self, level: float) -> float:
+        """Conformal radius of a level; `InputError` where there is no finite one."""
+        found = {p: q for p, q in self.radii.items() if math.isfinite(q)}
+        if level not in found:
+            there = ", ".join(f"{p:g}" for p in found) or "none"
+            raise InputError(
+                f"{self.path}: has no conformal radius for level {level:g}, but for: {there}; e2ip calibrate --method "
+                "conformal writes a file with radii"
+            )
+        return found[level]
+
+    def _why_missing(self, name: str, group: str) -> str:
+        if not self.maxima:
+            return "has no quantiles, which earlier versions did not write; fit it anew with e2ip calibrate"
+        if group != ALL and self.table(name, ALL) is not None:
+            return f"its frames hold no {group}, of which a quantile is wanted"
+        return f"its frames have no {name}"

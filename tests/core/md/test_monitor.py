@@ -1,0 +1,372 @@
+"""`Monitor` on real dynamics with a calculator that is as uncertain as it is told to be."""
+
+import warnings
+
+import ase.io
+import numpy as np
+import pytest
+from ase import units
+from ase.md.langevin import Langevin
+from ase.md.nose_hoover_chain import NoseHooverChainNVT
+from ase.md.verlet import VelocityVerlet
+from ase.optimize import BFGS, FIRE, BFGSLineSearch
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.md import Monitor, MonitorStop, Quantile, UncertaintyWarning
+from e2ip_plugins.scores.calibration import Calibration
+
+STD, LEVERAGE, EXTENT = "forces_epistemic_std", "e2ip_leverage", "forces_conformal_extent"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(atoms, monitor, steps, interval=1):
+    dynamics = VelocityVerlet(atoms, 1.0 * units.fs)
+    dynamics.attach(monitor, interval=interval)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dynamics.run(steps)
+    return [str(warning.message) for warning in caught]
+
+
+# Actions
+
+
+def test_one_warning_in_every_excursion(make_atoms):
+    atoms = make_atoms(0.1, 0.1, 0.3, 0.4, 0.1, 0.1, 0.5, 0.1)
+    monitor = Monitor(atoms, {STD: 0.2})
+    found = run(atoms, monitor, 7)
+    assert found == [
+        f"check 2: {STD} of atom 3 (H) is 0.3 eV/Å, threshold 0.2 (1 of 4 atoms above)",
+        f"check 6: {STD} of atom 3 (H) is 0.5 eV/Å, threshold 0.2 (1 of 4 atoms above)",
+    ]
+    assert (monitor.checks, monitor.excursions) == (8, 2)
+    np.testing.assert_allclose(monitor.values[STD], [0.01, 0.01, 0.01, 0.1])
+    # The evaluation of the monitor is that of the first step.
+    assert atoms.calc.evaluations == 8
+
+
+def test_interval(make_atoms):
+    atoms = make_atoms(0.1, 0.3, 0.1, 0.3, 0.4)
+    monitor = Monitor(atoms, {STD: 0.2})
+    assert [text[:8] for text in run(atoms, monitor, 4, interval=2)] == ["check 2:"] and monitor.checks == 3
+
+
+def test_collect_keeps_every_frame_above(make_atoms, tmp_path):
+    atoms = make_atoms(0.1, 0.3, 0.4, 0.1, 0.5)
+    atoms.arrays["REF_forces"] = np.ones((4, 3))
+    run(atoms, Monitor(atoms, {STD: 0.2}, action="collect", frames="found.xyz"), 4)
+    frames = ase.io.read("found.xyz", ":")
+    np.testing.assert_allclose([frame.arrays[STD][3] for frame in frames], [0.3, 0.4, 0.5])
+    assert [frame.info["monitor_check"] for frame in frames] == [1, 2, 4]
+    assert frames[0].info["monitor_reason"].startswith(f"{STD} of atom 3 (H) is 0.3 eV/Å")
+    assert frames[2].info["uq_family"] == "niw" and frames[2].arrays["forces_cov"].shape == (4, 9)
+    # The reference forces were those of the first geometry.
+    assert "REF_forces" not in frames[0].arrays and "REF_forces" in atoms.arrays
+    np.testing.assert_allclose(frames[2].positions, atoms.positions, atol=1e-8)
+
+
+def langevin(atoms):
+    return Langevin(atoms, units.fs, temperature_K=1.0, friction=0.01 / units.fs, fixcm=False)
+
+
+def nose_hoover(atoms):
+    return NoseHooverChainNVT(atoms, units.fs, temperature_K=300.0, tdamp=100.0 * units.fs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda atoms: VelocityVerlet(atoms, units.fs), langevin, nose_hoover],
+    ids=["nve", "langevin", "nose-hoover"],
+)
+def test_stop_ends_every_dynamics(make_atoms, make):
+    atoms = make_atoms(0.1, 0.1, 0.3)
+    dynamics = make(atoms)
+    monitor = Monitor(atoms, {STD: 0.2}, action="stop", frames="last.xyz")
+    dynamics.attach(monitor)
+    with warnings.catch_warnings(), pytest.raises(MonitorStop, match=r"check 2: .* is 0\.3 .* in last\.xyz") as stopped:
+        warnings.simplefilter("error", UncertaintyWarning)
+        dynamics.run(10)
+    assert dynamics.nsteps == 2
+    last = ase.io.read("last.xyz")
+    np.testing.assert_allclose(last.positions, atoms.positions, atol=1e-8)
+    assert last.info["monitor_reason"] == stopped.value.reason.removeprefix("check 2: ")
+    np.testing.assert_array_equal(stopped.value.frame.positions, atoms.positions)
+
+
+@pytest.mark.parametrize("optimiser", [BFGS, FIRE, BFGSLineSearch])
+def test_stop_ends_optimisers(make_atoms, optimiser):
+    atoms = make_atoms(0.1, 0.1, 0.3, spring=0.5)
+    dynamics = optimiser(atoms, logfile=None)
+    dynamics.attach(Monitor(atoms, {STD: 0.2}, action="stop"))
+    with pytest.raises(MonitorStop):
+        dynamics.run(fmax=0.01, steps=10)
+    assert dynamics.nsteps <= 2 and len(ase.io.read("monitor.xyz", ":")) == 1
+
+
+def test_a_run_that_was_stopped_goes_on(make_atoms):
+    atoms = make_atoms(0.1, 0.3, 0.1)
+    dynamics = VelocityVerlet(atoms, units.fs)
+    dynamics.attach(Monitor(atoms, {STD: 0.2}, action="stop"))
+    with pytest.raises(MonitorStop):
+        dynamics.run(5)
+    dynamics.run(4)
+    assert dynamics.nsteps == 5
+
+
+def test_functions_are_called_with_the_frame(make_atoms):
+    atoms, called = make_atoms(0.1, 0.3, 0.4, 0.1), []
+    monitor = Monitor(atoms, {STD: 0.2}, action=[called.append, "collect"])
+    run(atoms, monitor, 3)
+    assert [frame.arrays[STD][3] for frame in called] == pytest.approx([0.3, 0.4])
+    assert len(ase.io.read("monitor.xyz", ":")) == 2
+
+
+# Thresholds
+
+
+def test_thresholds_by_species(make_atoms):
+    atoms = make_atoms(0.3)
+    monitor = Monitor(atoms, {STD: {"H": 0.4, "O": 0.005, "C": np.inf}, LEVERAGE: 50.0})
+    (text,) = run(atoms, monitor, 2)
+    assert text == f"check 0: {STD} of atom 1 (O) is 0.01 eV/Å, threshold 0.005 (2 of 4 atoms above)"
+    np.testing.assert_array_equal(monitor.thresholds[STD], [np.inf, 0.005, 0.005, 0.4])
+    monitor = Monitor(atoms, {STD: 0.4, LEVERAGE: 20.0, "forces_principal_std": 0.4})
+    (text,) = run(atoms, monitor, 0)
+    assert "e2ip_leverage of atom 3 (H) is 30, threshold 20 (1 of 4" in text and "; forces_principal_std of" in text
+    # forces_cov = (1 + κ) forces_epistemic_cov, κ = 1
+    np.testing.assert_allclose(monitor.values["forces_principal_std"], np.sqrt(2.0) * monitor.values[STD])
+
+
+def test_an_infinite_leverage_is_above(make_atoms):
+    infinite = np.array([0.1, np.inf, 0.1, np.inf])
+    atoms = make_atoms(extra={LEVERAGE: infinite})
+    (text,) = run(atoms, Monitor(atoms, {LEVERAGE: {"H": np.inf, "O": 9.0, "C": 9.0}}), 0)
+    assert "of atom 1 (O) is inf, threshold 9 (1 of 4" in text
+
+
+def test_the_median_ignores_single_frames(make_atoms):
+    spikes = (0.1, 9.0, 0.1, 0.1, 9.0, 0.1, 0.3, 0.3, 0.1)
+    atoms = make_atoms(*spikes)
+    monitor = Monitor(atoms, {STD: 0.2}, window=3)
+    (first, second) = run(atoms, monitor, len(spikes) - 1)
+    # Of the first two checks the median is the mean.
+    assert first.startswith("check 1:") and "median of 2 checks" in first
+    assert second.startswith("check 6:") and "is 0.3 eV/Å" in second and "median of 3 checks" in second
+
+
+@pytest.mark.parametrize(
+    "thresholds, message",
+    [
+        ({}, "thresholds: a dictionary"),
+        (0.2, "thresholds: a dictionary"),
+        (
+            {"forces_uncertainty": 0.2},
+            r"'forces_uncertainty' cannot be watched; choose from forces_epistemic_std \(eV/Å\)",
+        ),
+        ({STD: 0.0}, r"threshold 0\.0 of forces_epistemic_std: a number above 0 in eV/Å"),
+        ({STD: -1}, "a number above 0"),
+        ({STD: float("nan")}, "a number above 0"),
+        ({STD: "0.1"}, "a number above 0"),
+        ({STD: True}, "a number above 0"),
+        ({STD: None}, "a number above 0"),
+        ({STD: np.inf}, "all are infinite"),
+        ({STD: {"H": 0.1, "C": 0.1, "O": 0.1, "N": 0.1}}, "species N are not in the structure"),
+        ({STD: {"H": 0.1}}, "species C, O are missing"),
+        ({STD: {}}, "are missing"),
+        ({STD: Quantile(0.9)}, "give held_out"),
+        ({EXTENT: 0.1}, "give held_out"),
+    ],
+)
+def test_thresholds_that_mean_nothing(make_atoms, thresholds, message):
+    with pytest.raises(InputError, match=message):
+        Monitor(make_atoms(), thresholds)
+
+
+@pytest.mark.parametrize("level", [0.0, -0.1, 1.1, 99, True, "0.9"])
+def test_levels_that_mean_nothing(level):
+    with pytest.raises(InputError, match="a level lies above 0"):
+        Quantile(level)
+
+
+@pytest.mark.parametrize("number, text", [(1e-5, "above it by a factor of 1e"), (200.0, "below it by a factor of 2e")])
+def test_a_number_far_from_the_first_frame_is_doubted(make_atoms, number, text):
+    with pytest.warns(UncertaintyWarning, match=rf"threshold of forces_epistemic_std, in eV/Å: .*{text}") as caught:
+        Monitor(make_atoms(), {STD: number})
+    assert caught[0].filename == __file__
+
+
+# Held-out frames
+
+
+def test_quantiles_of_predictions(make_atoms, held_out):
+    atoms = make_atoms()
+    monitor = Monitor(atoms, {STD: Quantile(0.9), LEVERAGE: Quantile(0.97)}, held_out=held_out)
+    # The 37th of 40, and the 40th.
+    np.testing.assert_allclose(monitor.thresholds[STD], 0.037, rtol=1e-6)
+    np.testing.assert_allclose(monitor.thresholds[LEVERAGE], 4.0, rtol=1e-6)
+    by_species = Monitor(atoms, {STD: {"H": Quantile(0.5), "O": Quantile(1), "C": 0.002}}, held_out=held_out)
+    np.testing.assert_allclose(by_species.thresholds[STD], [0.002, 0.0005, 0.0005, 0.021], rtol=1e-6)
+
+
+def test_quantiles_of_a_calibration(make_atoms, held_out, calibrated):
+    path = calibrated("scale", "conformal")
+    found = Calibration.read(path)
+    std = np.sqrt(found.factor["H"].value)
+    assert std != 1.0 and len(found.frames) == 40
+    with pytest.raises(
+        InputError, match=r"the calibration valid\.json, the calculator's none; give the calculator the"
+    ):
+        Monitor(make_atoms(), {STD: Quantile(0.9)}, held_out=path)
+    # No calibration changes a leverage.
+    assert Monitor(make_atoms(), {LEVERAGE: Quantile(0.9)}, held_out=path).thresholds[LEVERAGE][0] == pytest.approx(3.7)
+    atoms = make_atoms(extra={"uq_calibration": "valid.json"})
+    monitor = Monitor(atoms, {STD: Quantile(0.9), EXTENT: Quantile(0.5)}, held_out=path, level=0.8)
+    np.testing.assert_allclose(monitor.thresholds[STD], std * 0.037, rtol=1e-5)
+    # Isotropic: the half axis is the radius times the total standard deviation.
+    extent = found.radii[0.8] * np.sqrt(2.0) * std * 0.021
+    np.testing.assert_allclose(monitor.thresholds[EXTENT], extent, rtol=1e-5)
+    run(atoms, monitor, 0)
+    np.testing.assert_allclose(monitor.values[EXTENT], found.radii[0.8] * np.sqrt(2.0) * 0.01)
+
+
+def test_conformal_radii_alone_change_no_covariance(make_atoms, calibrated):
+    path = calibrated("conformal")
+    for extra in ({}, {"uq_calibration": "valid.json"}):
+        Monitor(make_atoms(extra=extra), {EXTENT: Quantile(0.9)}, held_out=path)
+    with pytest.raises(InputError, match=r"the calibration valid\.json, the calculator's other\.json"):
+        Monitor(make_atoms(extra={"uq_calibration": "other.json"}), {EXTENT: Quantile(0.9)}, held_out=path)
+
+
+@pytest.mark.parametrize(
+    "thresholds, message",
+    [
+        ({STD: Quantile(0.97)}, r"valid\.json: has the quantiles 0\.5, .*, not 0\.97; for others give the predictions"),
+        ({STD: Quantile(0.99)}, r"too few for the quantile 0\.99 of forces_epistemic_std \(all\)"),
+        ({EXTENT: 0.1}, r"no conformal radius for level 0\.9, but for: none; e2ip calibrate --method"),
+    ],
+)
+def test_what_a_calibration_has_not(make_atoms, calibrated, thresholds, message):
+    path = calibrated("scale")
+    with pytest.raises(InputError, match=message):
+        Monitor(make_atoms(extra={"uq_calibration": "valid.json"}), thresholds, held_out=path)
+
+
+def test_other_held_out_frames(make_atoms, held_out, calibrated, tmp_path):
+    with pytest.raises(InputError, match=r"is of family 'niw', the calculator's model of 'gaussian'"):
+        Monitor(make_atoms(extra={"uq_family": "gaussian"}), {STD: Quantile(0.9)}, held_out=held_out)
+    atoms = make_atoms()
+    atoms.symbols[0] = "N"
+    with pytest.raises(InputError, match="its frames hold no N"):
+        Monitor(atoms, {STD: {"N": Quantile(0.9), "O": 0.1, "H": 0.1}}, held_out=held_out)
+    with pytest.raises(InputError, match="no such file"):
+        Monitor(make_atoms(), {STD: Quantile(0.9)}, held_out="nothing.xyz")
+    path = calibrated("conformal")
+    path.write_text(path.read_text().replace('"frame_maxima"', '"of_another_version"'))
+    with pytest.raises(InputError, match=r"valid\.json: has no quantiles, which earlier versions did not write"):
+        Monitor(make_atoms(), {STD: Quantile(0.9)}, held_out=path)
+    frames = ase.io.read(held_out, ":")
+    for frame in frames:
+        frame.arrays = {
+            k: v for k, v in frame.arrays.items() if k in ("numbers", "positions", "MACE_forces", "REF_forces")
+        }
+        frame.info = {}
+    ase.io.write("baseline.xyz", frames, format="extxyz")
+    with pytest.raises(InputError, match=r"baseline\.xyz: has no predicted distribution"):
+        Monitor(make_atoms(), {STD: Quantile(0.9)}, held_out="baseline.xyz")
+
+
+@pytest.mark.parametrize("number, doubted", [(20.0, True), (0.001, True), (0.1, False), (0.01, False)])
+def test_a_number_far_from_held_out_frames_is_doubted(make_atoms, held_out, number, doubted):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Monitor(make_atoms(), {STD: number}, held_out=held_out)
+    texts = [str(warning.message) for warning in caught if "largest values of held-out frames" in str(warning.message)]
+    assert len(texts) == doubted and all("0.021 in the median and 0.04 at most" in text for text in texts)
+
+
+# Calculators, frames and files that do not go
+
+
+def test_calculators_that_cannot_be_watched(make_atoms):
+    with pytest.raises(InputError, match=r"gives no forces_epistemic_std: it needs a model with a readout"):
+        Monitor(make_atoms(uncertain=False), {STD: 0.1})
+    with pytest.raises(InputError, match="leverage has not been fitted"):
+        Monitor(make_atoms(fitted=False), {LEVERAGE: 9.0})
+    atoms = make_atoms()
+    atoms.calc = None
+    with pytest.raises(InputError, match="no calculator"):
+        Monitor(atoms, {STD: 0.1})
+    with pytest.raises(InputError, match=r"the first frame: forces of 4 atoms are not finite, first of atom 0 \(C\)"):
+        Monitor(make_atoms(extra={"forces": np.full((4, 3), np.nan)}), {STD: 0.1})
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.parametrize("what", ["positions", "cell", "forces", STD, "forces_cov"])
+def test_what_is_not_a_number_ends_the_run(make_atoms, action, what):
+    atoms = make_atoms()
+    atoms.cell = np.eye(3) * 9.0
+    watched = "forces_principal_std" if what == "forces_cov" else STD
+    dynamics = VelocityVerlet(atoms, units.fs)
+    monitor = Monitor(atoms, {watched: 0.2}, action=action, window=3)
+
+    def break_it():
+        if dynamics.nsteps == 3:
+            if what in ("positions", "cell"):
+                getattr(atoms, what)[1, 0] = np.nan
+            else:
+                broken = atoms.calc.results[what].copy()
+                broken[1] = np.nan
+                atoms.calc.results[what] = broken
+
+    dynamics.attach(break_it)
+    dynamics.attach(monitor)
+    expected = "the cell is not finite" if what == "cell" else r"of 1 atoms are not finite, first of atom 1 \(O\)"
+    with pytest.raises(MonitorStop, match=f"check 3: .*{expected}"):
+        dynamics.run(10)
+    last = ase.io.read("monitor.xyz")
+    assert "not finite" in last.info["monitor_reason"]
+    # Results of other positions are not written with these.
+    assert (last.calc is None) == (what in ("positions", "cell"))
+
+
+def test_other_atoms_end_the_run(make_atoms):
+    atoms = make_atoms()
+    monitor = Monitor(atoms, {STD: 0.2})
+    del atoms[0]
+    with pytest.raises(InputError, match="make a new Monitor"):
+        monitor()
+
+
+def test_files_are_never_replaced(make_atoms, tmp_path):
+    atoms = make_atoms(0.3)
+    ase.io.write("monitor.xyz", atoms, format="extxyz")
+    with pytest.raises(InputError, match=r"frames=monitor\.xyz: is there already; choose another name, or append=True"):
+        Monitor(atoms, {STD: 0.2}, action="collect")
+    run(atoms, Monitor(atoms, {STD: 0.2}, action="collect", append=True), 1)
+    assert len(ase.io.read("monitor.xyz", ":")) == 3
+    with pytest.raises(InputError, match="its folder does not exist"):
+        Monitor(atoms, {STD: 0.2}, frames="nowhere/monitor.xyz")
+    # Written by somebody else after the monitor was made.
+    late = Monitor(atoms, {STD: 0.2}, action="collect", frames="late.xyz")
+    (tmp_path / "late.xyz").write_text("mine")
+    with pytest.warns(UncertaintyWarning), pytest.raises(InputError, match="is there already"):
+        late()
+    assert (tmp_path / "late.xyz").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"action": "halt"}, r"action='halt': choose from warn, collect, stop"),
+        ({"action": ["stop", 3]}, "action=3"),
+        ({"window": 0}, "window=0"),
+        ({"window": 2.5}, r"window=2\.5"),
+    ],
+)
+def test_settings_that_mean_nothing(make_atoms, settings, message):
+    with pytest.raises(InputError, match=message):
+        Monitor(make_atoms(), {STD: 0.2}, **settings)

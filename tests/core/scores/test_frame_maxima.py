@@ -1,0 +1,91 @@
+"""Quantiles of the largest uncertainty of a frame: by hand, by simulation, and through the file of a calibration."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.report.predictions import Predictions
+from e2ip_plugins.scores.calibration import Calibration, Constant
+from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, of_predictions, principal_std, quantile, table
+
+E2IP = families.get("e2ip")
+
+
+def test_table_by_hand():
+    values = np.array([1.0, 5.0, 2.0, 3.0, 4.0])
+    found = table(values, np.array([0, 0, 1, 1, 2]), np.array(list("HOHHH")), levels=(0.5, 0.75, 0.76, 1.0))
+    assert found == {
+        ALL: {0.5: 4.0, 0.75: 5.0, 0.76: math.inf, 1.0: 5.0},
+        "H": {0.5: 3.0, 0.75: 4.0, 0.76: math.inf, 1.0: 4.0},
+        "O": {0.5: 5.0, 0.75: math.inf, 0.76: math.inf, 1.0: 5.0},
+    }
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_a_new_frame_is_above_with_the_promised_probability(level):
+    rng = np.random.default_rng(0)
+    above = [rng.exponential() > quantile(rng.exponential(size=19), level) for _ in range(4000)]
+    assert np.mean(above) == pytest.approx(1.0 - level, abs=0.02)
+
+
+def test_principal_std_of_broken_covariances():
+    covariance = np.stack([np.diag([4.0, 1.0, 1.0]), np.full((3, 3), np.nan), np.zeros((3, 3))])
+    np.testing.assert_array_equal(principal_std(covariance), [2.0, np.nan, 0.0])
+
+
+@pytest.fixture
+def predictions(draw):
+    n = 60
+    error, log_sigma0, nu, kappa = draw(n)
+    return Predictions(
+        path="valid.xyz",
+        sizes=np.full(20, 3),
+        species=np.resize(np.array(list("OHH")), n),
+        reference_forces=error,
+        forces=0.0 * error,
+        reference_energy=np.zeros(20),
+        energy=np.zeros(20),
+        family=E2IP,
+        parameters={"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa},
+        leverage=np.linspace(0.5, 2.0, n),
+    )
+
+
+def test_tables_are_of_the_calibrated_views(predictions):
+    calibration = Calibration(
+        ("species-scale",), "niw", {"H": Constant(4.0, (4.0, 4.0))}, Constant(0.0, (0.0, 0.0)), {}, 20, 60, (), ""
+    )
+    raw, found = of_predictions(predictions), of_predictions(predictions, calibration)
+    views = E2IP.derive({name: torch.as_tensor(v) for name, v in predictions.parameters.items()})
+    largest = views["forces_epistemic_std"].reshape(20, 3).max(1).values.sort().values
+    assert raw["forces_epistemic_std"][ALL][0.5] == pytest.approx(float(largest[10]))
+    assert raw["forces_principal_std"][ALL][1.0] == pytest.approx(
+        float(torch.linalg.eigvalsh(views["forces_cov"]).max().sqrt())
+    )
+    for name, factor in (("forces_epistemic_std", 2.0), ("forces_principal_std", 2.0), ("e2ip_leverage", 1.0)):
+        assert set(found[name]) == {ALL, "H"} and set(raw[name]) == {ALL, "H", "O"}
+        assert found[name]["H"][0.9] == pytest.approx(factor * raw[name]["H"][0.9])
+        assert list(raw[name][ALL]) == list(LEVELS)
+
+
+def test_leverage_that_some_atoms_lack_has_no_table(predictions):
+    predictions.leverage[3] = np.nan
+    assert "e2ip_leverage" not in of_predictions(predictions)
+
+
+def test_files_with_and_without(predictions, tmp_path):
+    """A file of an earlier version has none; what an earlier version would read of a new file is as it was."""
+    one = {symbol: Constant(1.0, (1.0, 1.0)) for symbol in "HO"}
+    maxima = of_predictions(predictions)
+    path = tmp_path / "calibration.json"
+    Calibration(("scale",), "niw", one, Constant(0.0, (0.0, 0.0)), {}, 20, 60, (), "", frame_maxima=maxima).write(path)
+    assert Calibration.read(path).frame_maxima == maxima and math.isinf(maxima["e2ip_leverage"][ALL][0.999])
+    content = json.loads(path.read_text())
+    assert content["version"] == 1 and content["frame_maxima"]["e2ip_leverage"]["all"]["0.999"] is None
+    del content["frame_maxima"]
+    path.write_text(json.dumps(content))
+    assert Calibration.read(path).frame_maxima == {}

@@ -1,0 +1,76 @@
+"""`Monitor` and `BiasedCalculator` with NequIP; what they do in general is tested in tests/core/md."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase import units
+from ase.md.verlet import VelocityVerlet
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.md import BiasedCalculator, Monitor, MonitorStop
+from nequip_ext import E2IPCalculator
+
+STD = "forces_epistemic_std"
+
+
+@pytest.fixture
+def calculator(make_model, gnn_config):
+    """A tiny float64 model with an anisotropic readout behind ASE, as loaded from a checkpoint."""
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+
+    _, model = make_model(gnn_config())
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.model.func.e2ip_readout.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
+    return E2IPCalculator(model.eval(), "cpu", transforms=[types, NeighborListTransform(r_max=4.0)])
+
+
+@pytest.fixture
+def atoms(frames, calculator):
+    atoms = frames[2].copy()
+    atoms.calc = calculator
+    return atoms
+
+
+def test_a_run_is_watched_and_stopped(atoms, tmp_path):
+    largest = atoms.calc.get_property(STD, atoms).max()
+    atoms.set_momenta(3.0 * np.random.default_rng(0).normal(size=(3, 3)))
+    monitor = Monitor(atoms, {STD: 1.01 * largest}, action="stop", frames=tmp_path / "last.xyz")
+    dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
+    dynamics.attach(monitor)
+    with pytest.raises(MonitorStop, match="forces_epistemic_std of atom"):
+        dynamics.run(200)
+    last = ase.io.read(tmp_path / "last.xyz")
+    results = atoms.calc.results
+    np.testing.assert_allclose(last.arrays[STD], results[STD], atol=1e-7)
+    np.testing.assert_allclose(last.arrays["forces_cov"], results["forces_cov"].reshape(3, 9), atol=1e-7)
+    np.testing.assert_allclose(last.get_forces(), results["forces"], atol=1e-7)
+    assert last.info["uq_family"] == "niw" and "e2ip_leverage" not in last.arrays
+
+
+def test_a_leverage_that_was_not_fitted(atoms):
+    with pytest.raises(InputError, match="leverage has not been fitted"):
+        Monitor(atoms, {"e2ip_leverage": 10.0})
+    atoms.calc = BiasedCalculator(atoms.calc, 1.0, 10.0, "e2ip_leverage")
+    with pytest.raises(InputError, match="leverage has not been fitted"):
+        atoms.get_forces()
+
+
+def test_biased_forces_are_those_of_the_biased_energy(atoms):
+    std = atoms.calc.get_property(STD, atoms)
+    atoms.calc = BiasedCalculator(atoms.calc, 5.0, float(np.sqrt(np.mean(std**2))))
+    forces = atoms.get_forces()
+    assert np.abs(forces - atoms.calc.results["forces_unbiased"]).max() > 1e-3
+    direction = np.random.default_rng(1).normal(size=(3, 3))
+    energies = {}
+    for step in (-2, -1, 1, 2):
+        moved = atoms.copy()
+        moved.positions += 1e-4 * step * direction
+        moved.calc = atoms.calc
+        energies[step] = moved.get_potential_energy()
+    # Fourth order in the step.
+    slope = (8 * (energies[1] - energies[-1]) - (energies[2] - energies[-2])) / 12e-4
+    assert (forces * direction).sum() == pytest.approx(-slope, rel=1e-6)
