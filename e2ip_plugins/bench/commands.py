@@ -15,6 +15,9 @@ from e2ip_plugins.keys import LEVERAGE
 #: Condition numbers of a training, step by step (`e2ip_plugins.readout.trace`), in its folder.
 TRACE = "condition.csv"
 
+#: In the folder of a training that ended because a factorisation failed.
+FAILED = "factorisation_failed"
+
 #: Learning rate at the end, relative to the start; exponential in between.
 FINAL_RATE = 0.05
 

@@ -7,9 +7,8 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from e2ip_plugins.bench.commands import TRACE
+from e2ip_plugins.bench.commands import FAILED, TRACE
 from e2ip_plugins.bench.plan import EARLY, EARLY_RATES, Run
-from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
 from e2ip_plugins.readout.trace import COLUMNS
 
 
@@ -37,7 +36,7 @@ def summarise(run: Run, out: Path) -> Dict[str, Any]:
         "damper": options["damper"],
         "learning_rate": EARLY[run.method].learning_rate,
         "steps": len(found["mean"]),
-        "failed": FACTORISATION_FAILED in (folder / "log.txt").read_text(encoding="utf-8"),
+        "failed": (folder / FAILED).exists(),
         "largest": float(np.nanmax(found["largest"])),
         "indefinite": int(found["indefinite"].sum()),
         "first_indefinite": int(lost[0]) + 1 if len(lost) else None,

@@ -122,6 +122,7 @@ def _work(
                 pass_fds=(lock,),
             ).returncode
         if code and METHODS[run.method].early and FACTORISATION_FAILED in (folder / "log.txt").read_text():
+            (folder / commands.FAILED).touch()
             break
         if code:
             tell(f"{run.name}: {stage.name} failed with status {code}; see {folder / 'log.txt'}")

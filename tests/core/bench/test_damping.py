@@ -20,7 +20,8 @@ def out(tmp_path):
         folder = tmp_path / "runs" / plan.Run("aspirin", "mace", method, 1).name
         folder.mkdir(parents=True)
         (folder / commands.TRACE).write_text("mean,least,largest,indefinite,not_finite,atoms\n" + lines)
-        (folder / "log.txt").write_text(f"ArithmeticError: {FACTORISATION_FAILED} ..." if "published" in method else "")
+        if "published" in method:
+            (folder / commands.FAILED).touch()
         (folder / "finished").touch()
     return tmp_path
 
@@ -43,6 +44,7 @@ def test_a_failed_factorisation_is_a_result_and_nothing_else_is(says, good, tmp_
     run = plan.Run("aspirin", "mace", "published-off-0.1", 1)
     assert runs.execute(run, plan.PRESETS["smoke"], [], tmp_path) is good
     assert runs.finished(run, tmp_path) is good
+    assert (tmp_path / "runs" / run.name / commands.FAILED).exists() is good
     other = plan.Run("aspirin", "mace", "e2ip", 1)
     assert not runs.execute(other, plan.PRESETS["smoke"], [], tmp_path)
 
