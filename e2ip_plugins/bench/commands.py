@@ -52,7 +52,7 @@ def stages(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], f
 
 
 def epochs(dataset: DataSet, host: str, preset: Preset) -> int:
-    """Epochs of a run."""
+    """Epochs of a whole training."""
     return max(2, round(preset.epochs * dataset.epochs[host]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
 from e2ip_plugins.bench import commands, data
-from e2ip_plugins.bench.plan import METHODS, Method, Preset, Run, dataset
+from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, Method, Preset, Run, dataset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
 from e2ip_plugins.readout.trace import VARIABLE
@@ -26,12 +26,13 @@ _SHELL = ("/bin/sh", "-c", '"$@" && touch "$0"')
 
 def settings(run: Run, preset: Preset, roots: Sequence[Path]) -> Dict[str, Any]:
     """All that a run's result depends on, for JSON; without ``roots`` all but the data."""
+    method = METHODS[run.method]
     return {
         "version": VERSION,
         "run": run._asdict(),
-        "method": _without_defaults(METHODS[run.method]._asdict()),
+        "method": _without_defaults(method._asdict()),
         "dataset": _plain(dataset(run.dataset)._asdict()),
-        "epochs": commands.epochs(dataset(run.dataset), run.host, preset),
+        "epochs": EARLY_EPOCHS if method.early else commands.epochs(dataset(run.dataset), run.host, preset),
         "frames": preset.frames,
         "arguments": list(getattr(preset, run.host)),
         **({"data": data.fingerprints(dataset(run.dataset), roots)} if roots else {}),
