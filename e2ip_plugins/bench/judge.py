@@ -81,9 +81,8 @@ def judge(case: Case) -> Dict[str, Any]:
         }
         for label, model in models.items():
             report = compare([model])["models"][0]
-            result["tests"].setdefault(label, {})[name] = {**report["overall"], "interval95": report["interval95"]}
-            if report["interval95"] is not None:
-                result["tests"][label][name]["interval95"] = report["interval95"]["overall"]
+            interval = report["interval95"] and report["interval95"]["overall"]
+            result["tests"].setdefault(label, {})[name] = {**report["overall"], "interval95": interval}
         if "ood" in models and uncertain:
             both = compare([models["test"]], [models["ood"]])
             result.setdefault("frame_auroc", {})[name] = both["ood"]["frame_auroc"][0]
