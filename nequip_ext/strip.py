@@ -1,9 +1,11 @@
 """``e2ip strip`` for NequIP: the stock model out of a checkpoint or package with a readout."""
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any, Dict
 
+from hydra.utils import get_method
 from nequip.model.modify_utils import only_apply_persistent_modifiers
 from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
@@ -14,16 +16,12 @@ from nequip_ext.fit import MODEL, read_checkpoint, training_module
 from nequip_ext.fit_package import Package
 from nequip_ext.readout import find_readout
 
-#: Of ours: what takes its place, and the arguments that both know.
+#: What takes the place of ours, with the arguments that both know.
 _OURS = {
-    "nequip_ext.E2IPLoss": ("nequip.train.EnergyForce{}Loss", ("coeffs", "per_atom_energy")),
-    "nequip_ext.E2IPMetrics": ("nequip.train.EnergyForce{}Metrics", ("coeffs",)),
-    "nequip_ext.E2IPDataStatisticsManager": (
-        "nequip.data.CommonDataStatisticsManager",
-        ("dataloader_kwargs", "type_names"),
-    ),
+    "nequip_ext.E2IPLoss": "nequip.train.EnergyForce{}Loss",
+    "nequip_ext.E2IPMetrics": "nequip.train.EnergyForce{}Metrics",
+    "nequip_ext.E2IPDataStatisticsManager": "nequip.data.CommonDataStatisticsManager",
 }
-_SHARED = ("_target_", "type_names", "ignore_nan", "extra_metrics")
 _FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
 
 
@@ -85,13 +83,13 @@ def _stock(config: Any) -> Any:
         inner = {**config["model"], **{k: config[k] for k in ("model_dtype", "compile_mode") if config.get(k)}}
         return _stock(inner)
     if target in _OURS:
-        kind, names = _OURS[target]
-        found = {name: value for name, value in config.items() if name in (*names, *_SHARED) and value is not None}
+        found = {name: value for name, value in config.items() if value is not None}
         coeffs = found.get("coeffs")
         if coeffs is not None:
             found["coeffs"] = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
-        found["_target_"] = kind.format("Stress" if any(name.startswith("stress") for name in coeffs or ()) else "")
-        return found
+        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs or ()) else "")
+        known = inspect.signature(get_method(theirs)).parameters
+        return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
     if target.startswith("nequip_ext."):  # a callback
         return None
     return {name: _stock(value) for name, value in config.items()}

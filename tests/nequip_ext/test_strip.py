@@ -9,12 +9,13 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+from hydra.utils import instantiate
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import ModelFromCheckpoint
 
 from e2ip_plugins.errors import InputError
 from nequip_ext.readout import find_readout
-from nequip_ext.strip import strip_file
+from nequip_ext.strip import _stock, strip_file
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,20 @@ def test_a_package_becomes_one_of_stock_nequip(run, tmp_path, train_files, envir
         strip_file(stripped, tmp_path / "again.nequip.zip")
     with pytest.raises(InputError, match=r"must end with \.nequip\.zip"):
         strip_file(package, tmp_path / "again.ckpt")
+
+
+@pytest.mark.parametrize("stress", [{}, {"stress": 1.0}])
+def test_what_takes_the_place_of_loss_and_metrics_can_be_made(stress):
+    """Also of arguments that NequIP's own do not have."""
+    shared = {"ignore_nan": {"total_energy": True}, "type_names": ["H"], "readout": "e2ip"}
+    loss = {"_target_": "nequip_ext.E2IPLoss", "coeffs": {"total_energy": 1.0, "forces": 2.0, **stress}, **shared}
+    errors = {"forces_rmse": 1.0, "e2ip_nll": 1.0, **{f"{name}_rmse": 1.0 for name in stress}}
+    metrics = {"_target_": "nequip_ext.E2IPMetrics", "coeffs": errors, **shared}
+    for config in (loss, metrics):
+        theirs = _stock(config)
+        assert theirs["_target_"].startswith("nequip.train.EnergyForce") and "e2ip_nll" not in theirs["coeffs"]
+        assert ("stress_mse" in instantiate(theirs)) == (bool(stress) and config is loss)
+    assert _stock([{"_target_": "nequip_ext.E2IPXYZFileWriter"}, {"_target_": "other"}]) == [{"_target_": "other"}]
 
 
 def test_bad_input(tmp_path):
