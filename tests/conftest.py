@@ -59,3 +59,20 @@ def toy_family_environment(tmp_path_factory):
     shutil.copytree(installed, root / "e2ip_plugins", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TOY_FAMILY, root / "e2ip_plugins" / "families")
     return {**os.environ, "PYTHONPATH": str(root)}
+
+
+@pytest.fixture(scope="session")
+def energy_slope():
+    """Function that gives the derivative of the energy in eV/Å as atoms move along ``direction`` (N, 3), by finite
+    differences of fourth order."""
+
+    def slope(atoms, direction):
+        energies = {}
+        for step in (-2, -1, 1, 2):
+            moved = atoms.copy()
+            moved.positions += 1e-4 * step * direction
+            moved.calc = atoms.calc
+            energies[step] = moved.get_potential_energy()
+        return (8 * (energies[1] - energies[-1]) - (energies[2] - energies[-2])) / 12e-4
+
+    return slope
