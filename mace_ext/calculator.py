@@ -1,7 +1,7 @@
 """`MACECalculator` returns the uncertainty keys of e²IP models; other models run the stock code alone.
 
 The stock ``calculate`` fills whatever tensors ``_create_result_tensors`` made, for every member of a
-committee, and drops what it has no place for: the parameters are created there, kept, and turned into
+committee, and drops what it has no place for: room for ours is made there, and turned into
 ASE results after it has returned.
 """
 
@@ -66,32 +66,32 @@ def slice_real_outputs(stock: Callable, out: Dict[str, Tensor], num_real_atoms: 
 def create_result_tensors(
     stock: Callable, self: Any, num_models: int, num_atoms: int, batch: Any, out: Dict[str, Tensor]
 ) -> Tuple[Dict[str, Tensor], Any]:
-    """``MACECalculator._create_result_tensors``: room for each member's parameters and leverage; others' stay NaN."""
+    """``MACECalculator._create_result_tensors``: room for each member's outputs and leverage; others' stay NaN."""
     tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
-    wanted = [key for family in self._uq_families for key in (*family.parameter_keys, LEVERAGE)]
-    self._uq_parameters = {
+    wanted = [key for family in self._uq_families for key in (*family.output_keys(), LEVERAGE)]
+    self._uq_outputs = {
         key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan")) for key in wanted
     }
-    return {**tensors, **self._uq_parameters}, node_e0
+    return {**tensors, **self._uq_outputs}, node_e0
 
 
 def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """``MACECalculator.calculate``: add `uncertainty_results` to ``self.results``."""
-    self._uq_parameters = {}
+    self._uq_outputs = {}
     stock(self, *args, **kwargs)
-    leverage = self._uq_parameters.pop(LEVERAGE.name, None)
+    leverage = self._uq_outputs.pop(LEVERAGE.name, None)
     if leverage is not None and LEVERAGE.name in self.implemented_properties:
         self.results[LEVERAGE.name] = leverage.mean(0).cpu().numpy()
-    if self._uq_parameters:
+    if self._uq_outputs:
         # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
         forces = self.results.get("forces_comm")
         factor = self.energy_units_to_eV / self.length_units_to_A
         if self._uq_calibration is None:
-            self.results.update(uncertainty_results(self._uq_families, self._uq_parameters, factor, forces))
+            self.results.update(uncertainty_results(self._uq_families, self._uq_outputs, factor, forces))
         else:
             (family,) = self._uq_families
-            parameters = {name: values[0] for name, values in self._uq_parameters.items()}
-            self.results.update(self._uq_calibration.results(family, parameters, factor, self.atoms.symbols))
+            outputs = {name: values[0] for name, values in self._uq_outputs.items()}
+            self.results.update(self._uq_calibration.results(family, outputs, factor, self.atoms.symbols))
 
 
 def uncertainty_gradient(
@@ -142,7 +142,7 @@ def uncertainty_gradient(
 
 def uncertainty_results(
     members: List[Type[Family]],
-    parameters: Dict[str, Tensor],
+    outputs: Dict[str, Tensor],
     force_factor: float,
     committee_forces: Optional[np.ndarray] = None,
 ) -> Dict[str, Any]:
@@ -151,20 +151,20 @@ def uncertainty_results(
     Parameters
     ----------
     members : list of M Family
-    parameters : dict
-        Distribution parameters of the M models in the models' own units, (M, N, ...).
+    outputs : dict
+        Of the M models, in the models' own units, (M, N, ...).
     force_factor : float
         Model force unit in eV/Å. Covariances carry it squared, standard deviations once.
     committee_forces : (M, N, 3) array, optional
         Forces of the members in eV/Å, where M > 1. Such a mixture is of no family: it has the common views alone.
     """
-    outputs = [
-        family.in_units({name: values[i] for name, values in parameters.items()}, force_factor)
+    found = [
+        family.outputs_in_units({name: values[i] for name, values in outputs.items()}, force_factor)
         for i, family in enumerate(members)
     ]
-    results = outputs[0]
+    results = found[0]
     if committee_forces is not None:
-        views = {key.name: torch.stack([output[key.name] for output in outputs]) for key in FORCE_VIEWS}
+        views = {key.name: torch.stack([member[key.name] for member in found]) for key in FORCE_VIEWS}
         results = committee_views(views, torch.as_tensor(committee_forces, device=views["forces_cov"].device))
     arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
     return arrays if committee_forces is not None else {**arrays, FAMILY_KEY: members[0].uq_family}

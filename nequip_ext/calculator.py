@@ -111,12 +111,14 @@ class E2IPCalculator(NequIPCalculator):
             raise InputError(
                 "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, or use NequIPCalculator"
             )
-        parameters = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in family.parameter_keys}
+        keys = [key for key in family.output_keys() if key.name in out]
+        outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
         factor = self.energy_units_to_eV / self.length_units_to_A
         if self.calibration is not None:
-            self.results.update(self.calibration.results(family, parameters, factor, self.atoms.symbols))
+            self.results.update(self.calibration.results(family, outputs, factor, self.atoms.symbols))
         else:
-            self.results.update({name: value.numpy() for name, value in family.in_units(parameters, factor).items()})
+            found = family.outputs_in_units(outputs, factor)
+            self.results.update({name: value.numpy() for name, value in found.items()})
         if LEVERAGE.name in out:  # not in what was saved before there was one
             self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
         self.results[FAMILY_KEY] = family.uq_family

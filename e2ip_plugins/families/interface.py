@@ -206,6 +206,14 @@ class Family(nn.Module):
         return {**converted, **cls.derive(converted)}
 
     @classmethod
+    def outputs_in_units(cls, outputs: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """As `in_units`, of a model's outputs: what they have already is not derived anew where the factor is 1."""
+        keys = cls.output_keys()
+        if force_factor == 1.0 and all(key.name in outputs for key in keys):
+            return {key.name: outputs[key.name] for key in keys}
+        return cls.in_units(outputs, force_factor)
+
+    @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """Complete options from those that the user gave; `InputError` for what does not go together.
 
