@@ -18,6 +18,9 @@ TRACE = "condition.csv"
 #: In the folder of a training that ended because a factorisation failed.
 FAILED = "factorisation_failed"
 
+#: Model that a training leaves, by host.
+MODELS = {"mace": "model.model", "nequip": "best.ckpt"}
+
 #: Learning rate at the end, relative to the start; exponential in between.
 FINAL_RATE = 0.05
 
@@ -51,13 +54,23 @@ def stages(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], f
     return (_mace if run.host == "mace" else _nequip)(run, dataset, preset, files, folder)
 
 
-def epochs(dataset: DataSet, host: str, preset: Preset) -> int:
+def epochs(run: Run, dataset: DataSet, preset: Preset) -> int:
     """Epochs of a whole training."""
-    return max(2, round(preset.epochs * dataset.epochs[host]))
+    return max(2, round(METHODS[run.method].epochs * preset.epochs * dataset.epochs[run.host]))
+
+
+def base(run: Run, folder: Path) -> Path:
+    """Model that a run of a method with a ``base`` begins with; its folder is beside the run's."""
+    path = folder.parent / run._replace(method=METHODS[run.method].base).name / MODELS[run.host]
+    if not path.exists():
+        raise InputError(
+            f"{path} is missing, whose readout {run.name} trains: remove the folder {path.parent} to train it anew"
+        )
+    return path
 
 
 def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
-    method, count = METHODS[run.method], epochs(dataset, "mace", preset)
+    method, count = METHODS[run.method], epochs(run, dataset, preset)
     train = [_tool("mace_run_train"), f"--config={_config('mace_baseline.yaml')}"]
     train += [f"--max_num_epochs={EARLY_EPOCHS}"] if method.early else [f"--max_num_epochs={count}", "--restart_latest"]
     train += ["--name=model", f"--seed={run.seed}", f"--lr={method.learning_rate:g}", f"--r_max={dataset.cutoff}"]
@@ -67,6 +80,8 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
     if method.readout:
         train.append(f"--readout={method.readout}")
         train += [f"--e2ip_{name}={value}" for name, value in method.options.items()]
+    if method.base:
+        train += ["--e2ip_forces=fixed", f"--foundation_model={base(run, folder)}"]
     train += method.mace
     if method.early:
         return [Stage("train", train, ("model.model", TRACE))]
@@ -81,7 +96,7 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
 
 
 def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
-    method, count = METHODS[run.method], epochs(dataset, "nequip", preset)
+    method, count = METHODS[run.method], epochs(run, dataset, preset)
     config = "nequip_e2ip" if method.readout else "nequip_baseline"
     scheduler = "training_module.lr_scheduler.scheduler"
     train = [_tool("nequip-train"), "-cp", str(_config("")), "-cn", config]
@@ -93,8 +108,13 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
     train += [f"chemical_species=[{','.join(dataset.species)}]", "+trainer.enable_progress_bar=false"]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
     train.append(f"test_file=[{','.join(str(files[label]) for label in labels(dataset))}]")
-    network = "training_module.model.model." if method.readout else "training_module.model."
-    train += [network + option for option in preset.nequip]
+    network = "training_module.model.model" if method.readout else "training_module.model"
+    if method.base:
+        train += ["forces=fixed", "+training_module.val_metrics.coeffs.e2ip_nll=1.0", f"~{network}"]
+        train += [f"+{network}._target_=nequip.model.ModelFromCheckpoint"]
+        train += [f"+{network}.checkpoint_path={base(run, folder)}"]
+    else:
+        train += [f"{network}.{option}" for option in preset.nequip]
     if method.readout:
         train += [f"readout={method.readout}", *(_nequip_option(*item) for item in method.options.items())]
         columns = [key.name for key in families.get(method.readout).parameter_keys]

@@ -9,10 +9,8 @@ from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
+from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.plan import METHODS, Run
-
-#: File that a training leaves, by host.
-MODELS = {"mace": "model.model", "nequip": "best.ckpt"}
 
 #: Calls of every model: warm up first, then measured.
 WARM_UP, ROUNDS = 5, 30

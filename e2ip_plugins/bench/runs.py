@@ -32,7 +32,7 @@ def settings(run: Run, preset: Preset, roots: Sequence[Path]) -> Dict[str, Any]:
         "run": run._asdict(),
         "method": _without_defaults(method._asdict()),
         "dataset": _plain(dataset(run.dataset)._asdict()),
-        "epochs": EARLY_EPOCHS if method.early else commands.epochs(dataset(run.dataset), run.host, preset),
+        "epochs": EARLY_EPOCHS if method.early else commands.epochs(run, dataset(run.dataset), preset),
         "frames": preset.frames,
         "arguments": list(getattr(preset, run.host)),
         **({"data": data.fingerprints(dataset(run.dataset), roots)} if roots else {}),
@@ -82,6 +82,11 @@ def execute(run: Run, preset: Preset, roots: Sequence[Path], out: Path, tell: Ca
     """
     if finished(run, out):
         return True
+    if METHODS[run.method].base:
+        base = run._replace(method=METHODS[run.method].base)
+        check_settings([base], preset, roots, out)
+        if not execute(base, preset, roots, out, tell):
+            return False
     folder = out.resolve() / "runs" / run.name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:

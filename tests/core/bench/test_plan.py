@@ -41,8 +41,12 @@ def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
     files = {label: tmp_path / f"{label}.extxyz" for label in ("train", *plan.labels(chosen))}
     for method in plan.METHODS:
         run = plan.Run("silica", host, method, 7)
-        stages = commands.stages(run, chosen, plan.PRESETS["cpu"], files, tmp_path)
+        given = tmp_path / f"silica_{host}_{plan.METHODS[method].base}_s7" / commands.MODELS[host]
+        given.parent.mkdir(exist_ok=True)
+        given.touch()
+        stages = commands.stages(run, chosen, plan.PRESETS["cpu"], files, tmp_path / run.name)
         train = " ".join(stages[0].command)
+        assert (str(given) in train and "forces=fixed" in train) == bool(plan.METHODS[method].base)
         assert ("--seed=7" if host == "mace" else "seed=7") in train and str(files["train"]) in train
         readout = plan.METHODS[method].readout
         assert (f"readout={readout}" in train) if readout else ("readout" not in train)

@@ -115,3 +115,22 @@ def test_a_folder_of_other_settings_is_refused(tmp_path, monkeypatch):
     (folder / "run.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"):
         runs.check_settings(RUNS, SMOKE, roots, tmp_path)
+
+
+def test_what_a_run_begins_with_is_trained_first(tmp_path, monkeypatch):
+    for name in ("prepare", "fingerprints"):
+        monkeypatch.setattr(data, name, lambda *arguments: {})
+    order = []
+
+    def stages(run, *_):
+        order.append(run.method)
+        return [commands.Stage("train", ["/bin/sh", "-c", "echo > model.model"], ("model.model",))]
+
+    monkeypatch.setattr(commands, "stages", stages)
+    run = plan.Run("aspirin", "mace", "e2ip-fixed", 1)
+    assert runs.execute_all([run], SMOKE, [], tmp_path) == []
+    assert order == ["stock", "e2ip-fixed"]
+    assert commands.base(run, tmp_path / "runs" / run.name) == tmp_path / "runs/aspirin_mace_stock_s1/model.model"
+    (tmp_path / "runs/aspirin_mace_stock_s1/model.model").unlink()
+    with pytest.raises(InputError, match=r"model\.model is missing.* remove the folder .*aspirin_mace_stock_s1"):
+        commands.base(run, tmp_path / "runs" / run.name)
