@@ -6,10 +6,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from ase import Atoms
 from nequip.data import AtomicDataDict, from_ase
-from nequip.integrations.ase import NequIPCalculator
 from nequip.integrations.utils import basic_transforms
 from nequip.model.inference_models import load_compiled_model
+from nequip.model.saved_models.load_utils import load_saved_model
 from nequip.nn import graph_model
+from nequip.utils.global_state import set_global_state
 from torch import Tensor
 
 from e2ip_plugins import families
@@ -106,20 +107,32 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     return opened
 
 
+def of_model(model: Any, device: str = "cpu") -> Batches:
+    """An eager ``GraphModel``, with a readout or without."""
+    readout = find_readout(model)
+    family = None if readout is None else readout.settings.family
+    dtype = model.metadata[graph_model.MODEL_DTYPE_KEY]
+    species = model.type_names
+    frozen = model.to(device).eval().requires_grad_(False)
+    return Batches(frozen, species, transforms_of(model.metadata, species), family, dtype, device)
+
+
+def transforms_of(metadata: Any, species: Sequence[str]) -> List[Callable]:
+    """What makes NequIP's dictionary of a frame one with types, whose names are species, and neighbours."""
+    cutoff = float(metadata[graph_model.R_MAX_KEY])
+    return basic_transforms(metadata, cutoff, list(species), {name: name for name in species})
+
+
 def _saved(path: Path, device: str) -> Batches:
     try:
-        calculator = NequIPCalculator._from_saved_model(str(path), chemical_species_to_atom_type_map=True)
+        set_global_state(allow_tf32=False)
+        return of_model(load_saved_model(str(path)), device)
     except InputError:
         raise
     # Unpickling and unpacking let whatever goes wrong in them through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{path}: cannot be opened as a model of NequIP ({reason})") from error
-    model = calculator.model.requires_grad_(False)
-    readout = find_readout(model)
-    family = None if readout is None else readout.settings.family
-    dtype = model.metadata[graph_model.MODEL_DTYPE_KEY]
-    return Batches(model.to(device), model.type_names, calculator.transforms, family, dtype, device)
 
 
 def _compiled(path: Path, device: str) -> Batches:
@@ -135,7 +148,6 @@ def _compiled(path: Path, device: str) -> Batches:
             f"{path}: puts out no uncertainties: compile a model with a readout anew, with nequip-compile --target "
             f"{families.DEFAULT}_batch"
         )
-    species = metadata[graph_model.TYPE_NAMES_KEY]
-    transforms = basic_transforms(metadata, metadata[graph_model.R_MAX_KEY], species, {name: name for name in species})
+    species, dtype = metadata[graph_model.TYPE_NAMES_KEY], metadata[graph_model.MODEL_DTYPE_KEY]
     single = AtomicDataDict.BATCH_KEY not in model.input_keys
-    return Batches(model, species, transforms, found.name, metadata[graph_model.MODEL_DTYPE_KEY], device, single)
+    return Batches(model, species, transforms_of(metadata, species), found.name, dtype, device, single)
