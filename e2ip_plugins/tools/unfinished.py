@@ -15,7 +15,7 @@ from e2ip_plugins.errors import InputError
 
 FORMAT, VERSION = "e2ip evaluate", 1
 
-#: Seconds between two entries in the journal: what a power cut may cost.
+#: Seconds between two entries in the journal: what a kill may cost.
 INTERVAL = 1.0
 
 
