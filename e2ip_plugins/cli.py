@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from pathlib import Path
-from typing import Annotated, Any, Callable, List, Optional
+from typing import Annotated, Any, Callable, Dict, List, Optional
 
 import typer
 
@@ -356,6 +356,78 @@ def fit_command(
     typer.echo(f"Written: {output}")
 
 
+#: Of `_HOSTS`, and what only ``e2ip evaluate`` takes.
+_EVALUATED = {**_HOSTS, ".pt2": "nequip"}
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[
+        Path, typer.Argument(help="MACE .model, NequIP .ckpt, .nequip.zip or .nequip.pt2, with a readout.")
+    ],
+    source: Annotated[Path, typer.Argument(metavar="IN.extxyz", help="Frames, of any number.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="The frames with predictions.")],
+    batch_atoms: Annotated[
+        Optional[int], typer.Option(min=1, help="Atoms per batch, at most. [default: 512, unless --batch-edges]")
+    ] = None,
+    batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Pairs of neighbours per batch, at most.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    dtype: Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
+    calibration: Annotated[
+        Optional[Path], typer.Option(help="File of e2ip calibrate, applied to the uncertainties.")
+    ] = None,
+    stress: Annotated[bool, typer.Option("--stress", help="Also the stress of fully periodic frames.")] = False,
+    no_covariances: Annotated[
+        bool,
+        typer.Option("--no-covariances", help="Leave 3x3 columns out, which follow from the parameters."),
+    ] = False,
+    part: Annotated[str, typer.Option(metavar="I/N", help="Only the I-th of N pieces of the input.")] = "1/1",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad frames out and list them in OUT.extxyz.skipped.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Predict energies, forces and uncertainties of many frames.
+
+    Takes files larger than memory. The same command goes on where it was stopped, for whatever
+    reason: until the output is complete it is called OUT.extxyz.part. `e2ip compare` and
+    `e2ip calibrate` read it, with the references that the input has.
+
+    --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after
+    another (cat) are the whole.
+    """
+    from e2ip_plugins.scores.calibration import Calibration
+    from e2ip_plugins.tools.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
+    from e2ip_plugins.tools.progress import progress
+
+    host = _host_of(model, _EVALUATED)
+    options = Options(
+        batch_atoms=512 if batch_atoms is None and batch_edges is None else batch_atoms,
+        batch_edges=batch_edges,
+        calibration=None if calibration is None else Calibration.read(calibration),
+        stress=stress,
+        covariances=not no_covariances,
+        part=part_of(part),
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+    )
+    if dtype not in (None, "float32", "float64"):
+        raise InputError(f"--dtype {dtype}: choose float32 or float64")
+    check_files(source, output, overwrite)
+    _check_device(device)
+    opened = _entry_point("evaluate", host, f"this is a model of {host}")(model, device=device, dtype=dtype, head=head)
+    if opened.warning:
+        typer.secho(f"e2ip: warning: {opened.warning}", fg=typer.colors.YELLOW, err=True)
+    settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
+    with progress(source, options.part) as told:
+        state = evaluate(opened, source, output, options, settings, told)
+    if state.skipped:
+        text = f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: "
+        typer.secho(f"e2ip: warning: {text}{state.skipped[0][1]}", fg=typer.colors.YELLOW, err=True)
+    typer.echo(f"Written: {output}, {state.written} frames")
+
+
 @app.command("strip")
 def strip_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a readout.")],
@@ -375,10 +447,10 @@ def strip_command(
     typer.echo(f"Written: {output}")
 
 
-def _host_of(model: Path) -> str:
-    host = _HOSTS.get(model.suffix)
+def _host_of(model: Path, hosts: Dict[str, str] = _HOSTS) -> str:
+    host = hosts.get(model.suffix)
     if host is None:
-        raise InputError(f"{model}: is none of {', '.join(_HOSTS)}: give a MACE model, a NequIP checkpoint or package")
+        raise InputError(f"{model}: is none of {', '.join(hosts)}: give a MACE model, a NequIP checkpoint or package")
     if not model.is_file():
         raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
     return host

@@ -1,5 +1,6 @@
 """Names of what models put out, in one place: output dictionaries, ASE results and extxyz columns."""
 
+import re
 from typing import NamedTuple
 
 #: 1 kcal/mol/Å in eV/Å: the paper's force unit.
@@ -53,6 +54,9 @@ FAMILY_KEY = "uq_family"
 
 #: Name of the calibration that has been applied, in files and results.
 CALIBRATION_KEY = "uq_calibration"
+
+#: How names of reference energies, forces and so on begin in files, beside predictions.
+REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
 #: Needed in training only, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its knee (N,); the
 #: coefficients (N, C) that the family's distribution was made of, from which its loss starts.

@@ -215,7 +215,7 @@ def fit_file(
     if output.exists() and output.samefile(model):
         raise InputError(f"{output}: is the model itself; give the fitted one another name")
     net = open_file(model, device)
-    own_head = _choose_head(model, net, head)
+    own_head = choose_head(model, net, head)
     _check_species(model, net, [*training, *validation])
     found, before = find_readout(net), torch.get_default_dtype()
     try:
@@ -240,7 +240,8 @@ def fit_file(
     return report
 
 
-def _choose_head(path: Path, net: Any, head: Optional[str]) -> str:
+def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
+    """The head that is wanted, or the only one; `InputError` where it is none or there are more."""
     if head is None and len(net.heads) == 1:
         return net.heads[0]
     if head is None or head not in net.heads:

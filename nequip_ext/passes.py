@@ -6,13 +6,12 @@ from typing import Any, Iterable, Iterator, List, Sequence, Sized
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
-from nequip.integrations.utils import basic_transforms
-from nequip.nn import graph_model
 from nequip.utils import RankedLogger
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame
+from nequip_ext.batches import transforms_of
 from nequip_ext.gradient import inputs_of
 from nequip_ext.readout import find_readout
 from nequip_ext.reference import reference_forces
@@ -112,9 +111,7 @@ class FrameBatches:
                     f"{frame.where} has {', '.join(unknown)}, which {path} does not know; its types: {', '.join(names)}"
                 )
         self.frames, self.device, self.batch_size = frames, device, batch_size
-        metadata = model.metadata
-        species = {name: name for name in names}
-        self.transforms = basic_transforms(metadata, float(metadata[graph_model.R_MAX_KEY]), names, species)
+        self.transforms = transforms_of(model.metadata, names)
 
     def __len__(self) -> int:
         return -(-len(self.frames) // self.batch_size)

@@ -4,15 +4,12 @@ ASE's own writers know the stock properties alone, and its `SinglePointCalculato
 """
 
 import re
-from typing import Dict
 
-import numpy as np
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
 
-from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED, OutputKey
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
+from e2ip_plugins.tools.predicted import STOCK, predicted, uncertainties
 
 #: Arrays and info that belong to one geometry: what a labelled frame brings along, and other programs' predictions.
 _LABEL = re.compile(r"(^|_)(energy|energies|forces?|stress|stresses|virials?|dipole|charges)$", re.IGNORECASE)
@@ -43,22 +40,11 @@ def with_results(atoms: Atoms) -> Atoms:
         raise InputError("the frame has no calculator, whose results could be kept")
     atoms.get_forces(apply_constraint=False)
     results = atoms.calc.results
-    frame = atoms.copy()
-    # Of an earlier geometry, or another model.
-    for name in (*_uncertainties(), "energy", "forces", "stress"):
-        frame.arrays.pop(name, None)
-        frame.info.pop(name, None)
-    stock = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ("energy", "forces", "stress")}
-    frame.calc = SinglePointCalculator(frame, **{name: value for name, value in stock.items() if value is not None})
-    for key in _uncertainties().values():
-        values = np.asarray(results.get(key.name, ()))
-        if values.shape != (len(atoms), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
-            continue
-        frame.arrays[key.name] = values.reshape(len(atoms), -1) if key.shape else values.copy()
-    for name in (FAMILY_KEY, CALIBRATION_KEY, "energy_bias"):
-        frame.info.pop(name, None)
-        if name in results:
-            frame.info[name] = results[name]
+    unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in STOCK}
+    frame = predicted(atoms, {**results, **unbiased})
+    frame.info.pop("energy_bias", None)
+    if "energy_bias" in results:
+        frame.info["energy_bias"] = results["energy_bias"]
     return frame
 
 
@@ -69,14 +55,9 @@ def without_labels(atoms: Atoms) -> Atoms:
     frames they would be wrong, and be trained on.
     """
     frame = atoms.copy()
-    ours = (*_uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
+    ours = (*uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
     for kept in (frame.arrays, frame.info):
         # Hosts put prefixes before the names.
         for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
             del kept[name]
     return frame
-
-
-def _uncertainties() -> Dict[str, OutputKey]:
-    keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
-    return {key.name: key for key in keys}

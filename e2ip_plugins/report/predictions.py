@@ -12,7 +12,6 @@ leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_levera
 Energies and leverage follow the prefix of the forces.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple, Type, Union
@@ -22,10 +21,8 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, REFERENCE_PREFIX, UNFITTED
 from e2ip_plugins.scores.calibration import fingerprint
-
-_REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
         if np.shape(frame["arrays"].get(wanted))[1:] != (3,):
             raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
         return wanted
-    found = [n for n in names if _REFERENCE_PREFIX.match(n)]
+    found = [n for n in names if REFERENCE_PREFIX.match(n)]
     if not found:
         raise InputError(
             f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "

@@ -1,0 +1,66 @@
+"""Frames with predictions, as ``e2ip compare`` and ``e2ip calibrate`` read them; names as in the hosts' results."""
+
+from typing import Any, Dict, Mapping
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.extxyz import per_atom_properties
+
+from e2ip_plugins import families
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, REFERENCE_PREFIX, UNFITTED, OutputKey
+
+#: Results that ASE's writers and calculators know.
+STOCK = ("energy", "forces", "stress")
+
+
+def uncertainties() -> Dict[str, OutputKey]:
+    """Every per-atom output of every family, by name."""
+    keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
+    return {key.name: key for key in keys}
+
+
+def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
+    """A copy of a frame with a model's results, and without those of an earlier evaluation.
+
+    Energy, forces and stress become those of a `SinglePointCalculator`, uncertainties arrays (3×3 as nine row-major
+    columns), ``uq_family`` and ``uq_calibration`` info.
+
+    Parameters
+    ----------
+    atoms : ase.Atoms
+        Its calculator is not looked at.
+    results
+        In the shapes of ``calc.results``; what has another shape, and a leverage that was not fitted, is left out.
+    """
+    frame = atoms.copy()
+    known = uncertainties()
+    for name in (*known, *STOCK):
+        frame.arrays.pop(name, None)
+        frame.info.pop(name, None)
+    stock = {name: results[name] for name in STOCK if results.get(name) is not None}
+    frame.calc = SinglePointCalculator(frame, **stock)
+    for key in known.values():
+        values = np.asarray(results.get(key.name, ()))
+        if values.shape != (len(atoms), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
+            continue
+        frame.arrays[key.name] = values.reshape(len(atoms), -1) if key.shape else values.copy()
+    for name in (FAMILY_KEY, CALIBRATION_KEY):
+        frame.info.pop(name, None)
+        if name in results:
+            frame.info[name] = results[name]
+    return frame
+
+
+def keep_references(atoms: Atoms) -> None:
+    """Let a frame's labels make room for predictions, in place: ``forces`` becomes ``REF_forces``, and so on.
+
+    ASE's reader makes a calculator of labels with the names of its own results. Beside a reference with another prefix
+    (``dft_forces``) the name is ``input_forces``: a file may have one reference only. In a frame with ``uq_family``
+    they are no labels but an earlier evaluation's predictions, which `predicted` replaces.
+    """
+    labels = {} if atoms.calc is None or FAMILY_KEY in atoms.info else atoms.calc.results
+    for name, value in labels.items():
+        kept: Dict[str, Any] = atoms.arrays if name in per_atom_properties else atoms.info
+        known = any(REFERENCE_PREFIX.match(str(other)) and str(other).endswith(f"_{name}") for other in kept)
+        kept[f"{'input' if known else 'REF'}_{name}"] = value

@@ -1,0 +1,79 @@
+"""A ``.model`` file for ``e2ip evaluate``: batches of any frames, as `mace_eval_configs` makes them."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+
+import torch
+from ase import Atoms
+from ase.data import chemical_symbols
+from mace import data
+from mace.tools import AtomicNumberTable
+from mace.tools.torch_geometric.batch import Batch
+from torch import Tensor
+
+from e2ip_plugins.readout.readout import unfitted
+from mace_ext.files import open_file
+from mace_ext.fit import choose_head
+from mace_ext.readout import find_family, find_readout, output_keys
+
+
+class Batches:
+    """What `e2ip_plugins.tools.evaluate.Model` asks for."""
+
+    def __init__(self, net: Any, device: str, head: str) -> None:
+        self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head
+        self.family = find_family(net)
+        self.warning = unfitted(find_readout(net))
+        self.heads, self.cutoff = list(net.heads), float(net.r_max)
+        self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
+        self.species = [chemical_symbols[z] for z in self.table.zs]
+        self._dtype = next(net.parameters()).dtype
+        self.dtype = str(self._dtype).removeprefix("torch.")
+
+    def graph(self, atoms: Atoms) -> Tuple[data.AtomicData, int]:
+        """MACE's graph of a frame, and its number of edges."""
+        config = data.config_from_atoms(atoms, head_name=self.head)
+        with self._default_dtype():
+            graph = data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
+        return graph, graph.edge_index.shape[1]
+
+    def evaluate(self, graphs: Sequence[data.AtomicData], stress: bool) -> Dict[str, Tensor]:
+        """Results of a batch."""
+        with self._default_dtype():
+            batch = Batch.from_data_list(list(graphs)).to(self.device)
+            output = self.net(batch.to_dict(), compute_stress=stress)
+        assert self.family is not None
+        wanted = ["energy", "forces", *(["stress"] if stress else ())]
+        keys = [key.name for key in output_keys(self.family, output)]
+        return {name: output[name].detach() for name in (*wanted, *keys)}
+
+    @contextmanager
+    def _default_dtype(self) -> Iterator[None]:
+        """Of MACE's graphs, and of what e3nn makes on the way."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:
+    """A ``.model`` file, with a readout or without.
+
+    Parameters
+    ----------
+    device : str
+    dtype : str, optional
+        Precision to convert it to; default: its own.
+    head : str, optional
+        MACE head, needed where there are several.
+
+    Raises
+    ------
+    InputError
+        For other files, and heads that are not there.
+    """
+    net = open_file(path, device)
+    return Batches(net if dtype is None else net.to(getattr(torch, dtype)), device, choose_head(path, net, head))

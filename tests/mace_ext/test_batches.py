@@ -1,0 +1,139 @@
+"""`e2ip evaluate` with MACE models: what the calculator and `mace_eval_configs` give, in any batches, for any head."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from mace.calculators import MACECalculator
+from typer.testing import CliRunner
+
+from e2ip_plugins import cli, families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.evaluate import Options, evaluate
+from mace_ext.batches import open_model
+
+KEYS = [key.name for key in families.get("e2ip").output_keys()]
+#: Of numbers with eight decimals, and of sums in another order.
+TOLERANCE = {"float64": dict(rtol=1e-10, atol=6e-9), "float32": dict(rtol=1e-6, atol=1e-6)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, frames):
+    """Off-symmetry frames of different sizes, one of them periodic, and two atoms without neighbours."""
+    path = tmp_path_factory.mktemp("frames") / "in.xyz"
+    ase.io.write(path, [*frames, Atoms("O"), Atoms("H", cell=[9, 9, 9], pbc=True)], format="extxyz")
+    return path
+
+
+@pytest.fixture
+def run(model_files, source, tmp_path):
+    """Function that evaluates the frames; returns those written."""
+
+    def evaluated(name="e2ip", output="out.xyz", dtype=None, head=None, **options):
+        model = open_model(model_files[name], dtype=dtype, head=head)
+        evaluate(model, source, tmp_path / output, Options(**options), {})
+        return ase.io.read(tmp_path / output, ":")
+
+    return evaluated
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_results_are_the_calculator_s(run, model_files, dtype):
+    calculator = MACECalculator(model_paths=str(model_files["e2ip"]), device="cpu", default_dtype=dtype)
+    for written in run(dtype=dtype, stress=True):
+        calculator.calculate(written)
+        expected = calculator.results
+        np.testing.assert_allclose(written.get_potential_energy(), expected["energy"], **TOLERANCE[dtype])
+        np.testing.assert_allclose(written.get_forces(), expected["forces"], **TOLERANCE[dtype])
+        for name in KEYS:
+            found = written.arrays[name].reshape(np.shape(expected[name]))
+            np.testing.assert_allclose(found, expected[name], **TOLERANCE[dtype], err_msg=name)
+        if written.pbc.all():
+            np.testing.assert_allclose(written.get_stress(), expected["stress"], **TOLERANCE[dtype])
+    assert torch.get_default_dtype() == torch.float64
+
+
+def test_columns_are_those_of_mace_eval_configs(run, predict, model_files, source, tmp_path):
+    for written, theirs in zip(run(), predict(model_files["e2ip"], source, tmp_path / "theirs.xyz"), strict=True):
+        assert written.get_potential_energy() == pytest.approx(theirs.info["MACE_energy"], rel=1e-12)
+        for name in ("forces", *KEYS):
+            found = written.get_forces() if name == "forces" else written.arrays[name]
+            np.testing.assert_allclose(found, theirs.arrays[f"MACE_{name}"], rtol=0, atol=2e-8, err_msg=name)
+
+
+def test_batches_do_not_matter(run):
+    for one, many in zip(run(batch_atoms=1), run(output="many.xyz"), strict=True):
+        for name in KEYS:
+            np.testing.assert_allclose(one.arrays[name], many.arrays[name], rtol=1e-9, atol=2e-8, err_msg=name)
+
+
+def test_heads(run, model_files):
+    found = {head: run("multihead", f"{head}.xyz", head=head) for head in ("one", "two")}
+    for head, frames in found.items():
+        calculator = MACECalculator(model_paths=str(model_files["multihead"]), device="cpu", head=head)
+        calculator.calculate(frames[0])
+        expected = calculator.results["e2ip_log_sigma0"]
+        np.testing.assert_allclose(frames[0].arrays["e2ip_log_sigma0"], expected, atol=1e-8)
+    for head, message in ((None, "has 2 heads; give --head, one of: one, two"), ("three", "has no head 'three'")):
+        with pytest.raises(InputError, match=message):
+            run("multihead", head=head)
+
+
+def test_a_run_that_was_stopped_ends_the_same(run, model_files, source, tmp_path, monkeypatch):
+    """Single precision, where another batch would be another last digit."""
+    run(dtype="float32", batch_atoms=10)
+    model, calls = open_model(model_files["e2ip"], dtype="float32"), []
+    forward = model.evaluate
+
+    def stopping(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(*arguments)
+
+    monkeypatch.setattr(model, "evaluate", stopping)
+    for _ in range(2):
+        try:
+            evaluate(model, source, tmp_path / "stopped.xyz", Options(batch_atoms=10), {})
+        except KeyboardInterrupt:
+            assert (tmp_path / "stopped.xyz.part").stat().st_size
+    assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "out.xyz").read_bytes() and len(calls) == 4
+
+
+def test_what_the_frame_brings_along_does_not_matter(run, model_files, source, tmp_path):
+    """MACE reads weights, charges, heads and labels from frames."""
+    labelled = ase.io.read(source, ":")
+    for atoms in labelled:
+        atoms.info.update(config_weight=0.0, head="two", charge=1.0, REF_energy=1.0, total_charge=2)
+        atoms.arrays["REF_forces"] = np.full((len(atoms), 3), np.nan)
+    ase.io.write(tmp_path / "labelled.xyz", labelled, format="extxyz")
+    evaluate(open_model(model_files["e2ip"]), tmp_path / "labelled.xyz", tmp_path / "again.xyz", Options(), {})
+    for first, second in zip(run(), ase.io.read(tmp_path / "again.xyz", ":"), strict=True):
+        assert second.info["charge"] == 1.0 and second.get_potential_energy() == first.get_potential_energy()
+        assert np.array_equal(second.arrays["forces_cov"], first.arrays["forces_cov"])
+
+
+def test_the_command_and_what_it_refuses(model_files, source, tmp_path):
+    def run(model, frames=source):
+        return CliRunner().invoke(cli.app, ["evaluate", str(model), str(frames), str(tmp_path / "out.xyz")])
+
+    (tmp_path / "text.model").write_text("no model")
+    ase.io.write(tmp_path / "sulphur.xyz", [molecule("H2O"), molecule("SH2")], format="extxyz")
+    for arguments, message in (
+        ((model_files["baseline"],), "has no readout, hence no uncertainties: e2ip fit gives a trained model one"),
+        ((tmp_path / "text.model",), "is not a model file of mace_run_train"),
+        ((model_files["e2ip"], tmp_path / "sulphur.xyz"), "frame 1: has S, which the model does not know; it knows H"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and message in result.stderr, result.output
+    result = run(model_files["e2ip"])
+    assert result.exit_code == 0 and "5 frames" in result.stdout, result.output
+
+
+def test_two_atoms_on_each_other(model_files, tmp_path):
+    source = tmp_path / "in.xyz"
+    ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3)))], format="extxyz")
+    with pytest.raises(InputError, match=r"frame 1: the model's prediction is not finite"):
+        evaluate(open_model(model_files["e2ip"]), source, tmp_path / "out.xyz", Options(), {})
