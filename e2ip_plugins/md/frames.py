@@ -45,12 +45,12 @@ def with_results(atoms: Atoms) -> Atoms:
     results = atoms.calc.results
     frame = atoms.copy()
     # Of an earlier geometry, or another model.
-    for name in (*_uncertainties(), "energy", "forces", "stress"):
+    for name in (*uncertainties(), "energy", "forces", "stress"):
         frame.arrays.pop(name, None)
         frame.info.pop(name, None)
     stock = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ("energy", "forces", "stress")}
     frame.calc = SinglePointCalculator(frame, **{name: value for name, value in stock.items() if value is not None})
-    for key in _uncertainties().values():
+    for key in uncertainties().values():
         values = np.asarray(results.get(key.name, ()))
         if values.shape != (len(atoms), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
             continue
@@ -69,7 +69,7 @@ def without_labels(atoms: Atoms) -> Atoms:
     frames they would be wrong, and be trained on.
     """
     frame = atoms.copy()
-    ours = (*_uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
+    ours = (*uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
     for kept in (frame.arrays, frame.info):
         # Hosts put prefixes before the names.
         for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
@@ -77,6 +77,7 @@ def without_labels(atoms: Atoms) -> Atoms:
     return frame
 
 
-def _uncertainties() -> Dict[str, OutputKey]:
+def uncertainties() -> Dict[str, OutputKey]:
+    """Every per-atom uncertainty that a calculator may have among its results, by name."""
     keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
     return {key.name: key for key in keys}
