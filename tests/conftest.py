@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,51 @@ def reference_frames(tmp_path):
         return target
 
     return take
+
+
+WITHOUT_PLUGIN = """
+import importlib.metadata, sys
+
+OURS = ("e2ip_plugins", "nequip_ext", "mace_ext")
+entry_points = importlib.metadata.entry_points
+
+def without_ours(**chosen):
+    found = entry_points(**chosen)
+    return [entry for entry in found if not entry.value.startswith(OURS)] if chosen else found
+
+importlib.metadata.entry_points = without_ours
+
+class Hide:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in OURS else self.finder.find_spec(name, path, target)
+
+for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+    del sys.modules[name]
+sys.meta_path[:] = [Hide(f) for f in sys.meta_path if not type(f).__module__.startswith(OURS)]
+"""
+
+LEFT_OUT = """
+assert not [name for name in sys.modules if name.split(".")[0] in OURS], "the plugin is here"
+"""
+
+
+@pytest.fixture(scope="session")
+def without_plugin():
+    """Function that runs code with arguments in a Python of its own as if this plugin had not been installed: no module
+    of it can be imported, its entry points are not there, and MACE is not patched. Returns the finished process."""
+
+    def run(code: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+        script = f"{WITHOUT_PLUGIN}\n{textwrap.dedent(code)}\n{LEFT_OUT}"
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    return run
 
 
 TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
