@@ -137,6 +137,28 @@ def test_a_position_that_is_no_number_ends_the_run(atoms, make_calculator):
         monitor()
 
 
+def test_lammps_follows_ase(atoms, make_calculator, follow_ase):
+    """With the uncertainties of a fitted model in its dump."""
+    dynamics_of(atoms, temperature=1000.0)
+    # All pairs stay neighbours: TorchScript inside e3nn compiles itself anew for every new number of them.
+    follow_ase(atoms, make_calculator(), ["H", "C", "O"], [STD, LEVERAGE, "forces_cov"], timestep=0.03)
+
+
+def test_lammps_is_stopped(atoms, make_calculator, held_out, start_lammps):
+    from e2ip_plugins.md.lammps import LammpsDriver
+
+    dynamics_of(atoms, temperature=30000.0)
+    lmp = start_lammps(atoms, ["H", "C", "O"], timestep=0.5)
+    driver = LammpsDriver(lmp, make_calculator(), ["H", "C", "O"])
+    monitor = Monitor(driver.atoms, {LEVERAGE: Quantile(0.95)}, held_out=held_out, action="stop", frames="last.xyz")
+    driver.attach(monitor, interval=2)
+    with pytest.raises(MonitorStop, match=r"e2ip_leverage of atom \d"):
+        lmp.command("run 100")
+    last = ase.io.read("last.xyz")
+    assert last.arrays[LEVERAGE].max() > monitor.thresholds[LEVERAGE][0] and last.info["lammps_step"] % 2 == 0
+    assert last.get_chemical_formula() == "CH4O"
+
+
 # BiasedCalculator
 
 

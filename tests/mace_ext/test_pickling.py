@@ -10,32 +10,11 @@ import torch
 
 from e2ip_plugins.errors import InputError
 
-HIDDEN = """
-import sys
 
-OURS = ("mace_ext", "e2ip_plugins", "nequip_ext")
-
-class Hide:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.split(".")[0] in OURS else self.finder.find_spec(name, path, target)
-
-for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
-    del sys.modules[name]
-sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if "mace_ext" not in type(finder).__module__]
-import mace.calculators
-mace.calculators.MACECalculator(model_paths=sys.argv[1], device="cpu")
-"""
-
-
-def test_opening_a_model_without_the_plugin_says_what_to_install(model_files, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", HIDDEN, str(model_files["e2ip"])], capture_output=True, text=True, cwd=tmp_path
+def test_opening_a_model_without_the_plugin_says_what_to_install(model_files, without_plugin):
+    run = without_plugin(
+        "import mace.calculators; mace.calculators.MACECalculator(model_paths=sys.argv[1], device='cpu')",
+        model_files["e2ip"],
     )
     assert run.returncode != 0
     assert "install e2ip-plugins to open it (pip install" in run.stderr.strip().splitlines()[-1]

@@ -163,3 +163,31 @@ def fast_compiler(tmp_path_factory):
     script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
     script.chmod(0o755)
     return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+RUN_COMPILED = """
+    import torch
+    path, inputs, target = sys.argv[1:]
+    model = torch._inductor.aoti_load_package(path)
+    metadata = model.get_metadata()
+    names, wanted = metadata["nequip_aoti_inputs"].split(), metadata["nequip_aoti_outputs"].split()
+    found = [model([data[name] for name in names]) for data in torch.load(inputs)]
+    torch.save([dict(zip(wanted, outputs)) for outputs in found], target)
+    assert not [name for name in sys.modules if name.split(".")[0] in ("nequip", "e3nn", "allegro")]
+"""
+
+
+@pytest.fixture
+def run_compiled(without_plugin, tmp_path):
+    """Function that runs a compiled file in a Python that has torch alone, as C++ code of LAMMPS does: inputs and
+    outputs are in the order of its metadata. Gives a dictionary of arrays for every dictionary of inputs."""
+    import torch
+
+    def run(path, inputs):
+        torch.save(list(inputs), tmp_path / "inputs.pt")
+        done = without_plugin(RUN_COMPILED, path, tmp_path / "inputs.pt", tmp_path / "outputs.pt")
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = torch.load(tmp_path / "outputs.pt")
+        return [{name: value.detach().numpy() for name, value in outputs.items()} for outputs in found]
+
+    return run

@@ -10,6 +10,8 @@ import pytest
 import torch
 import yaml
 
+from e2ip_plugins import families
+from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import E2IPCalculator
 from nequip_ext.readout import find_readout
 
@@ -59,11 +61,36 @@ def test_energies_and_physics(make_model, allegro_config, frames, to_data):
     assert torch.allclose(turned, move @ covariance @ move.T, rtol=1e-8, atol=1e-10 * covariance.abs().max().item())
 
 
+def as_in_lammps(data):
+    """What pair_allegro gives a model: neighbours beyond the box as ghost atoms, no cell."""
+    from allegro._compile import allegro_data_settings
+
+    return allegro_data_settings({name: value.clone() for name, value in data.items()})
+
+
+def test_ghost_atoms(make_model, allegro_config, frames, to_data):
+    """Uncertainties of LAMMPS's local atoms are those of the periodic structure."""
+    _, model = make_model(allegro_config)
+    with torch.no_grad():
+        for parameter in find_readout(model).parameters():
+            parameter.normal_()
+    data = to_data(frames[1])
+    ghosted = as_in_lammps(data)
+    count, total = len(data["pos"]), len(ghosted["pos"])
+    assert total > count and "cell" not in ghosted
+    expected, found = model(dict(data)), model(ghosted)
+    for key in (*families.get("e2ip").output_keys(), LEVERAGE):
+        assert len(found[key.name]) == total, "as many rows as pair_allegro reads"
+        assert torch.allclose(found[key.name][:count], expected[key.name], rtol=1e-9, atol=1e-12), key.name
+    # Ghost atoms have no neighbours of their own: their forces are parts that LAMMPS adds.
+    assert torch.allclose(found["forces"].sum(0), expected["forces"].sum(0), atol=1e-10)
+
+
 @pytest.mark.nightly
-def test_from_training_to_a_compiled_model(
-    tmp_path, allegro_config, command, environment, train_files, fast_compiler, frames
+def test_from_training_to_compiled_models(
+    tmp_path, allegro_config, command, environment, train_files, fast_compiler, frames, run_compiled
 ):
-    """Stock ``nequip-train`` and ``nequip-compile --target e2ip_ase``."""
+    """Stock ``nequip-train`` and ``nequip-compile --target e2ip_ase`` and ``e2ip_pair_allegro``."""
     ready = Path(__file__).parents[2] / "configs" / "nequip_e2ip.yaml"
     config = yaml.safe_load(ready.read_text())
     statistics = config["training_module"]["model"]["model"]
@@ -77,20 +104,30 @@ def test_from_training_to_a_compiled_model(
     run[run.index("-cp") + 1] = str(tmp_path)
     done = subprocess.run(run, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    checkpoint, compiled = tmp_path / "run" / "last.ckpt", tmp_path / "model.nequip.pt2"
-    tool = [Path(sys.executable).with_name("nequip-compile"), checkpoint, compiled, "--mode", "aotinductor"]
-    done = subprocess.run(
-        [*tool, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    checkpoint = tmp_path / "run" / "last.ckpt"
+    tool = [Path(sys.executable).with_name("nequip-compile"), checkpoint]
+    for target in ("ase", "pair_allegro"):
+        options = [tmp_path / f"{target}.nequip.pt2", "--mode", "aotinductor", "--device", "cpu"]
+        done = subprocess.run(
+            [*tool, *options, "--target", f"e2ip_{target}"], env=fast_compiler, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
     with pytest.warns(UserWarning, match="never fitted"):  # the last checkpoint is not
         reference = E2IPCalculator.from_saved_model(checkpoint)
+    compiled = tmp_path / "ase.nequip.pt2"
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
-    for atoms in frames:
+    ghosted = [as_in_lammps(reference.atoms_to_data(atoms)) for atoms in frames]
+    in_lammps = run_compiled(tmp_path / "pair_allegro.nequip.pt2", ghosted)
+    for atoms, outputs in zip(frames, in_lammps, strict=True):
         reference.calculate(atoms)
         calculator.calculate(atoms)
         for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
-            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
+            expected = reference.results[name]
+            assert np.allclose(calculator.results[name], expected, rtol=1e-4, atol=1e-5), name
+            if name not in ("energy", "forces"):
+                assert outputs[name].dtype == np.float64
+                found = outputs[name][: len(atoms)].reshape(expected.shape)
+                assert np.allclose(found, expected, rtol=1e-4, atol=1e-5), name
 
 
 def test_leverage_stays_strictly_local(make_model, allegro_config, frames, to_data):

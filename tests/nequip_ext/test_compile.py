@@ -14,6 +14,7 @@ from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
 
 KEYS = families.get(families.DEFAULT).output_keys()
+INNER = "training_module.model.model"
 ARCHITECTURES = [
     pytest.param({"l_max": 0}, id="scalar-only"),
     pytest.param({"l_max": 2}, id="l2", marks=pytest.mark.nightly),
@@ -72,33 +73,68 @@ def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data)
     assert torch.autograd.gradgradcheck(uncertainty, positions, rtol=1e-3, atol=1e-7)
 
 
-def test_ahead_of_time_compiled_model(gnn_config, frames, tmp_path, fast_compiler, train_files):
-    """``nequip-compile --target e2ip_ase`` and E2IPCalculator.from_compiled_model."""
-    tools = Path(sys.executable).parent
-    configs = Path(__file__).parents[2] / "configs"
-    run = [tools / "nequip-train", "-cp", configs, "-cn", "nequip_e2ip", f"hydra.run.dir={tmp_path}", "run=[train]"]
-    run += [f"{name}_file={path}" for name, path in train_files.items()]
-    inner = "training_module.model.model"
-    run += [
-        "max_epochs=1",
-        "evidence=leverage",
-        "cutoff_radius=3.0",
-        f"{inner}.num_features=2",
-        f"{inner}.l_max=1",
-        f"{inner}.parity=false",
-    ]
-    subprocess.run(run, env=fast_compiler, check=True, capture_output=True)
-    compiled = tmp_path / "model.nequip.pt2"
-    command = [tools / "nequip-compile", tmp_path / "best.ckpt", compiled, "--mode", "aotinductor"]
-    done = subprocess.run(
-        [*command, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, train, train_files, fast_compiler):
+    """Path of the smallest model that has everything: two layers, a fitted leverage."""
+    options = ("max_epochs=1", "run=[train]", "evidence=leverage", f"{INNER}.num_features=2", f"{INNER}.parity=false")
+    folder = tmp_path_factory.mktemp("run") / "run"
+    return train("nequip_e2ip", folder, train_files, *options, env=fast_compiler) / "best.ckpt"
 
-    reference = E2IPCalculator.from_saved_model(tmp_path / "best.ckpt")
+
+@pytest.fixture(scope="module")
+def compile_for(checkpoint, fast_compiler):
+    """Function behind ``nequip-compile``; gives the path of the file for a target."""
+
+    def compile_file(target):
+        path = checkpoint.with_name(f"{target}.nequip.pt2")
+        command = [Path(sys.executable).with_name("nequip-compile"), checkpoint, path, "--mode", "aotinductor"]
+        done = subprocess.run(
+            [*command, "--device", "cpu", "--target", target], env=fast_compiler, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return path
+
+    return compile_file
+
+
+def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
+    """``nequip-compile --target e2ip_ase`` and E2IPCalculator.from_compiled_model; torch alone reads the file, too."""
+    compiled = compile_for("e2ip_ase")
+    reference = E2IPCalculator.from_saved_model(checkpoint)
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
-    for atoms in frames:
+    names = ("forces", LEVERAGE.name, *(key.name for key in KEYS))
+    found = run_compiled(compiled, [calculator.atoms_to_data(atoms) for atoms in frames])
+    for atoms, outputs in zip(frames, found, strict=True):
         reference.calculate(atoms)
         calculator.calculate(atoms)
-        for name in ("energy", "forces", LEVERAGE.name, *(key.name for key in KEYS)):
+        for name in ("energy", *names):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
+        for name in names:
+            expected = calculator.results[name]
+            assert np.allclose(outputs[name].reshape(expected.shape), expected, rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.nightly
+def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
+    """The C++ code of pair_nequip takes order and names of tensors from the metadata, energies, forces and virial from
+    the outputs, and for ``compute nequip/atom`` float64 tensors of so many numbers for every atom."""
+    compiled = compile_for("e2ip_pair_nequip")
+    metadata = torch._inductor.aoti_load_package(str(compiled)).get_metadata()
+    assert metadata["nequip_aoti_inputs"].split() == ["pos", "edge_index", "atom_types", "cell", "edge_cell_shift"]
+    assert metadata["nequip_aoti_outputs"].split()[:3] == ["atomic_energy", "forces", "virial"]
+    assert {"r_max", "type_names", "num_types", "allow_tf32"} <= metadata.keys()
+    reference = E2IPCalculator.from_saved_model(checkpoint)
+    atoms = frames[1]
+    (found,) = run_compiled(compiled, [reference.atoms_to_data(atoms)])
+    reference.calculate(atoms)
+    expected = reference.results
+    for key in (*KEYS, LEVERAGE):
+        count = int(np.prod(key.shape))
+        assert found[key.name].dtype == np.float64 and found[key.name].size == count * len(atoms)
+        values = found[key.name].reshape(expected[key.name].shape)
+        assert np.allclose(values, expected[key.name], rtol=1e-5, atol=1e-5 * np.abs(expected[key.name]).max()), key
+    assert found["atomic_energy"].shape == (len(atoms), 1) and found["forces"].dtype == np.float64
+    assert found["atomic_energy"].sum() == pytest.approx(expected["energy"], rel=1e-5)
+    assert np.allclose(found["forces"], expected["forces"], atol=1e-5)
+    stress = -found["virial"][0] / atoms.get_volume()
+    assert np.allclose(stress.ravel()[[0, 4, 8, 5, 2, 1]], expected["stress"], atol=1e-5)

@@ -43,18 +43,20 @@ def test_every_family_is_registered(toy_family):
     assert (
         target["output"][-2:] == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in target["output"]
     )
-    del (
-        _compile_utils.COMPILE_TARGET_DICT["isotropic_pair_nequip"],
-        _compile_utils.COMPILE_TARGET_DICT["isotropic_batch"],
-    )
+    for name in [name for name in _compile_utils.COMPILE_TARGET_DICT if name.startswith("isotropic_")]:
+        del _compile_utils.COMPILE_TARGET_DICT[name]
 
 
 def test_packaged_models_carry_adapter_and_core():
     assert {"nequip_ext", "e2ip_plugins"} <= _INTERNAL_MODULES
 
 
-@pytest.mark.parametrize("name", ["ase", "pair_nequip", "batch"])
+@pytest.mark.parametrize("name", ["ase", "pair_nequip", "batch", "pair_allegro"])
 def test_compile_targets_add_outputs(name):
+    if name == "pair_allegro":
+        pytest.importorskip("allegro", reason="Allegro is not installed (pip install nequip-allegro)")
+        assert "shallow_pair_nequip" in _compile_utils.COMPILE_TARGET_DICT
+        assert "shallow_pair_allegro" not in _compile_utils.COMPILE_TARGET_DICT
     stock, ours = (_compile_utils.COMPILE_TARGET_DICT[n] for n in (name, f"e2ip_{name}"))
     assert ours["output"] == [*stock["output"], *(key.name for key in KEYS)]
     assert ours["input"] == stock["input"]

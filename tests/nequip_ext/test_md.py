@@ -51,6 +51,17 @@ def test_a_run_is_watched_and_stopped(atoms, tmp_path):
     assert last.info["uq_family"] == "niw" and "e2ip_leverage" not in last.arrays
 
 
+def test_lammps_follows_ase(frames, calculator, follow_ase):
+    """In a periodic box without right angles, with pressure."""
+    atoms = frames[1].copy()
+    atoms.set_cell([[4.5, 0.0, 0.0], [1.2, 5.0, 0.0], [-0.8, 0.6, 5.5]])
+    atoms.set_velocities(0.05 * np.random.default_rng(0).normal(size=(len(atoms), 3)))
+    lmp = follow_ase(atoms, calculator, ["H", "C", "O"], [STD, "forces_cov", "e2ip_log_sigma0"], timestep=1.0)
+    lmp.commands_string("compute virial all pressure NULL virial\nthermo_style custom c_virial[*]\nrun 0")
+    found = [lmp.last_thermo()[f"c_virial[{i + 1}]"] for i in (0, 1, 2, 5, 4, 3)]
+    np.testing.assert_allclose(found, -calculator.results["stress"] / (1e5 * units.Pascal), rtol=1e-6, atol=0.1)
+
+
 def test_a_leverage_that_was_not_fitted(atoms):
     with pytest.raises(InputError, match="leverage has not been fitted"):
         Monitor(atoms, {"e2ip_leverage": 10.0})

