@@ -3,22 +3,15 @@
 ASE's own writers know the stock properties alone, and its `SinglePointCalculator` refuses all others.
 """
 
-import re
-from typing import Dict
-
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED, OutputKey
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE, UNFITTED
+from e2ip_plugins.tools.columns import uncertainties, without_labels
 
-#: Arrays and info that belong to one geometry: what a labelled frame brings along, and other programs' predictions.
-_LABEL = re.compile(r"(^|_)(energy|energies|forces?|stress|stresses|virials?|dipole|charges)$", re.IGNORECASE)
-
-#: Written by ASE itself.
-_STRUCTURE = ("numbers", "positions", "momenta", "masses", "tags", "initial_magmoms", "initial_charges")
+__all__ = ["with_results", "without_labels"]
 
 
 def with_results(atoms: Atoms) -> Atoms:
@@ -45,12 +38,12 @@ def with_results(atoms: Atoms) -> Atoms:
     results = atoms.calc.results
     frame = atoms.copy()
     # Of an earlier geometry, or another model.
-    for name in (*_uncertainties(), "energy", "forces", "stress"):
+    for name in (*uncertainties(), "energy", "forces", "stress"):
         frame.arrays.pop(name, None)
         frame.info.pop(name, None)
     stock = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ("energy", "forces", "stress")}
     frame.calc = SinglePointCalculator(frame, **{name: value for name, value in stock.items() if value is not None})
-    for key in _uncertainties().values():
+    for key in uncertainties().values():
         values = np.asarray(results.get(key.name, ()))
         if values.shape != (len(atoms), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
             continue
@@ -60,23 +53,3 @@ def with_results(atoms: Atoms) -> Atoms:
         if name in results:
             frame.info[name] = results[name]
     return frame
-
-
-def without_labels(atoms: Atoms) -> Atoms:
-    """A copy without calculator and without what belongs to another geometry: reference energies, forces and so on.
-
-    The first frame of a run often comes from a labelled file, and ASE carries its labels along. In a file of collected
-    frames they would be wrong, and be trained on.
-    """
-    frame = atoms.copy()
-    ours = (*_uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
-    for kept in (frame.arrays, frame.info):
-        # Hosts put prefixes before the names.
-        for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
-            del kept[name]
-    return frame
-
-
-def _uncertainties() -> Dict[str, OutputKey]:
-    keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
-    return {key.name: key for key in keys}
