@@ -5,9 +5,9 @@
 
 Needs an environment with e2ip-plugins[mace] and tblite. A model of a few 300 K frames runs hotter from round to round;
 ``e2ip select`` takes frames of its trajectories, ``e2ip label`` labels them, and `mace_run_train` trains anew on all.
-Frames taken by leverage, at random and by farthest-point selection are compared at equal numbers of labels, by the force
-error on the demo's 900 K frames, which nothing is trained or chosen on. Every command is printed; what is finished is
-skipped.
+Frames taken by leverage, at random and by farthest-point selection are compared at equal numbers of labels, by the
+force error on the demo's 900 K frames, which nothing is trained or chosen on. Every command is printed; what is
+finished is skipped.
 """
 
 import argparse
