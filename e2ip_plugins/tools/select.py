@@ -145,13 +145,16 @@ def _possible(
 ) -> List[Candidate]:
     """Candidates that may be shown to a model."""
     parts = Parts(frame.atoms for frame in training)
-    known = {fingerprint(frame.atoms) for frame in training}
+    known = {fingerprint(frame.atoms): "in the training set" for frame in training}
     possible = []
     for candidate in candidates:
         problem = validity.of_geometry(candidate.atoms, parts)
-        if problem is None and fingerprint(candidate.atoms) in known:
-            problem = "in the training set"
+        mark = fingerprint(candidate.atoms) if problem is None else ""
+        if mark in known:
+            problem = known[mark]
         if problem is None:
+            # Of a frame that a monitor has collected, a run has another.
+            known[mark] = "copies of others"
             possible.append(candidate)
         else:
             rejected[problem] += 1

@@ -77,7 +77,9 @@ def test_the_monitor_ends_it_and_counts(make_atoms, tmp_path):
     assert outcome.lines()[-1].startswith("stopped: check 5: forces_epistemic_std of atom 3 (H) is 0.9")
     watch = Watch({STD: 0.5}, "collect", frames=tmp_path / "all.xyz")
     with pytest.warns(UserWarning, match=STD):
-        outcome = run(make_atoms(0.1, 0.1, 0.9, 0.9, 0.1, 0.9), Settings(6, check_interval=1), tmp_path / "b.xyz", watch)
+        outcome = run(
+            make_atoms(0.1, 0.1, 0.9, 0.9, 0.1, 0.9), Settings(6, check_interval=1), tmp_path / "b.xyz", watch
+        )
     assert (outcome.alarms, outcome.checks, outcome.steps) == (2, 7, 6)
     assert len(ase.io.read(tmp_path / "all.xyz", ":")) == 4
 

@@ -155,17 +155,18 @@ def test_frames_that_are_no_candidates_are_counted():
     close.positions[1] *= 0.4
     nan.positions[0, 0] = np.nan
     far.positions[2, 1] *= 1.45
-    atoms = [stretched, torn, close, nan, ase.Atoms(), known[3].atoms, water(101), far, water(102)]
+    atoms = [stretched, torn, close, nan, ase.Atoms(), known[3].atoms, water(101), far, water(102), water(101)]
     found = select(model(), known, candidates(*atoms), 2, validity=Validity(max_force=35.0))
     expected = ["torn apart", "atoms too close", "positions not finite", "no atoms", "in the training set"]
+    expected.append("copies of others")
     assert found.rejected == {**dict.fromkeys(expected, 1), "force too large": 1} and found.valid == 3
-    assert [frame.index for frame in found.frames][0] == 0 and found.scores[0] > found.scores[1]
+    assert found.frames[0].index == 0 and found.scores[0] > found.scores[1]
     assert told(found.rejected).startswith("1 torn apart, ") and found.warnings == []
     # Without limits, what is physically impossible is most uncertain.
     loose = Validity(0.0, np.inf, np.inf, whole=False)
     assert select(model(), known, candidates(*atoms), 1, validity=loose).frames[0].index == 1
     assert select(model(), known, candidates(*atoms), 9, validity=loose).warnings == [
-        "only 6 of 9 frames are candidates: all of them are taken"
+        "only 6 of 10 frames are candidates: all of them are taken"
     ]
     mean = collect(model(), [Frame(stretched, np.zeros((3, 3)), "")]).leverage.max()
     strict = Validity(max_leverage=0.9 * mean)
