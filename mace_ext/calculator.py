@@ -170,8 +170,9 @@ def uncertainty_results(
     return arrays if committee_forces is not None else {**arrays, FAMILY_KEY: members[0].uq_family}
 
 
-def open_model(path: Union[str, Path], device: str = "cpu") -> Any:
+def open_model(path: Union[str, Path], device: str = "cpu", calibration: Union[str, Path, None] = None) -> Any:
     """``MACECalculator`` of a ``.model`` file in the model's own precision, with a readout or without."""
     from mace.calculators import MACECalculator
 
-    return MACECalculator(model_paths=str(path), device=device)
+    given = {} if calibration is None else {"calibration": calibration}
+    return MACECalculator(model_paths=str(path), device=device, **given)

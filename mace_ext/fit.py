@@ -152,7 +152,7 @@ def _with_progress(loader: Any, what: str, say: Optional[Say]) -> Iterator[Any]:
                 say(f"leverage: {what} {10 * tenths} %")
 
 
-class _Graphs(Dataset):
+class Graphs(Dataset):
     """MACE's graphs of frames, made when asked for: a training set's neighbours may not fit into memory."""
 
     def __init__(self, frames: Sequence[Frame], model: Any, head: str) -> None:
@@ -216,7 +216,7 @@ def fit_file(
         raise InputError(f"{output}: is the model itself; give the fitted one another name")
     net = open_file(model, device)
     own_head = choose_head(model, net, head)
-    _check_species(model, net, [*training, *validation])
+    check_species(model, net, [*training, *validation])
     found, before = find_readout(net), torch.get_default_dtype()
     try:
         # Of MACE's graphs, and of what e3nn makes on the way.
@@ -228,7 +228,7 @@ def fit_file(
         else:
             found.settings = found.settings.with_leverage(str(model))
             found.family = found.settings.build()
-        train, valid = (in_order(_Graphs(frames, net, own_head), batch_size) for frames in (training, validation))
+        train, valid = (in_order(Graphs(frames, net, own_head), batch_size) for frames in (training, validation))
         constant = not any(bool(trunk.out.weight.any()) for trunk in net.e2ip_readout.trunks)
         report = fit_model(net, train, valid, device, constant, say or (lambda line: print(line, file=sys.stderr)))
     finally:
@@ -250,7 +250,7 @@ def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
     return head
 
 
-def _check_species(path: Path, net: Any, frames: List[Frame]) -> None:
+def check_species(path: Path, net: Any, frames: List[Frame]) -> None:
     known = {int(z) for z in net.atomic_numbers}
     for frame in frames:
         unknown = set(frame.atoms.numbers.tolist()) - known

@@ -124,9 +124,17 @@ class E2IPCalculator(NequIPCalculator):
         self.results[FAMILY_KEY] = family.uq_family
 
 
-def open_model(path: Union[str, Path], device: str = "cpu") -> NequIPCalculator:
+def open_model(
+    path: Union[str, Path], device: str = "cpu", calibration: Union[str, Path, None] = None
+) -> NequIPCalculator:
     """Eager calculator of a checkpoint or package, with a readout or without."""
     calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
-    if find_readout(calculator.model) is None:
+    readout = find_readout(calculator.model)
+    if readout is None:
+        if calibration is not None:
+            raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")
         return calculator
-    return E2IPCalculator.from_saved_model(str(path), device=device)
+    warning = unfitted(readout)
+    if warning:
+        warnings.warn(f"{path}: {warning}", stacklevel=2)
+    return E2IPCalculator(calculator.model, device, transforms=calculator.transforms, calibration=calibration)

@@ -49,14 +49,15 @@ def fit_model(
     assert readout is not None
     return fit_leverage(
         readout,
-        _run_energies(model, _told(training, "training")),
+        run_energies(model, _told(training, "training")),
         _run_forces(model, _told(validation, "validation")),
         species=model.type_names,
         constant=constant,
     )
 
 
-def _run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
+def run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
+    """Run a model on batches, without forces: for what its readout sees."""
     for data in batches:
         with torch.no_grad():
             model.model.func(inputs_of(model, data))
@@ -66,13 +67,18 @@ def _run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterato
 def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[Labelled]:
     for data in batches:
         reference = reference_forces(data)
-        inputs = {key: data[key] for key in model.model_input_fields if key in data}
-        with torch.enable_grad():
-            forces = model.model(inputs)[AtomicDataDict.FORCE_KEY].detach()
+        forces = forces_of(model, data)
         frames = data.get(AtomicDataDict.BATCH_KEY)
         if frames is None:
             frames = torch.zeros(len(forces), dtype=torch.long, device=forces.device)
         yield Labelled(residual=reference - forces, frames=frames)
+
+
+def forces_of(model: Any, data: AtomicDataDict.Type) -> torch.Tensor:
+    """Predicted forces (N, 3), without a graph."""
+    inputs = {key: data[key] for key in model.model_input_fields if key in data}
+    with torch.enable_grad():
+        return model.model(inputs)[AtomicDataDict.FORCE_KEY].detach()
 
 
 def _told(batches: Iterable[Any], name: str) -> Iterator[Any]:

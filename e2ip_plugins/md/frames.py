@@ -3,19 +3,10 @@
 ASE's own writers know the stock properties alone, and its `SinglePointCalculator` refuses all others.
 """
 
-import re
-
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
-from e2ip_plugins.tools.predicted import STOCK, predicted, uncertainties
-
-#: Arrays and info that belong to one geometry: what a labelled frame brings along, and other programs' predictions.
-_LABEL = re.compile(r"(^|_)(energy|energies|forces?|stress|stresses|virials?|dipole|charges)$", re.IGNORECASE)
-
-#: Written by ASE itself.
-_STRUCTURE = ("numbers", "positions", "momenta", "masses", "tags", "initial_magmoms", "initial_charges")
+from e2ip_plugins.tools.predicted import STOCK, predicted
 
 
 def with_results(atoms: Atoms) -> Atoms:
@@ -45,19 +36,4 @@ def with_results(atoms: Atoms) -> Atoms:
     frame.info.pop("energy_bias", None)
     if "energy_bias" in results:
         frame.info["energy_bias"] = results["energy_bias"]
-    return frame
-
-
-def without_labels(atoms: Atoms) -> Atoms:
-    """A copy without calculator and without what belongs to another geometry: reference energies, forces and so on.
-
-    The first frame of a run often comes from a labelled file, and ASE carries its labels along. In a file of collected
-    frames they would be wrong, and be trained on.
-    """
-    frame = atoms.copy()
-    ours = (*uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
-    for kept in (frame.arrays, frame.info):
-        # Hosts put prefixes before the names.
-        for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
-            del kept[name]
     return frame

@@ -81,7 +81,7 @@ class Report:
 
 
 @contextmanager
-def _seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
+def seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
     """What the readout's last call was given and gave: scalars, kinds, heads, support, outputs."""
     seen: Dict[str, Any] = {}
 
@@ -142,7 +142,7 @@ def fit_leverage(
         buffer.zero_()
     leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))
-    with _seen_by(readout) as seen:
+    with seen_by(readout) as seen:
         for _ in training:
             log_variance = torch.zeros(len(seen["kinds"]))
             if readout.family.takes_support:
@@ -207,7 +207,7 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
     """Run the validation set; what its atoms are, by head, and the same in every process of a distributed training."""
     parts: List[Dict[str, np.ndarray]] = []
     frames = left_out = 0
-    with _seen_by(readout) as seen:
+    with seen_by(readout) as seen:
         for batch in validation:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
             known = torch.isin(seen["kinds"], readout.leverage.region_kinds)

@@ -1,5 +1,6 @@
 """Frames with predictions, as ``e2ip compare`` and ``e2ip calibrate`` read them; names as in the hosts' results."""
 
+import re
 from typing import Any, Dict, Mapping
 
 import numpy as np
@@ -12,6 +13,12 @@ from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 
 #: Results that ASE's writers and calculators know.
 STOCK = ("energy", "forces", "stress")
+
+#: Arrays and info that belong to one geometry: what a labelled frame brings along, and other programs' predictions.
+_LABEL = re.compile(r"(^|_)(energy|energies|forces?|stress|stresses|virials?|dipole|charges)$", re.IGNORECASE)
+
+#: Written by ASE itself.
+_STRUCTURE = ("numbers", "positions", "momenta", "masses", "tags", "initial_magmoms", "initial_charges")
 
 
 def uncertainties() -> Dict[str, OutputKey]:
@@ -64,3 +71,18 @@ def keep_references(atoms: Atoms) -> None:
         kept: Dict[str, Any] = atoms.arrays if name in per_atom_properties else atoms.info
         known = any(REFERENCE_PREFIX.match(str(other)) and str(other).endswith(f"_{name}") for other in kept)
         kept[f"{'input' if known else 'REF'}_{name}"] = value
+
+
+def without_labels(atoms: Atoms) -> Atoms:
+    """A copy without calculator and without what belongs to another geometry: reference energies, forces and so on.
+
+    The first frame of a run often comes from a labelled file, and ASE carries its labels along. In a file of collected
+    frames they would be wrong, and be trained on.
+    """
+    frame = atoms.copy()
+    ours = (*uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
+    for kept in (frame.arrays, frame.info):
+        # Hosts put prefixes before the names.
+        for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
+            del kept[name]
+    return frame

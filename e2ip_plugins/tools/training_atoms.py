@@ -1,27 +1,14 @@
-"""Features of training atoms, and the moments that the leverage is made of."""
+"""Features of training atoms, gathered batch by batch; `e2ip_plugins.tools.moments` has what is made of them."""
 
-import warnings
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 import torch
-from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import Leverage
-
-#: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
-RIDGE = 1e-5
-
-#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for all species together.
-ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
-
-#: How much of its species' covariance enters that of a region: between two regions is not outside.
-SHARED = 0.3
-
-#: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
-ALIKE = 1e-6
+from e2ip_plugins.tools.moments import RIDGE, Moments
 
 #: Atoms of a kind that are kept, of many evenly spaced ones. More change moments of a few hundred features little.
 MAX_ATOMS = 32768
@@ -83,73 +70,11 @@ class TrainingAtoms:
         return features[np.lexsort(features.T[:2])]
 
     def store(self, leverage: Leverage, ridge: float = RIDGE) -> Dict[int, float]:
-        """Moments into the leverage's buffers; gives the weight of the pool in those of every kind.
-
-        A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
-        had been seen on as many atoms as there are features.
-        """
+        """Moments into the leverage's buffers; gives the weight of the pool in those of every kind."""
         seen = np.flatnonzero(self.count).tolist()
         features = {kind: self.features(kind) for kind in seen}
-        own = {kind: np.cov(x.T, bias=True).reshape(x.shape[1], -1) for kind, x in features.items()}
-        pooled = sum(len(features[kind]) * own[kind] for kind in seen) / sum(map(len, features.values()))
-        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // len(seen)))
-        regions: List[Tuple[int, np.ndarray, np.ndarray]] = []
-        weights = {}
+        moments = Moments(features, ridge)
         for kind in seen:
-            x = features[kind]
-            weights[kind] = x.shape[1] / (x.shape[1] + len(x))
-            shrunk = (1.0 - weights[kind]) * own[kind] + weights[kind] * pooled
-            centre = x.mean(0)
-            leverage.centres[kind] = torch.from_numpy(centre).to(leverage.centres)
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
-            regions += [(kind, *region) for region in _regions(x - centre, shrunk, most, ridge)]
-        leverage.resize(len(regions))
-        for row, (kind, offset, whitening) in enumerate(regions):
-            leverage.region_kinds[row] = kind
-            leverage.region_offsets[row] = torch.from_numpy(offset @ whitening).to(leverage.centres)
-            leverage.region_whitening[:, row] = torch.from_numpy(whitening).to(leverage.centres)
-        # So that the mean over the training atoms of a kind is 1, whatever shrinks it. A single atom is where its own
-        # moments are, as are atoms that are all alike: how far others are is then a matter of the pool.
-        means = {kind: float(_distance(leverage, features[kind], kind).mean()) for kind in seen}
-        least = ALIKE * leverage.centres.shape[1]
-        usual = np.mean([mean for mean in means.values() if mean > least] or [1.0])
-        for kind, mean in means.items():
-            leverage.region_norms[leverage.region_kinds == kind] = 1.0 / (mean if mean > least else float(usual))
-        return weights
-
-
-def _regions(x: np.ndarray, covariance: np.ndarray, most: int, ridge: float) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """Centre (D,) and whitening matrix (D, D) of every region of a kind, from its centred features (n, D)."""
-    count, size = x.shape
-    number = min(count // (ATOMS_PER_FEATURE * size), most)
-    if number < 2:
-        yield np.zeros(size), _whitening(covariance, ridge)
-        return
-    # The directions that vary most are those in which phases and sites differ.
-    _, axes = np.linalg.eigh(covariance)
-    projected = x @ axes[:, -16:]
-    starts = projected[np.argsort(projected[:, -1])[(np.arange(number) * 2 + 1) * count // (2 * number)]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of regions that stay empty
-        _, label = kmeans2(projected, starts, iter=30, minit="matrix")
-    parts = [part for part in (x[label == i] for i in range(number)) if len(part) > 1]
-    within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / count
-    for part in parts:
-        weight = size / (size + len(part))
-        local = (1.0 - weight) * np.cov(part.T, bias=True) + weight * within
-        yield part.mean(0), _whitening((1.0 - SHARED) * local + SHARED * covariance, ridge)
-
-
-def _whitening(covariance: np.ndarray, ridge: float) -> np.ndarray:
-    values, vectors = np.linalg.eigh(covariance)
-    values = values.clip(min=0.0)
-    # A species with a single atom, or all of them alike, has no variance at all.
-    return vectors / np.sqrt(values + max(ridge * values.mean(), 1e-12))
-
-
-def _distance(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray:
-    """The leverage's own distance of training atoms, in its precision."""
-    scalars = torch.from_numpy(features).to(leverage.centres)
-    with torch.no_grad():
-        parts = [leverage._distance(x, torch.full((len(x),), kind, device=x.device)) for x in scalars.split(4096)]
-    return torch.cat(parts).double().cpu().numpy()
+        moments.store(leverage, features)
+        return {kind: moments.weight(kind) for kind in seen}

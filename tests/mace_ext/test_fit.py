@@ -49,11 +49,11 @@ def validation_frames():
 @pytest.fixture(scope="session")
 def fit(training_frames, validation_frames):
     """Function that fits a model in place; returns its report."""
-    from mace_ext.fit import _Graphs, fit_model, in_order
+    from mace_ext.fit import Graphs, fit_model, in_order
 
     def run(model, head=None, batch_size=5, training=training_frames, validation=validation_frames, **settings):
         head = head or model.heads[0]
-        loaders = [in_order(_Graphs(frames, model, head), batch_size) for frames in (training, validation)]
+        loaders = [in_order(Graphs(frames, model, head), batch_size) for frames in (training, validation)]
         return fit_model(model, *loaders, "cpu", **settings)
 
     return run
@@ -248,9 +248,9 @@ def test_the_leverage_reads_every_layers_scalars_of_a_species(make_fitted, make_
 def test_configurations_without_weight_or_finite_forces_do_not_count(
     make_model, fit, validation_frames, make_batch, frames
 ):
-    from mace_ext.fit import _Graphs, fit_model, in_order
+    from mace_ext.fit import Graphs, fit_model, in_order
 
-    class Weightless(_Graphs):
+    class Weightless(Graphs):
         def __getitem__(self, index):
             graph = super().__getitem__(index)
             graph.forces_weight = graph.forces_weight * (index < len(validation_frames))
@@ -260,7 +260,7 @@ def test_configurations_without_weight_or_finite_forces_do_not_count(
     partly = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in lost]
     first, second = make_model(options=LEVERAGE), make_model(options=LEVERAGE)
     expected = fit(first)
-    training = in_order(_Graphs(labelled("CH3CH2OH", 12, 0) + labelled("H2O", 4, 1), second, "Default"), 5)
+    training = in_order(Graphs(labelled("CH3CH2OH", 12, 0) + labelled("H2O", 4, 1), second, "Default"), 5)
     validation = in_order(Weightless([*validation_frames, *lost, *partly], second, "Default"), 5)
     found = fit_model(second, training, validation, "cpu")
     assert found.constants[0].atoms == expected.constants[0].atoms == 72
@@ -400,7 +400,7 @@ def test_a_rebuilt_model_takes_the_leverage_over(make_fitted, make_model, make_b
 def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, fit, kept):
     from mace.tools.scripts_utils import remove_pt_head
 
-    from mace_ext.fit import _Graphs, fit_model, in_order
+    from mace_ext.fit import Graphs, fit_model, in_order
 
     heads = ["one", "two"]
     model = make_model(heads=tuple(heads), options=LEVERAGE)
@@ -408,7 +408,7 @@ def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, fit, k
         "one": (labelled("CH3CH2OH", 8, 0), labelled("CH3CH2OH", 4, 1)),
         "two": (labelled("CH3OH", 8, 2, 0.2), labelled("CH3OH", 4, 3, 0.2)),
     }
-    sets = [torch.utils.data.ConcatDataset([_Graphs(data[h][i], model, h) for h in heads]) for i in (0, 1)]
+    sets = [torch.utils.data.ConcatDataset([Graphs(data[h][i], model, h) for h in heads]) for i in (0, 1)]
     report = fit_model(model, *(in_order(s, 4) for s in sets), "cpu")
     assert set(report.constants) == {0, 1}
     expected = model(make_batch(frames, heads=heads, head=kept))

@@ -21,7 +21,7 @@ from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.leverage import FAR, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
-from e2ip_plugins.tools import fit, training_atoms
+from e2ip_plugins.tools import fit, moments, training_atoms
 from e2ip_plugins.tools.constants import PRIOR_GROWTH, PRIOR_WIDTH, Constants
 from e2ip_plugins.tools.fit import Labelled, fit_leverage
 
@@ -158,7 +158,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         assert report.shrinkage[0, kind] == pytest.approx(weight)
         covariance = (1 - weight) * own[kind] + weight * pool
         values, axes = np.linalg.eigh(covariance)
-        values += training_atoms.RIDGE * values.mean()
+        values += moments.RIDGE * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
     psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
@@ -173,7 +173,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
 
 @pytest.mark.parametrize(("atoms", "regions"), [(31, 1), (32, 1), (63, 1), (64, 2), (95, 2), (96, 3), (1000, 16)])
 def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
-    assert training_atoms.ATOMS_PER_FEATURE * SIZE == 32
+    assert moments.ATOMS_PER_FEATURE * SIZE == 32
     readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
@@ -189,7 +189,7 @@ def _alone(readout, x, species):
 
 
 def test_no_more_regions_than_all_species_together_may_have(monkeypatch):
-    monkeypatch.setattr(training_atoms, "MAX_REGIONS", 6)
+    monkeypatch.setattr(moments, "MAX_REGIONS", 6)
     readout, (frame,) = make_readout(), make_frames(1, 1000)
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
@@ -219,9 +219,9 @@ def test_two_phases_are_two_regions_that_share_a_little():
     for part in parts:
         weight = SIZE / (SIZE + len(part))
         local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
-        covariance = (1 - training_atoms.SHARED) * local + training_atoms.SHARED * total
+        covariance = (1 - moments.SHARED) * local + moments.SHARED * total
         values, axes = np.linalg.eigh(covariance)
-        values += training_atoms.RIDGE * values.mean()
+        values += moments.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
         psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
     nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)

@@ -1,0 +1,266 @@
+"""``e2ip md``: a run with ASE's own dynamics, watched by a `Monitor`, whose frames keep their uncertainties."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Union
+
+import ase.io
+import numpy as np
+from ase import Atoms, units
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.md.frames import with_results
+from e2ip_plugins.md.monitor import Monitor, MonitorStop
+from e2ip_plugins.md.thresholds import Quantile
+from e2ip_plugins.tools.predicted import without_labels
+
+THERMOSTATS = ("nve", "langevin", "bussi")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a run.
+
+    Attributes
+    ----------
+    steps : int
+    temperature : float
+        At the start, in K; of velocities, too.
+    final_temperature : float, optional
+        At the end, reached linearly; default: that at the start.
+    timestep : float
+        In fs.
+    thermostat : str
+        Of `THERMOSTATS`; ``nve`` keeps the energy.
+    friction : float
+        Of ``langevin``, in 1/fs.
+    time_constant : float
+        Of ``bussi``, in fs.
+    seed : int
+        Of velocities and thermostat.
+    interval : int
+        Steps between frames that are written.
+    check_interval : int
+        Steps between two checks of the monitor.
+    """
+
+    steps: int
+    temperature: float = 300.0
+    final_temperature: Optional[float] = None
+    timestep: float = 0.5
+    thermostat: str = "langevin"
+    friction: float = 0.01
+    time_constant: float = 100.0
+    seed: int = 0
+    interval: int = 10
+    check_interval: int = 10
+
+    def __post_init__(self) -> None:
+        if self.thermostat not in THERMOSTATS:
+            raise InputError(f"--thermostat {self.thermostat}: choose from {', '.join(THERMOSTATS)}")
+        positive: Dict[str, Any] = {
+            "--steps": self.steps,
+            "--timestep": self.timestep,
+            "--friction": self.friction,
+            "--time-constant": self.time_constant,
+            "--interval": self.interval,
+            "--check-interval": self.check_interval,
+            "--temperature": self.temperature,
+        }
+        if self.final_temperature is not None:
+            positive["--temperature (its end)"] = self.final_temperature
+        for name, value in positive.items():
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} {value}: a number above 0")
+        if self.thermostat == "nve" and self.final_temperature is not None:
+            raise InputError("--temperature: a ramp needs a thermostat, and nve has none")
+
+    def temperature_at(self, step: int) -> float:
+        """Of the thermostat, in K."""
+        end = self.temperature if self.final_temperature is None else self.final_temperature
+        return self.temperature + (end - self.temperature) * min(step, self.steps) / self.steps
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a monitor is to do; see `Monitor`."""
+
+    thresholds: Dict[str, Any]
+    action: Union[str, Sequence[str]] = "stop"
+    held_out: Optional[Path] = None
+    level: float = 0.9
+    window: int = 1
+    frames: Path = Path("monitor.xyz")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes
+    ----------
+    steps : int
+        That were run.
+    frames : int
+        That were written.
+    checks, alarms : int
+        Of the monitor: alarms are checks above after one that was not.
+    stopped : str
+        Why the run ended early; empty if it did not.
+    """
+
+    steps: int
+    frames: int
+    checks: int
+    alarms: int
+    stopped: str
+
+    def lines(self) -> List[str]:
+        """In words."""
+        lines = [f"{self.steps} steps, {self.frames} frames written"]
+        if self.checks:
+            lines.append(f"monitor: {self.alarms} alarms in {self.checks} checks")
+        if self.stopped:
+            lines.append(f"stopped: {self.stopped}")
+        return lines
+
+
+class _Broken(Exception):
+    """Ends a run that no monitor watches."""
+
+
+def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] = None) -> Outcome:
+    """Run a structure and write its frames, with all uncertainties that its calculator has.
+
+    Parameters
+    ----------
+    atoms : ase.Atoms
+        With its calculator; moved. Velocities are drawn anew.
+    settings : Settings
+    output : Path
+        extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat in
+        K (at the start, with ``nve``).
+    watch : Watch, optional
+        Without it, only positions and forces that are no numbers end the run.
+
+    Raises
+    ------
+    InputError
+        Structures without atoms or with positions that are no numbers, and what `Monitor` refuses; before the run.
+    """
+    if not len(atoms):
+        raise InputError("the structure has no atoms")
+    if not np.isfinite(atoms.positions).all():
+        raise InputError("the structure has positions that are not finite")
+    if output.exists() or not output.parent.is_dir():
+        raise InputError(f"{output}: is there already, or its folder is not; choose another name")
+    rng = np.random.default_rng(settings.seed)
+    _draw_velocities(atoms, settings, rng)
+    dynamics = _dynamics(atoms, settings, rng)
+    written = [0]
+
+    def write() -> None:
+        if not (np.isfinite(atoms.positions).all() and np.isfinite(atoms.get_forces(apply_constraint=False)).all()):
+            # A monitor says more; it may look at fewer steps.
+            raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
+        frame = with_results(_unlabelled(atoms))
+        frame.info["md_step"], frame.info["md_temperature"] = dynamics.nsteps, settings.temperature_at(dynamics.nsteps)
+        ase.io.write(output, frame, format="extxyz", append=True)
+        written[0] += 1
+
+    if settings.final_temperature is not None:
+        dynamics.attach(lambda: _heat(dynamics, settings))
+    dynamics.attach(write, interval=settings.interval)
+    monitor = None
+    if watch is not None:
+        monitor = Monitor(
+            atoms,
+            watch.thresholds,
+            action=watch.action,
+            held_out=watch.held_out,
+            level=watch.level,
+            window=watch.window,
+            frames=watch.frames,
+        )
+        dynamics.attach(monitor, interval=settings.check_interval)
+    stopped = ""
+    try:
+        dynamics.run(settings.steps)
+    except (MonitorStop, _Broken) as end:
+        stopped = str(end)
+    checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
+    return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped)
+
+
+def parse_watch(text: str) -> Dict[str, Any]:
+    """A threshold from ``NAME=NUMBER`` or, of a quantile of held-out frames, ``NAME=q0.99``."""
+    name, _, value = text.partition("=")
+    try:
+        threshold = Quantile(float(value[1:])) if value.startswith("q") else float(value)
+    except ValueError as error:
+        raise InputError(
+            f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
+            "forces_epistemic_std=0.5"
+        ) from error
+    return {name.strip(): threshold}
+
+
+def parse_temperature(text: str) -> "tuple[float, Optional[float]]":
+    """Start and end of ``300`` or ``300:1500``, in K."""
+    first, sign, last = text.partition(":")
+    try:
+        return float(first), float(last) if sign else None
+    except ValueError as error:
+        raise InputError(f"--temperature {text}: a number in K, or a ramp, for example 300:1500") from error
+
+
+def _unlabelled(atoms: Atoms) -> Atoms:
+    frame = without_labels(atoms)
+    frame.calc = atoms.calc
+    return frame
+
+
+def _draw_velocities(atoms: Atoms, settings: Settings, rng: np.random.Generator) -> None:
+    from ase.md import velocitydistribution as of
+
+    # ASE 3.29 has it under a new name, and warns of the old one.
+    draw = getattr(of, "thermalize_momenta", None) or of.MaxwellBoltzmannDistribution
+    draw(atoms, temperature_K=settings.temperature, rng=rng)
+    if settings.thermostat != "langevin" and len(atoms) > 1:
+        of.Stationary(atoms)
+        if not atoms.pbc.any():
+            of.ZeroRotation(atoms)
+
+
+def _dynamics(atoms: Atoms, settings: Settings, rng: np.random.Generator) -> Any:
+    timestep = settings.timestep * units.fs
+    if settings.thermostat == "nve":
+        from ase.md.verlet import VelocityVerlet
+
+        return VelocityVerlet(atoms, timestep)
+    if settings.thermostat == "bussi":
+        from ase.md.bussi import Bussi
+
+        taut = settings.time_constant * units.fs
+        return Bussi(atoms, timestep, temperature_K=settings.temperature, taut=taut, rng=rng)
+    from ase.md.langevin import Langevin
+
+    # ASE's fixcm does not sample the canonical ensemble of a small molecule.
+    return Langevin(
+        atoms,
+        timestep,
+        temperature_K=settings.temperature,
+        friction=settings.friction / units.fs,
+        fixcm=False,
+        rng=rng,
+    )
+
+
+def _heat(dynamics: Any, settings: Settings) -> None:
+    temperature = settings.temperature_at(dynamics.nsteps)
+    if settings.thermostat == "langevin":
+        dynamics.set_temperature(temperature_K=temperature)
+    else:  # Bussi, which has no such method
+        dynamics.temp = temperature * units.kB
+        dynamics.target_kinetic_energy = 0.5 * dynamics.temp * dynamics.ndof

@@ -1,0 +1,176 @@
+"""``e2ip label``: reference energies and forces of frames, from any calculator of ASE."""
+
+import ast
+import importlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.scores.calibration import fingerprint
+from e2ip_plugins.tools.predicted import without_labels
+from e2ip_plugins.tools.trajectories import TEXT, read_trajectory, whole_bytes
+
+#: Names of labels in extxyz files; the ready configs of both hosts read them.
+ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
+
+
+@dataclass
+class Labels:
+    """What was done.
+
+    Attributes
+    ----------
+    labelled, there : int
+        Frames now, and by an earlier call.
+    failed : list of str
+        Frames without a label, and why.
+    """
+
+    labelled: int = 0
+    there: int = 0
+    failed: List[str] = field(default_factory=list)
+
+
+def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
+    """A function that makes a calculator.
+
+    Parameters
+    ----------
+    name : str
+        ``module:Class``, for example ``tblite.ase:TBLite``.
+    arguments : sequence of str
+        ``name=value``; values are Python literals, and text where they are none.
+
+    Raises
+    ------
+    InputError
+        Names that cannot be imported, and arguments that it does not take.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise InputError(f"--calculator {name}: a module and a class, for example tblite.ase:TBLite")
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--calculator {name}: cannot be imported ({error})") from error
+    given: Dict[str, Any] = {}
+    for text in arguments:
+        key, sign, value = text.partition("=")
+        if not sign or not key.isidentifier():
+            raise InputError(f"--argument {text}: a name and a value, for example method=GFN2-xTB")
+        given[key] = _literal(value)
+
+    def make() -> Any:
+        return made(**given)
+
+    try:
+        found = make()
+    # Calculators refuse arguments in ways of their own.
+    except Exception as error:
+        raise InputError(f"--calculator {name}: {type(error).__name__}: {error}") from error
+    if not callable(getattr(found, "get_forces", None)):
+        raise InputError(f"--calculator {name}: is a {type(found).__name__}, no calculator of ASE")
+    return make
+
+
+def label(
+    frames: Sequence[Any], output: Path, make_calculator: Callable[[], Any], say: Callable[[str], None] = lambda _: None
+) -> Labels:
+    """Write frames with labels, one after the other; those that the file has already are not computed again.
+
+    Every frame has a calculator of its own: its label does not depend on the frames before. Labels and predictions that
+    frames bring along are left out. A frame whose calculation fails, or gives numbers that are not finite, is not
+    written.
+
+    Parameters
+    ----------
+    frames : sequence of ase.Atoms
+    output : Path
+        extxyz file, with ``REF_energy`` (eV) and ``REF_forces`` (eV/Å) and, of periodic frames where the calculator has
+        one, ``REF_stress`` (eV/Å³).
+    make_calculator : callable
+        See `calculator_of`.
+    say : callable
+        Takes a line on every frame that failed.
+
+    Raises
+    ------
+    InputError
+        An output without labels, or which cannot be read.
+    """
+    import ase.io
+
+    output = Path(output)
+    done = _there(output)
+    result = Labels()
+    for number, atoms in enumerate(frames):
+        if not len(atoms):
+            _fail(result, say, number, "has no atoms")
+            continue
+        mark = fingerprint(atoms)
+        if mark in done:
+            result.there += 1
+            continue
+        try:
+            labelled = _labelled(atoms, make_calculator())
+        # Whatever a calculator raises where it finds no solution.
+        except Exception as error:
+            _fail(result, say, number, f"{type(error).__name__}: {error}")
+            continue
+        ase.io.write(output, labelled, format="extxyz", append=True)
+        done.add(mark)
+        result.labelled += 1
+    return result
+
+
+def _labelled(atoms: Any, calculator: Any) -> Any:
+    frame = without_labels(atoms)
+    working = frame.copy()
+    # A constraint is of the run that the frame comes from; the label is of the frame.
+    working.set_constraint()
+    frame.set_constraint()
+    working.calc = calculator
+    energy, forces = float(working.get_potential_energy()), np.asarray(working.get_forces(), dtype=float)
+    if not (np.isfinite(energy) and np.isfinite(forces).all()):
+        raise ValueError("energy or forces are not finite")
+    frame.info[ENERGY], frame.arrays[FORCES] = energy, forces
+    if frame.pbc.all() and "stress" in getattr(calculator, "implemented_properties", ()):
+        frame.info[STRESS] = np.asarray(working.get_stress(voigt=False), dtype=float)
+    return frame
+
+
+def _there(output: Path) -> set:
+    """Fingerprints of frames that the file has; a last one that was cut off is taken out of the file."""
+    if output.suffix not in TEXT:
+        raise InputError(f"--output {output}: labels go into an extxyz file, {' or '.join(TEXT)}")
+    if output.is_dir() or not output.parent.is_dir():
+        raise InputError(f"--output {output}: is a folder, or its folder does not exist")
+    if not output.exists():
+        return set()
+    frames, note = read_trajectory(output, may_be_empty=True)
+    unlabelled = [i for i, atoms in enumerate(frames) if ENERGY not in atoms.info or FORCES not in atoms.arrays]
+    if unlabelled:
+        raise InputError(
+            f"--output {output}: is there already, and its frame {unlabelled[0]} has no {ENERGY} and {FORCES}: it was "
+            "not written by e2ip label; choose another name"
+        )
+    if note:
+        os.truncate(output, whole_bytes(output))
+    return set(map(fingerprint, frames))
+
+
+def _fail(result: Labels, say: Callable[[str], None], number: int, why: str) -> None:
+    text = f"frame {number}: {why.splitlines()[0][:200] if why.strip() else 'failed'}"
+    result.failed.append(text)
+    say(text)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,223 @@
+"""Moments of training atoms' features, and the leverage's buffers made of them; they can grow by further atoms."""
+
+import warnings
+from typing import Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+from scipy.cluster.vq import kmeans2
+
+from e2ip_plugins.readout.leverage import Leverage
+
+#: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
+RIDGE = 1e-5
+
+#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for all species together.
+ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
+
+#: How much of its species' covariance enters that of a region: between two regions is not outside.
+SHARED = 0.3
+
+#: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
+ALIKE = 1e-6
+
+
+class Scatter:
+    """Number, mean (D,) and sum of outer products of the deviations from it (D, D) of some atoms.
+
+    Parameters
+    ----------
+    x : (n, D)
+    """
+
+    def __init__(self, x: np.ndarray) -> None:
+        size = x.shape[1]
+        self.count, self.mean, self.sum = 0.0, np.zeros(size), np.zeros((size, size))
+        self.add(x)
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """(D, D); zero for a single atom."""
+        return self.sum / self.count
+
+    def add(self, x: np.ndarray, weight: float = 1.0) -> None:
+        """Atoms (n, D) more, each as if there were ``weight`` of them."""
+        if not len(x):
+            return
+        count, mean = weight * len(x), x.mean(0)
+        inner, apart = x - mean, mean - self.mean
+        total = self.count + count
+        self.sum = self.sum + weight * inner.T @ inner + self.count * count / total * np.outer(apart, apart)
+        self.mean, self.count = self.mean + count / total * apart, total
+
+
+class Moments:
+    """Moments of every kind (head and species) of atoms, and of its regions.
+
+    Parameters
+    ----------
+    features : dict of (n, D) arrays
+        Atoms by kind.
+    ridge : float
+        See `RIDGE`.
+
+    Attributes
+    ----------
+    total : dict of Scatter
+        By kind.
+    regions : dict of list of Scatter
+        Empty where a kind has a single region, which is the kind itself.
+    """
+
+    def __init__(self, features: Dict[int, np.ndarray], ridge: float = RIDGE) -> None:
+        self.ridge = ridge
+        self.total = {kind: Scatter(x) for kind, x in features.items()}
+        self.regions: Dict[int, List[Scatter]] = {}
+        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // max(1, len(features))))
+        pooled = self._pooled() if features else None
+        for kind, x in features.items():
+            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), most)
+
+    def weight(self, kind: int) -> float:
+        """Of the pool in the moments of a kind.
+
+        A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
+        had been seen on as many atoms as there are features.
+        """
+        own = self.total[kind]
+        return len(own.mean) / (len(own.mean) + own.count)
+
+    def add(self, kind: int, x: np.ndarray, weight: float = 1.0, region: Optional[int] = None) -> None:
+        """Atoms (n, D) of a kind more, each as if there were ``weight`` of them: moments as if they had been there.
+
+        Parameters
+        ----------
+        region : int, optional
+            That they belong to, of a kind that has several.
+        """
+        if kind not in self.total:
+            self.total[kind], self.regions[kind] = Scatter(x[:0]), []
+        self.total[kind].add(x, weight)
+        if self.regions[kind]:
+            assert region is not None
+            self.regions[kind][region].add(x, weight)
+
+    def leverage_of(self, kind: int, features: np.ndarray, weights: np.ndarray) -> Tuple[Leverage, float]:
+        """A leverage in double precision that knows this kind alone, as its kind 0, and the mean over some atoms.
+
+        Parameters
+        ----------
+        features : (n, D)
+        weights : (n,)
+        """
+        leverage = Leverage(features.shape[1], 1).double()
+        _fill(leverage, {0: self.total[kind].mean}, [(0, *region) for region in self._whitened(kind, self._pooled())])
+        return leverage, float(np.average(distances(leverage, features, 0), weights=weights))
+
+    def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
+        """Into the leverage's buffers.
+
+        Parameters
+        ----------
+        features : dict of (n, D) arrays
+            Atoms by kind, over which the mean leverage is to be 1.
+        """
+        pooled = self._pooled()
+        regions = [(kind, *region) for kind in self.total for region in self._whitened(kind, pooled)]
+        _fill(leverage, {kind: total.mean for kind, total in self.total.items()}, regions)
+        means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
+        for kind, norm in norms_of(means, leverage.centres.shape[1]).items():
+            leverage.region_norms[leverage.region_kinds == kind] = norm
+
+    def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
+        """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
+        return (x - self.total[kind].mean) @ _whitening(self._shrunk(kind, self._pooled()), self.ridge)
+
+    def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
+        """Region of a kind that atoms (n, D) are in (n,) int."""
+        parts = self._whitened(kind, self._pooled())
+        white = [(x - self.total[kind].mean - offset) @ whitening for offset, whitening in parts]
+        return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in white], axis=0)
+
+    def _pooled(self) -> np.ndarray:
+        """Covariance within all kinds (D, D)."""
+        totals = self.total.values()
+        return sum(total.sum for total in totals) / sum(total.count for total in totals)
+
+    def _shrunk(self, kind: int, pooled: np.ndarray) -> np.ndarray:
+        weight = self.weight(kind)
+        return (1.0 - weight) * self.total[kind].covariance + weight * pooled
+
+    def _whitened(self, kind: int, pooled: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind, pooled)
+        size = len(total.mean)
+        if not parts:
+            yield np.zeros(size), _whitening(covariance, self.ridge)
+            return
+        within = sum(part.sum for part in parts) / total.count
+        for part in parts:
+            weight = size / (size + part.count)
+            local = (1.0 - weight) * part.covariance + weight * within
+            yield part.mean - total.mean, _whitening((1.0 - SHARED) * local + SHARED * covariance, self.ridge)
+
+
+def _fill(
+    leverage: Leverage, centres: Dict[int, np.ndarray], regions: List[Tuple[int, np.ndarray, np.ndarray]]
+) -> None:
+    """Centres of kinds, and regions with their kind, centre from there on, and whitening matrix."""
+    for kind, centre in centres.items():
+        leverage.centres[kind] = torch.from_numpy(centre).to(leverage.centres)
+    leverage.resize(len(regions))
+    for row, (kind, offset, whitening) in enumerate(regions):
+        leverage.region_kinds[row] = kind
+        leverage.region_offsets[row] = torch.from_numpy(offset @ whitening).to(leverage.centres)
+        leverage.region_whitening[:, row] = torch.from_numpy(whitening).to(leverage.centres)
+
+
+def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
+    """Factors that make the mean over the training atoms of a kind 1, whatever shrinks it.
+
+    A single atom is where its own moments are, as are atoms that are all alike: how far others are is then a matter of
+    the pool.
+
+    Parameters
+    ----------
+    means : dict
+        Of the distance, by kind.
+    size : int
+        Features D.
+    """
+    least = ALIKE * size
+    usual = float(np.mean([mean for mean in means.values() if mean > least] or [1.0]))
+    return {kind: 1.0 / (mean if mean > least else usual) for kind, mean in means.items()}
+
+
+def distances(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray:
+    """The leverage's own distance of atoms (n, D), in its precision."""
+    scalars = torch.from_numpy(features).to(leverage.centres)
+    with torch.no_grad():
+        parts = [leverage._distance(x, torch.full((len(x),), kind, device=x.device)) for x in scalars.split(4096)]
+    return torch.cat(parts).double().cpu().numpy()
+
+
+def _regions(x: np.ndarray, covariance: np.ndarray, most: int) -> List[Scatter]:
+    """Regions of a kind, from its features (n, D); an empty list for a single one."""
+    count, size = x.shape
+    number = min(count // (ATOMS_PER_FEATURE * size), most)
+    if number < 2:
+        return []
+    # The directions that vary most are those in which phases and sites differ.
+    _, axes = np.linalg.eigh(covariance)
+    projected = (x - x.mean(0)) @ axes[:, -16:]
+    starts = projected[np.argsort(projected[:, -1])[(np.arange(number) * 2 + 1) * count // (2 * number)]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of regions that stay empty
+        _, label = kmeans2(projected, starts, iter=30, minit="matrix")
+    return [Scatter(part) for part in (x[label == i] for i in range(number)) if len(part) > 1]
+
+
+def _whitening(covariance: np.ndarray, ridge: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(covariance)
+    values = values.clip(min=0.0)
+    # A species with a single atom, or all of them alike, has no variance at all.
+    return vectors / np.sqrt(values + max(ridge * values.mean(), 1e-12))

@@ -1,0 +1,96 @@
+"""Frames of trajectories that runs have left, whole or cut off in the middle of a frame."""
+
+import io
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+from e2ip_plugins.errors import InputError
+
+#: Endings of extxyz files.
+TEXT = (".xyz", ".extxyz")
+
+
+def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], str]:
+    """All frames of a file, as they are: frames without atoms and with positions that are no numbers included.
+
+    A last frame that was cut off, as a program that is killed leaves it, is left out.
+
+    Parameters
+    ----------
+    path : Path
+        extxyz file, or anything else that ASE reads.
+    may_be_empty : bool
+        Whether a file without a whole frame is no error.
+
+    Returns
+    -------
+    frames : list of ase.Atoms
+    note : str
+        What was left out; empty if nothing was.
+
+    Raises
+    ------
+    InputError
+        Files that are missing, empty, or broken elsewhere than at the end.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    frames: List[Any] = []
+    note = ""
+    if path.suffix in TEXT:
+        for number, (chunk, whole) in enumerate(_chunks(path)):
+            if not whole:
+                note = f"{path}: frame {number} is cut off and left out"
+                break
+            try:
+                frames.append(_parsed(chunk))
+            # ASE's readers let whatever goes wrong inside them through.
+            except Exception as error:
+                raise InputError(f"{path}, frame {number}: ASE cannot read it ({_told(error)})") from error
+    else:
+        import ase.io
+
+        try:
+            frames = ase.io.read(path, index=":")
+        except Exception as error:
+            raise InputError(f"{path}: ASE cannot read it ({_told(error)})") from error
+    if not frames and not may_be_empty:
+        raise InputError(f"{path}: has no whole frame")
+    return frames, note
+
+
+def _parsed(chunk: bytes) -> Any:
+    import ase
+    import ase.io
+
+    if int(chunk.split(b"\n", 1)[0]) == 0:  # which ASE's reader does not take
+        return ase.Atoms()
+    return ase.io.read(io.StringIO(chunk.decode(errors="replace")), format="extxyz")
+
+
+def whole_bytes(path: Path) -> int:
+    """How much of an extxyz file are whole frames."""
+    return sum(len(chunk) for chunk, whole in _chunks(path) if whole)
+
+
+def _chunks(path: Path) -> Iterator[Tuple[bytes, bool]]:
+    """Every frame, and whether it is all there: each line up to its end."""
+    with path.open("rb") as file:
+        number = 0
+        while first := file.readline():
+            if not first.strip():
+                if file.read().strip():
+                    raise InputError(f"{path}, frame {number}: begins with an empty line in place of a number of atoms")
+                return
+            try:
+                count = int(first)
+            except ValueError as error:
+                raise InputError(f"{path}, frame {number}: begins with {first[:40]!r}, no number of atoms") from error
+            lines = [first, *(file.readline() for _ in range(1 + max(0, count)))]
+            yield b"".join(lines), lines[-1].endswith(b"\n")
+            number += 1
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

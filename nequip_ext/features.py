@@ -1,0 +1,37 @@
+"""A NequIP model run over frames for ``e2ip select``: its readout sees the features."""
+
+from pathlib import Path
+from typing import Iterator, Optional, Sequence
+
+import torch
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.features import Passes
+from e2ip_plugins.tools.frames import Frame
+from nequip_ext.calculator import open_model
+from nequip_ext.passes import FrameBatches, forces_of, run_energies
+from nequip_ext.readout import find_readout
+
+
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+    """A checkpoint or package with a readout; `InputError` for others."""
+    if head is not None:
+        raise InputError(f"--head {head}: models of NequIP have no heads")
+    try:
+        model = open_model(path, device).model
+    except InputError:
+        raise
+    # Unpickling lets whatever goes wrong inside it through.
+    except Exception as error:
+        raise InputError(
+            f"{path}: is no checkpoint or package that NequIP opens ({type(error).__name__}: {error})"
+        ) from error
+    readout = find_readout(model)
+    if readout is None:
+        raise InputError(f"{path}: has no readout of e2ip-plugins; e2ip fit gives it one")
+
+    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
+        batches = FrameBatches(model, frames, device, batch_size, path)
+        return (forces_of(model, data) for data in batches) if forces else run_energies(model, batches)
+
+    return Passes(str(path), readout, run)

@@ -1,0 +1,185 @@
+"""`e2ip md`: what is run is what was asked for, again and again; the monitor ends it."""
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms, units
+from typer.testing import CliRunner
+
+from e2ip_plugins import cli
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.md.run import Settings, Watch, parse_temperature, parse_watch, run
+from e2ip_plugins.md.thresholds import Quantile
+
+STD = "forces_epistemic_std"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("thermostat", ["nve", "langevin", "bussi"])
+def test_a_seed_is_a_run(make_atoms, tmp_path, thermostat):
+    found = []
+    for i, seed in enumerate((3, 3, 4)):
+        outcome = run(
+            make_atoms(0.2, spring=5.0),
+            Settings(21, thermostat=thermostat, seed=seed, interval=10),
+            tmp_path / f"{i}.xyz",
+        )
+        assert (outcome.steps, outcome.frames, outcome.checks, outcome.stopped) == (21, 3, 0, "")
+        found.append(ase.io.read(tmp_path / f"{i}.xyz", ":"))
+    first, again, other = ([frame.positions for frame in frames] for frames in found)
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(np.subtract(first, other)[2]).max() > 1e-3
+    assert [frame.info["md_step"] for frame in found[0]] == [0, 10, 20]
+    assert found[0][2].arrays[STD][-1] == pytest.approx(0.2) and found[0][0].arrays["forces_cov"].shape == (4, 9)
+
+
+@pytest.mark.parametrize("thermostat", ["langevin", "bussi"])
+def test_a_ramp_heats(tmp_path, thermostat):
+    """Free atoms, many of them: the temperature of the thermostat is theirs."""
+    from ase.calculators.calculator import Calculator
+
+    class Free(Calculator):
+        implemented_properties = ("energy", "forces")
+
+        def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+            self.results = {"energy": 0.0, "forces": np.zeros((len(atoms), 3))}
+
+    atoms = Atoms("He400", np.random.default_rng(0).normal(scale=50.0, size=(400, 3)), calculator=Free())
+    settings = Settings(200, 300.0, 1500.0, thermostat=thermostat, friction=0.2, time_constant=5.0, interval=100)
+    run(atoms, settings, tmp_path / "ramp.xyz")
+    frames = ase.io.read(tmp_path / "ramp.xyz", ":")
+    assert [frame.info["md_temperature"] for frame in frames] == [300.0, 900.0, 1500.0]
+    for frame in frames:
+        # Some 5 fs behind; of 1200 components 4 %.
+        assert frame.get_temperature() == pytest.approx(frame.info["md_temperature"], rel=0.15)
+
+
+def test_velocities_are_drawn_and_energy_is_kept(make_atoms, tmp_path):
+    atoms = make_atoms(spring=5.0)
+    run(atoms, Settings(50, 600.0, thermostat="nve", timestep=0.25, interval=1), tmp_path / "nve.xyz")
+    frames = ase.io.read(tmp_path / "nve.xyz", ":")
+    energies = [frame.get_total_energy() for frame in frames]
+    assert np.ptp(energies) < 0.01 * frames[0].get_kinetic_energy() and frames[0].get_kinetic_energy() > 0.01
+    np.testing.assert_allclose(frames[-1].get_momenta().sum(0), 0.0, atol=1e-6)
+    np.testing.assert_allclose(frames[-1].get_angular_momentum(), 0.0, atol=1e-3)
+    assert frames[0].get_kinetic_energy() < 20 * 600.0 * units.kB
+
+
+def test_the_monitor_ends_it_and_counts(make_atoms, tmp_path):
+    watch = Watch({STD: 0.5}, frames=tmp_path / "last.xyz")
+    outcome = run(make_atoms(*[0.1] * 25, 0.9), Settings(100, check_interval=5), tmp_path / "run.xyz", watch)
+    assert outcome.steps == 25 and outcome.checks == 6 and outcome.frames == 3
+    assert STD in outcome.stopped and ase.io.read(tmp_path / "last.xyz").info["monitor_check"] == 5
+    assert outcome.lines()[-1].startswith("stopped: check 5: forces_epistemic_std of atom 3 (H) is 0.9")
+    watch = Watch({STD: 0.5}, "collect", frames=tmp_path / "all.xyz")
+    with pytest.warns(UserWarning, match=STD):
+        outcome = run(
+            make_atoms(0.1, 0.1, 0.9, 0.9, 0.1, 0.9), Settings(6, check_interval=1), tmp_path / "b.xyz", watch
+        )
+    assert (outcome.alarms, outcome.checks, outcome.steps) == (2, 7, 6)
+    assert len(ase.io.read(tmp_path / "all.xyz", ":")) == 4
+
+
+def test_what_is_no_number_ends_a_run_that_nobody_watches(make_atoms, tmp_path):
+    atoms = make_atoms(spring=np.nan)
+    outcome = run(atoms, Settings(100), tmp_path / "run.xyz")
+    assert outcome.stopped == "positions or forces are not finite at step 0" and outcome.frames == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 0}, "--steps 0: a number above 0"),
+        ({"temperature": float("nan")}, "--temperature nan"),
+        ({"final_temperature": -5.0}, r"--temperature \(its end\) -5.0"),
+        ({"timestep": 0.0}, "--timestep"),
+        ({"thermostat": "hoover"}, "--thermostat hoover: choose from nve, langevin, bussi"),
+        ({"thermostat": "nve", "final_temperature": 900.0}, "a ramp needs a thermostat"),
+    ],
+)
+def test_settings_that_do_not_go(given, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**{"steps": 10, **given})
+
+
+def test_structures_and_files_that_do_not_go(make_atoms, tmp_path):
+    atoms = make_atoms()
+    (tmp_path / "there.xyz").write_text("")
+    for path in ("there.xyz", "nowhere/run.xyz"):
+        with pytest.raises(InputError, match="is there already, or its folder is not"):
+            run(atoms, Settings(1), tmp_path / path)
+    atoms.positions[1, 2] = np.inf
+    with pytest.raises(InputError, match="positions that are not finite"):
+        run(atoms, Settings(1), tmp_path / "run.xyz")
+    with pytest.raises(InputError, match="has no atoms"):
+        run(Atoms(), Settings(1), tmp_path / "run.xyz")
+    assert not (tmp_path / "run.xyz").exists()
+
+
+def test_words():
+    assert parse_watch("e2ip_leverage=q0.99") == {"e2ip_leverage": Quantile(0.99)}
+    assert parse_watch(f"{STD}=0.5") == {STD: 0.5}
+    assert parse_temperature("300") == (300.0, None) and parse_temperature("300:1500") == (300.0, 1500.0)
+    for text in ("e2ip_leverage", "e2ip_leverage=high", "e2ip_leverage=q"):
+        with pytest.raises(InputError, match="--watch"):
+            parse_watch(text)
+    for text in ("hot", "300:", "300:x"):
+        with pytest.raises(InputError, match="--temperature"):
+            parse_temperature(text)
+
+
+@pytest.fixture
+def command(make_atoms, tmp_path, monkeypatch):
+    """Function that runs the command on CO₂H, with a host whose calculator is `Uncertain`."""
+    ase.io.write("start.xyz", [make_atoms(0.1), make_atoms(0.1)], format="extxyz")
+    (tmp_path / "my.model").write_bytes(b"")
+
+    def call(*options, stds=(0.1,)):
+        monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: lambda path, **_: make_atoms(*stds).calc)
+        words = ["md", "my.model", "start.xyz", "out.xyz", "--steps", "20", *map(str, options)]
+        return CliRunner().invoke(cli.app, words)
+
+    return call
+
+
+def test_the_command(command, held_out):
+    result = command("--watch", f"{STD}=q0.9", "--held-out", held_out, "--temperature", "300:400", "--interval", 5)
+    assert result.exit_code == 0, result.output
+    assert "stopped: check 0" in result.stdout and "1 of 4 atoms above" in result.stdout
+    assert ase.io.read("out-monitor.xyz").info["monitor_check"] == 0
+    assert "out.xyz: is there already" in command().stderr
+
+
+def test_warnings_of_the_monitor_are_lines(command):
+    result = command("--watch", f"{STD}=0.5", "--action", "warn", "--action", "collect", stds=(0.1,) * 5 + (0.9,))
+    assert result.exit_code == 0, result.output
+    assert "e2ip: warning: check 1: forces_epistemic_std of atom 3 (H) is 0.9 eV/Å" in result.stderr
+    assert "monitor: 1 alarms in 3 checks" in result.stdout and "20 steps, 3 frames written" in result.stdout
+    assert len(ase.io.read("out-monitor.xyz", ":")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--action", "stop"), "are for --watch"),
+        (("--frame", 2), "--frame 2: start.xyz has 2 frames"),
+        (("--watch", f"{STD}=q0.9"), "give held_out"),
+        (("--watch", "uncertainty=1"), "'uncertainty' cannot be watched"),
+        (("--temperature", "hot"), "--temperature hot"),
+    ],
+)
+def test_the_command_refuses(command, options, message):
+    result = command(*options)
+    assert result.exit_code == 2 and message in result.stderr
+    from pathlib import Path
+
+    assert not Path("out.xyz").exists()
+
+
+def test_a_threshold_in_another_unit_is_noticed(command):
+    """In meV/Å, as it seems."""
+    assert "all values of the first frame are below it by a factor" in command("--watch", f"{STD}=500").stderr
