@@ -375,6 +375,58 @@ def strip_command(
     typer.echo(f"Written: {output}")
 
 
+@app.command("lammps")
+def lammps_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="MACE .model, NequIP .ckpt, .nequip.zip or .pt2.")],
+    script: Annotated[Path, typer.Argument(metavar="in.lammps", help="LAMMPS input with a line '# e2ip'.")],
+    species: Annotated[str, typer.Option(help="Chemical symbol of every atom type, in order: 'C H O'.")],
+    key: Annotated[
+        Optional[List[str]],
+        typer.Option(help="Uncertainty that LAMMPS gets, may be repeated. [default: forces_epistemic_std, leverage]"),
+    ] = None,
+    watch: Annotated[
+        Optional[List[str]],
+        typer.Option(metavar="NAME=NUMBER", help="Threshold of a monitor; q0.99: a quantile of --held-out."),
+    ] = None,
+    held_out: Annotated[
+        Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
+    ] = None,
+    action: Annotated[Optional[List[str]], typer.Option(help="warn, collect, stop; may be repeated.")] = None,
+    interval: Annotated[int, typer.Option(help="Steps between checks of the monitor.")] = 10,
+    frames: Annotated[Path, typer.Option(help="Where the monitor's frames go.")] = Path("monitor.xyz"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
+
+    The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
+    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
+    the run ends it with exit status 3.
+    """
+    from e2ip_plugins.md.lammps_script import parse_thresholds, run_script, split
+    from e2ip_plugins.md.monitor import MonitorStop
+
+    split(script)
+    thresholds = parse_thresholds(watch or [])
+    host = "nequip" if model.suffix == ".pt2" and model.is_file() else _host_of(model)
+    _check_device(device)
+    calculator = _entry_point("calculator", host, f"this is a model of {host}")(model, device)
+    try:
+        run_script(
+            script,
+            calculator,
+            species.split(),
+            keys=key or None,
+            thresholds=thresholds,
+            interval=interval,
+            held_out=held_out,
+            action=action or ["warn"],
+            frames=frames,
+        )
+    except MonitorStop as stop:
+        typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(3) from stop
+
+
 def _host_of(model: Path) -> str:
     host = _HOSTS.get(model.suffix)
     if host is None:

@@ -123,7 +123,9 @@ class E2IPCalculator(NequIPCalculator):
 
 
 def open_model(path: Union[str, Path], device: str = "cpu") -> NequIPCalculator:
-    """Eager calculator of a checkpoint or package, with a readout or without."""
+    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``."""
+    if Path(path).suffix == ".pt2":
+        return E2IPCalculator.from_compiled_model(str(path), device=device, chemical_species_to_atom_type_map=True)
     calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
     if find_readout(calculator.model) is None:
         return calculator

@@ -17,8 +17,8 @@ COMPILE_TARGETS = ("ase", "pair_nequip", "batch", "pair_allegro")
 def register() -> None:
     """Register fields and compile targets of every family; safe to call more than once."""
     if "allegro" not in sys.modules and importlib.util.find_spec("allegro") is not None:
-        # NequIP imports its extensions in any order. Where Allegro itself is what imports NequIP, its target is there at
-        # the next call only, that of the first attribute of `nequip_ext`.
+        # NequIP imports its extensions in any order. Where Allegro itself is what imports NequIP, its target is there
+        # at the next call only, that of the first attribute of `nequip_ext`.
         importlib.import_module("allegro")
     for family in families.table().values():
         keys = family.output_keys()
