@@ -356,8 +356,8 @@ def fit_command(
     typer.echo(f"Written: {output}")
 
 
-#: Of `_HOSTS`, and what only ``e2ip evaluate`` takes.
-_EVALUATED = {**_HOSTS, ".pt2": "nequip"}
+#: For commands that only evaluate.
+_WITH_COMPILED = {**_HOSTS, ".pt2": "nequip"}
 
 
 @app.command("evaluate")
@@ -401,7 +401,7 @@ def evaluate_command(
     from e2ip_plugins.tools.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
     from e2ip_plugins.tools.progress import progress
 
-    host = _host_of(model, _EVALUATED)
+    host = _host_of(model, _WITH_COMPILED)
     options = Options(
         batch_atoms=512 if batch_atoms is None and batch_edges is None else batch_atoms,
         batch_edges=batch_edges,
@@ -492,16 +492,17 @@ def md_command(
 
     from e2ip_plugins.md import UncertaintyWarning
     from e2ip_plugins.md import run as runs
+    from e2ip_plugins.md.thresholds import parse_watch
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
-    host = _host_of(model)
+    host = _host_of(model, _WITH_COMPILED)
     first, last = runs.parse_temperature(temperature)
     settings = runs.Settings(
         steps, first, last, timestep, thermostat, friction, time_constant, seed, interval, check_interval
     )
     if not watch and (held_out or action or collected):
         raise InputError("--held-out, --action and --collected are for --watch, which says what is watched")
-    thresholds = {name: value for text in watch or [] for name, value in runs.parse_watch(text).items()}
+    thresholds = parse_watch(watch or [])
     _check_new(output, TEXT)
     frames, _ = read_trajectory(start)
     if not -len(frames) <= frame < len(frames):
@@ -645,6 +646,59 @@ def label_command(
     typer.echo(f"Written: {output}" if result.labelled or result.there else "Written: nothing")
     if result.failed:
         raise typer.Exit(1)
+
+
+@app.command("lammps")
+def lammps_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="MACE .model, NequIP .ckpt, .nequip.zip or .pt2.")],
+    script: Annotated[Path, typer.Argument(metavar="in.lammps", help="LAMMPS input with a line '# e2ip'.")],
+    species: Annotated[str, typer.Option(help="Chemical symbol of every atom type, in order: 'C H O'.")],
+    key: Annotated[
+        Optional[List[str]],
+        typer.Option(help="Uncertainty that LAMMPS gets, may be repeated. [default: forces_epistemic_std, leverage]"),
+    ] = None,
+    watch: Annotated[
+        Optional[List[str]],
+        typer.Option(metavar="NAME=NUMBER", help="Threshold of a monitor; q0.99: a quantile of --held-out."),
+    ] = None,
+    held_out: Annotated[
+        Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
+    ] = None,
+    action: Annotated[Optional[List[str]], typer.Option(help="warn, collect, stop; may be repeated.")] = None,
+    interval: Annotated[int, typer.Option(help="Steps between checks of the monitor.")] = 10,
+    frames: Annotated[Path, typer.Option(help="Where the monitor's frames go.")] = Path("monitor.xyz"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
+
+    The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
+    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
+    the run ends it with exit status 3.
+    """
+    from e2ip_plugins.md.lammps_script import run_script, split
+    from e2ip_plugins.md.monitor import MonitorStop
+    from e2ip_plugins.md.thresholds import parse_watch
+
+    split(script)
+    thresholds = parse_watch(watch or [])
+    host = _host_of(model, _WITH_COMPILED)
+    _check_device(device)
+    calculator = _opened("calculator", host, model, device=device)
+    try:
+        run_script(
+            script,
+            calculator,
+            species.split(),
+            keys=key or None,
+            thresholds=thresholds,
+            interval=interval,
+            held_out=held_out,
+            action=action or ["warn"],
+            frames=frames,
+        )
+    except MonitorStop as stop:
+        typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(3) from stop
 
 
 def _opened(group: str, host: str, model: Path, **options: Any) -> Any:

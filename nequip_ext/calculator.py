@@ -127,7 +127,11 @@ class E2IPCalculator(NequIPCalculator):
 def open_model(
     path: Union[str, Path], device: str = "cpu", calibration: Union[str, Path, None] = None
 ) -> NequIPCalculator:
-    """Eager calculator of a checkpoint or package, with a readout or without."""
+    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``."""
+    if Path(path).suffix == ".pt2":
+        return E2IPCalculator.from_compiled_model(
+            str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
+        )
     calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
     readout = find_readout(calculator.model)
     if readout is None:

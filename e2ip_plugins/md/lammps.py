@@ -87,8 +87,8 @@ class LammpsDriver:
     An error of the calculator, or `MonitorStop` of a monitor, ends the run after the step (forces of a step with an
     error are 0), and is raised by the method of ``lmp`` that was called: LAMMPS lets no exception through. To that end
     ``command``, ``commands_list``, ``commands_string`` and ``file`` of this one ``lmp`` are wrapped. Further runs of an
-    input file whose run was ended in this way are left out; afterwards LAMMPS can go on, and a ``timer timeout`` of the
-    input has to be set anew.
+    input file whose run was ended in this way are left out, other commands (and loops) are not; afterwards LAMMPS can
+    go on, and a ``timer timeout`` of the input has to be set anew.
 
     Parameters
     ----------

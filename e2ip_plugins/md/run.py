@@ -12,7 +12,6 @@ from ase import Atoms, units
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.md.thresholds import Quantile
 from e2ip_plugins.tools.predicted import without_labels
 
 THERMOSTATS = ("nve", "langevin", "bussi")
@@ -191,19 +190,6 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
         stopped = str(end)
     checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
     return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped)
-
-
-def parse_watch(text: str) -> Dict[str, Any]:
-    """A threshold from ``NAME=NUMBER`` or, of a quantile of held-out frames, ``NAME=q0.99``."""
-    name, _, value = text.partition("=")
-    try:
-        threshold = Quantile(float(value[1:])) if value.startswith("q") else float(value)
-    except ValueError as error:
-        raise InputError(
-            f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
-            "forces_epistemic_std=0.5"
-        ) from error
-    return {name.strip(): threshold}
 
 
 def parse_temperature(text: str) -> "tuple[float, Optional[float]]":

@@ -154,3 +154,20 @@ def _number(value: Any) -> float:
         return math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
         return math.nan
+
+
+def parse_watch(given: Iterable[str]) -> Dict[str, Union[float, Quantile]]:
+    """Thresholds of ``--watch``: ``NAME=NUMBER`` or, a quantile of held-out frames, ``NAME=q0.99``."""
+    found: Dict[str, Union[float, Quantile]] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name.strip()] = Quantile(float(value[1:])) if value.startswith("q") else float(value)
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
+                "forces_epistemic_std=0.5"
+            ) from error
+    return found

@@ -144,19 +144,36 @@ def test_lammps_follows_ase(atoms, make_calculator, follow_ase):
     follow_ase(atoms, make_calculator(), ["H", "C", "O"], [STD, LEVERAGE, "forces_cov"], timestep=0.03)
 
 
-def test_lammps_is_stopped(atoms, make_calculator, held_out, start_lammps):
-    from e2ip_plugins.md.lammps import LammpsDriver
-
-    dynamics_of(atoms, temperature=30000.0)
-    lmp = start_lammps(atoms, ["H", "C", "O"], timestep=0.5)
-    driver = LammpsDriver(lmp, make_calculator(), ["H", "C", "O"])
-    monitor = Monitor(driver.atoms, {LEVERAGE: Quantile(0.95)}, held_out=held_out, action="stop", frames="last.xyz")
-    driver.attach(monitor, interval=2)
-    with pytest.raises(MonitorStop, match=r"e2ip_leverage of atom \d"):
-        lmp.command("run 100")
+def test_lammps_is_stopped(atoms, fitted, held_out, tmp_path):
+    """By the command, with an input file."""
+    atoms.center(vacuum=5.0)
+    atoms.pbc = True
+    ase.io.write("start.data", atoms, format="lammps-data", specorder=["H", "C", "O"], masses=True)
+    (tmp_path / "in.lammps").write_text(f"""
+        units metal
+        read_data start.data
+        velocity all create 30000 1
+        # e2ip
+        dump all all custom 1 run.dump id d_{STD} d_{LEVERAGE}
+        timestep 0.0005
+        fix integrate all nve
+        variable part loop 3
+        label again
+        run 50
+        next part
+        jump SELF again
+    """)
+    command = ["lammps", str(fitted), "in.lammps", "--species", "H C O", "--interval", "2"]
+    watched = ["--watch", f"{LEVERAGE}=q0.95", "--held-out", str(held_out), "--action", "stop", "--frames", "last.xyz"]
+    result = CliRunner().invoke(app, [*command, *watched])
+    assert result.exit_code == 3, result.output
     last = ase.io.read("last.xyz")
-    assert last.arrays[LEVERAGE].max() > monitor.thresholds[LEVERAGE][0] and last.info["lammps_step"] % 2 == 0
+    assert last.info["monitor_reason"] in result.stderr and last.info["lammps_step"] % 2 == 0
     assert last.get_chemical_formula() == "CH4O"
+    written = (tmp_path / "run.dump").read_text().split("ITEM: TIMESTEP\n")[-1].splitlines()
+    assert int(written[0]) == last.info["lammps_step"]
+    dumped = sorted([float(number) for number in line.split()] for line in written[-len(last) :])
+    np.testing.assert_allclose([row[2] for row in dumped], last.arrays[LEVERAGE], rtol=1e-5)
 
 
 # BiasedCalculator

