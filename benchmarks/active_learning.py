@@ -187,7 +187,7 @@ def collect(work: Path, out: Path) -> None:
                     logs = [*(runs / f"md{i}.log" for i in range(RUNS)), folder / "select.log", folder / "label.log"]
                     entry["said"] = [line for log in logs for line in said(log)]
                     entry["taken"] = [
-                        [frame.info["select_index"], round(frame.info["select_score"], 4)]
+                        [int(frame.info["select_index"]), round(float(frame.info["select_score"]), 4)]
                         for frame in ase.io.read(folder / "selected.extxyz", ":")
                     ]
                 rounds.append(entry)
