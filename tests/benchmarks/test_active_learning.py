@@ -10,9 +10,10 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "active_learning.py"
 
 
-@pytest.fixture(scope="module")
-def study():
+@pytest.fixture
+def study(monkeypatch):
     """benchmarks/active_learning.py as a module."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("benchmark_active_learning", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
