@@ -5,11 +5,11 @@
     python benchmarks/monitor.py --quick    # a few minutes: does everything run?
 
 Needs an environment with e2ip-plugins[mace] and tblite. Models of the demo's 300 K frames: one with evidence mode
-leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and with
-ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by all
-models. Thresholds are the quantile 0.99 of the demo's 150 test frames, by the rule of `Monitor`: a check is above where
-an atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of its own
-model, or of the mean of the committee.
+leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and
+with ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by
+all models. Thresholds are the quantile 0.99 of the demo's 150 test frames, by the rule of `Monitor`: a check is above
+where an atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of
+its own model, or of the mean of the committee.
 """
 
 import argparse

@@ -62,7 +62,10 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-@pytest.mark.parametrize("command", [[], ["compare"], ["ensemble"], ["calibrate"], ["bench"], ["fetch"], ["fit"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["compare"], ["ensemble"], ["calibrate"], ["bench"], ["fetch"], ["fit"], ["md"], ["select"], ["label"]],
+)
 def test_help(command):
     result = run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout

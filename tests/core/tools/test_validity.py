@@ -11,8 +11,9 @@ NONE = Parts([])
 
 
 def test_parts_are_counted_by_formula():
-    water, pair = molecule("H2O"), molecule("H2O")
-    pair.extend(Atoms("OH2", molecule("H2O").positions + [0, 0, 5.0]))
+    water, pair, other = (molecule("H2O") for _ in range(3))
+    other.translate([0, 0, 5.0])
+    pair.extend(other)
     check = Validity().of_geometry
     whole, mixed = Parts([water, molecule("CH4")]), Parts([water, pair])
     assert check(pair, whole) == "torn apart" and check(pair, mixed) is None
