@@ -208,6 +208,14 @@ def cost(session: nox.Session) -> None:
     session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)
 
 
+@nox.session(venv_backend="none", default=False, requires=["mace"])
+def active_learning(session: nox.Session) -> None:
+    """Three rounds of active learning on the demo's molecule with GFN2-xTB (hours; goes on where it was)."""
+    python = COMMANDS["mace"] / "python"
+    session.run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"), external=True)
+    session.run(python, "benchmarks/active_learning.py", *session.posargs, external=True)
+
+
 @nox.session(default=False)
 def make_data(session: nox.Session) -> None:
     """Make the demo's data anew with GFN2-xTB (6 minutes); arguments after -- go to demo/make_data.py."""

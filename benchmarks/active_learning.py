@@ -12,17 +12,12 @@ finished is skipped.
 
 import argparse
 import json
-import os
-import shlex
-import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import ase.io
 import numpy as np
+from steps import Step, run, seen_from
 
 from e2ip_plugins.report.predictions import read_predictions
 
@@ -39,14 +34,6 @@ STOP = 30
 #: Batches of a training, whatever the number of frames, and frames in a batch.
 BATCHES, BATCH = 600, 5
 TESTS = {"900 K": "ood", "300 K": "test"}
-
-
-class Step(NamedTuple):
-    """A command, done once its mark is there; what it writes is removed before it starts."""
-
-    name: str
-    command: list[str]
-    writes: tuple[str, ...]
 
 
 def training(folder: Path, seed: int, frames: int) -> list[str]:
@@ -116,33 +103,6 @@ def round_of(method: str, seed: int, number: int, before: Path, folder: Path, sh
     fit(folder, seed, frames)
 
 
-def seen_from(folder: Path, path: Path) -> str:
-    """Relative: what has been done stays done where the clone is moved."""
-    return os.path.relpath(path, folder)
-
-
-def run(folder: Path, step: Step) -> None:
-    """A command in a folder, unless it has finished there."""
-    mark, text = folder / f"{step.name}.done", shlex.join(step.command)
-    if mark.exists():
-        if mark.read_text() != text:
-            sys.exit(f"{mark}: was made with other settings; remove {folder} or choose another --work")
-        return
-    for name in step.writes:
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    print(f"[{folder.name}] $ {text}", flush=True)
-    began = time.monotonic()
-    own = {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))}
-    own |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with (folder / f"{step.name}.log").open("w") as log:
-        done = subprocess.run(step.command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **own})
-    if done.returncode:
-        sys.exit(f"{folder / f'{step.name}.log'}: status {done.returncode}")
-    mark.write_text(text)
-    print(f"[{folder.name}] {step.name}: {time.monotonic() - began:.0f} s", flush=True)
-
-
 def learn(work: Path, seeds: tuple[int, ...], methods: tuple[str, ...]) -> None:
     """All rounds of all methods, seed by seed."""
     frames = ase.io.read(DATA / "train.extxyz", ":")
@@ -187,7 +147,7 @@ def collect(work: Path, out: Path) -> None:
                     logs = [*(runs / f"md{i}.log" for i in range(RUNS)), folder / "select.log", folder / "label.log"]
                     entry["said"] = [line for log in logs for line in said(log)]
                     entry["taken"] = [
-                        [frame.info["select_index"], round(frame.info["select_score"], 4)]
+                        [int(frame.info["select_index"]), round(float(frame.info["select_score"]), 4)]
                         for frame in ase.io.read(folder / "selected.extxyz", ":")
                     ]
                 rounds.append(entry)

@@ -73,8 +73,8 @@ class Features:
         atoms = [np.arange(bounds[i], bounds[i + 1]) for i in chosen]
         which = np.concatenate([np.empty(0, int), *atoms]).astype(int)
         frames = np.repeat(np.arange(len(atoms)), [len(part) for part in atoms]).astype(int)
-        parts = (values[which] for values in (self.scalars, self.kinds))
-        return Features(*parts, frames, self.leverage[which], self.forces[which], len(atoms))
+        scalars, kinds = self.scalars[which], self.kinds[which]
+        return Features(scalars, kinds, frames, self.leverage[which], self.forces[which], len(atoms))
 
 
 def collect(model: Passes, frames: Sequence[Frame], forces: bool = False) -> Features:

@@ -57,7 +57,7 @@ class Moments:
     Parameters
     ----------
     features : dict of (n, D) arrays
-        Atoms by kind.
+        Atoms by kind; one at least.
     ridge : float
         See `RIDGE`.
 
@@ -73,8 +73,8 @@ class Moments:
         self.ridge = ridge
         self.total = {kind: Scatter(x) for kind, x in features.items()}
         self.regions: Dict[int, List[Scatter]] = {}
-        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // max(1, len(features))))
-        pooled = self._pooled() if features else None
+        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // len(features)))
+        pooled = self._pooled()
         for kind, x in features.items():
             self.regions[kind] = _regions(x, self._shrunk(kind, pooled), most)
 
@@ -141,8 +141,8 @@ class Moments:
 
     def _pooled(self) -> np.ndarray:
         """Covariance within all kinds (D, D)."""
-        totals = self.total.values()
-        return sum(total.sum for total in totals) / sum(total.count for total in totals)
+        totals = list(self.total.values())
+        return np.sum([total.sum for total in totals], axis=0) / sum(total.count for total in totals)
 
     def _shrunk(self, kind: int, pooled: np.ndarray) -> np.ndarray:
         weight = self.weight(kind)

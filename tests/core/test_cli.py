@@ -63,7 +63,14 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["compare"], ["ensemble"], ["calibrate"], ["bench"], ["fetch"], ["fit"], ["evaluate"]]
+    "command",
+    [
+        [],
+        *(
+            [name]
+            for name in "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps".split()
+        ),
+    ],
 )
 def test_help(command):
     result = run(*command, "--help")

@@ -1,0 +1,234 @@
+"""What a monitor is worth: alarms of runs where nothing is wrong, and stops of runs that are heated until all is.
+
+    python benchmarks/monitor.py            # what is not there yet, hours on one core; then the tables
+    python benchmarks/monitor.py --table    # tables, raw results and figure of what is there
+    python benchmarks/monitor.py --quick    # a few minutes: does everything run?
+
+Needs an environment with e2ip-plugins[mace] and tblite. Models of the demo's 300 K frames: one with evidence mode
+leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and
+with ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by
+all models. Thresholds are the quantile 0.99 of the demo's 150 test frames, by the rule of `Monitor`: a check is above
+where an atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of
+its own model, or of the mean of the committee.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import ase.io
+import numpy as np
+from steps import Step, run, seen_from
+
+from e2ip_plugins.scores.frame_maxima import quantile
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "demo" / "data"
+COMMITTEE = tuple(f"stock{seed}" for seed in range(1, 6))
+READOUTS = {"leverage": ["--readout=e2ip"], "coupled": ["--readout=e2ip", "--e2ip_evidence=coupled"]}
+#: Quantile of held-out frames; checks over which the median is taken before a run is stopped.
+LEVEL, WINDOW = 0.99, 5
+#: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the test frames' errors.
+TOO_LARGE = 5.0
+INTERVAL = 10
+#: Name, file of the predictions, and per-atom column; the committee has its spread.
+DETECTORS = {
+    "leverage": ("leverage", "MACE_e2ip_leverage"),
+    "epistemic std": ("leverage", "MACE_forces_epistemic_std"),
+    "coupled, epistemic std": ("coupled", "MACE_forces_epistemic_std"),
+    "committee of five": ("committee", ""),
+}
+
+
+class Amount(NamedTuple):
+    """How much is run: epochs, steps at 300 K and of a ramp, runs of both kinds."""
+
+    epochs: int
+    cold_steps: int
+    ramp_steps: int
+    cold: int
+    ramps: int
+
+
+FULL, QUICK = Amount(40, 10_000, 4_000, 1, 10), Amount(2, 40, 60, 1, 1)
+
+
+class Checks(NamedTuple):
+    """A detector over the checks of a run: values (T, N), errors (T, N) in eV/Å, steps (T,)."""
+
+    values: np.ndarray
+    errors: np.ndarray
+    steps: np.ndarray
+
+
+def prepare(work: Path, amount: Amount) -> None:
+    """Models, runs, labels and predictions."""
+    for name in (*READOUTS, *COMMITTEE):
+        folder = work / name
+        run(
+            folder,
+            Step("train", training(folder, name, amount.epochs), ("checkpoints", "logs", "results", "model.model")),
+        )
+    for name in runs(amount):
+        ramp, seed = name.startswith("ramp"), int(name.split("_")[1])
+        folder = work / name
+        command = ["e2ip", "md", seen_from(folder, work / "leverage" / "model.model")]
+        command += [seen_from(folder, DATA / "train.extxyz"), "run.extxyz", f"--frame={seed}", f"--seed={seed}"]
+        steps = amount.ramp_steps if ramp else amount.cold_steps
+        command += [f"--steps={steps}", f"--temperature={'300:1500' if ramp else '300'}", f"--interval={INTERVAL}"]
+        run(folder, Step("md", command, ("run.extxyz",)))
+        command = ["e2ip", "label", "run.extxyz", "labelled.extxyz", "--calculator=tblite.ase:TBLite"]
+        command += ["--argument=method=GFN2-xTB", "--argument=accuracy=0.1", "--argument=verbosity=0"]
+        # Frames of which GFN2-xTB finds no solution are left out.
+        run(folder, Step("label", command, (), (0, 1)))
+        predict(work, folder, folder / "labelled.extxyz")
+    predict(work, work / "held_out", DATA / "test.extxyz")
+
+
+def runs(amount: Amount) -> list[str]:
+    return [*(f"cold_{seed}" for seed in range(amount.cold)), *(f"ramp_{seed}" for seed in range(amount.ramps))]
+
+
+def training(folder: Path, name: str, epochs: int) -> list[str]:
+    command = ["mace_run_train", f"--config={seen_from(folder, ROOT / 'configs' / 'mace_baseline.yaml')}"]
+    command += ["--name=model", f"--seed={name.removeprefix('stock') if name in COMMITTEE else 1}"]
+    command += ["--num_channels=16", "--max_ell=2", "--correlation=2", "--valid_batch_size=50", "--eval_interval=4"]
+    command += [f"--max_num_epochs={epochs}", f"--lr_scheduler_gamma={0.05 ** (1 / epochs):.6g}"]
+    files = [f"--{kind}_file={seen_from(folder, DATA / f'{kind}.extxyz')}" for kind in ("train", "valid")]
+    return [*command, *files, *READOUTS.get(name, [])]
+
+
+def predict(work: Path, folder: Path, frames: Path) -> None:
+    for name in (*READOUTS, *COMMITTEE):
+        command = ["mace_eval_configs", f"--configs={seen_from(folder, frames)}", f"--output={name}.xyz"]
+        command += [f"--model={seen_from(folder, work / name / 'model.model')}", "--default_dtype=float32"]
+        run(folder, Step(f"predict_{name}", [*command, "--batch_size=50"], (f"{name}.xyz",)))
+
+
+def read(folder: Path) -> dict[str, Checks]:
+    """What every detector says of the frames in a folder."""
+    found = {name: ase.io.read(folder / f"{name}.xyz", ":") for name in (*READOUTS, *COMMITTEE)}
+    steps = np.array([atoms.info.get("md_step", i) for i, atoms in enumerate(found["leverage"])])
+    reference = stacked(found["leverage"], "REF_forces")
+    members = np.stack([stacked(found[name], "MACE_forces") for name in COMMITTEE])
+    forces = {name: stacked(found[name], "MACE_forces") for name in READOUTS} | {"committee": members.mean(0)}
+    checks = {}
+    for detector, (model, column) in DETECTORS.items():
+        spread = np.sqrt(members.var(0, ddof=1).mean(-1))
+        values = stacked(found[model], column) if column else spread
+        checks[detector] = Checks(values, np.linalg.norm(forces[model] - reference, axis=-1), steps)
+    return checks
+
+
+def stacked(frames: list, name: str) -> np.ndarray:
+    """A column of all frames, which ASE may have taken for a result (T, N, …)."""
+    return np.stack([a.arrays[name] if name in a.arrays else a.calc.results[name] for a in frames])
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """Medians of every atom over the last checks (T, N), as `Monitor` takes them."""
+    return np.stack([np.median(values[max(0, i + 1 - window) : i + 1], axis=0) for i in range(len(values))])
+
+
+def judge(checks: Checks, held_out: Checks) -> dict:
+    """A run by one detector."""
+    threshold = quantile(held_out.values.max(1), LEVEL)
+    limit = TOO_LARGE * float(np.quantile(held_out.errors, 0.99))
+    largest, error = checks.values.max(1), checks.errors.max(1)
+    above = np.flatnonzero((smoothed(checks.values, WINDOW) > threshold).any(1))
+    bad = np.flatnonzero(error > limit)
+    stop = int(above[0]) if len(above) else None
+    return {
+        "threshold": threshold,
+        "limit": limit,
+        "checks": len(largest),
+        "above": int((largest > threshold).sum()),
+        "stop": None if stop is None else int(checks.steps[stop]),
+        "too_large": int(checks.steps[bad[0]]) if len(bad) else None,
+        "largest_error_until_stop": float(error[: len(error) if stop is None else stop + 1].max()),
+        "in_time": bool(not len(bad) or (stop is not None and stop < bad[0])),
+        "steps": checks.steps.tolist(),
+        "ratio": [round(float(value), 4) for value in largest / threshold],
+        "error": [round(float(value), 4) for value in error],
+    }
+
+
+def collect(work: Path, amount: Amount, out: Path) -> None:
+    """Raw results of what is finished."""
+    last = f"predict_{COMMITTEE[-1]}.done"
+    if not (work / "held_out" / last).exists():
+        return
+    held_out = read(work / "held_out")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in runs(amount):
+        if (work / name / last).exists():
+            found = {key: judge(checks, held_out[key]) for key, checks in read(work / name).items()}
+            (out / f"{name}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def tables(out: Path, figure: Path) -> str:
+    """Markdown tables, and the figure, of the raw results."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*_*.json"))}
+    cold, ramps = ([name for name in found if name.startswith(kind)] for kind in ("cold", "ramp"))
+    lines = [
+        "| detector | above at 300 K | stopped at 300 K | ramps stopped in time | stop: median step |",
+        "|---" * 5 + "|",
+    ]
+    for detector in DETECTORS:
+        quiet = [found[name][detector] for name in cold]
+        hot = [found[name][detector] for name in ramps]
+        share = sum(r["above"] for r in quiet) / max(1, sum(r["checks"] for r in quiet))
+        stops = [r["stop"] for r in hot if r["stop"] is not None]
+        median = f"{np.median(stops):.0f}" if stops else "none"
+        stopped = sum(r["stop"] is not None for r in quiet)
+        in_time = f"{sum(r['in_time'] for r in hot)} of {len(hot)}"
+        lines.append(f"| {detector} | {share:.2%} | {stopped} of {len(quiet)} | {in_time} | {median} |")
+    if found:
+        draw(found, ramps, figure)
+    return "\n".join(lines)
+
+
+def draw(found: dict, ramps: list[str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(DETECTORS), figsize=(13.0, 3.6), sharey=True, layout="constrained")
+    for panel, detector in zip(panels, DETECTORS, strict=True):
+        for name in ramps:
+            run_of = found[name][detector]
+            panel.plot(
+                run_of["steps"], np.divide(run_of["error"], run_of["limit"]), color="#d55e00", alpha=0.25, lw=0.8
+            )
+            panel.plot(run_of["steps"], run_of["ratio"], color="#0072b2", alpha=0.25, lw=0.8)
+            if run_of["stop"] is not None:
+                panel.axvline(run_of["stop"], color="black", alpha=0.4, lw=0.8)
+        panel.axhline(1.0, color="black", lw=0.8, ls=":")
+        panel.set(yscale="log", xlabel="step of the ramp, 300 to 1500 K", title=detector)
+    panels[0].set_ylabel("blue: largest value / threshold\nred: largest error / limit")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "monitor", help="folder of models and runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "monitor", help="raw results")
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "figures" / "monitor.png")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--quick", action="store_true", help="hardly any of it, all in a folder quick of --work")
+    options = parser.parse_args()
+    amount, work, out, figure = FULL, options.work.resolve(), options.out, options.figure
+    if options.quick:
+        amount, work = QUICK, work / "quick"
+        out, figure = work / "results", work / "monitor.png"
+    if not options.table:
+        prepare(work, amount)
+    collect(work, amount, out)
+    print(tables(out, figure))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The study of the monitor: when a run is stopped, and whether that is in time, on numbers made up."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "monitor.py"
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """benchmarks/monitor.py as a module."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    spec = importlib.util.spec_from_file_location("benchmark_monitor", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def held_out(study):
+    """A threshold of 2, an error of 0.5 eV/Å that is too large."""
+    return study.Checks(np.full((150, 3), 2.0), np.full((150, 3), 0.1), np.arange(150))
+
+
+def checks(study, values, errors):
+    """The largest value and error of a frame, of the second of three atoms."""
+    own = [np.outer(x, [0.0, 1.0, 0.0]) for x in (values, errors)]
+    return study.Checks(*own, 10 * np.arange(len(values)))
+
+
+def test_one_check_above_is_an_alarm_and_most_of_five_stop(study, held_out):
+    values = [1, 3, 1, 1, 1, 1, 3, 3, 1, 3, 1, 1]
+    found = study.judge(checks(study, values, np.full(12, 0.4)), held_out)
+    # Of the last five at the tenth check, three are above.
+    assert (found["above"], found["checks"], found["stop"], found["too_large"]) == (4, 12, 90, None)
+    assert found["in_time"] and found["threshold"] == 2.0 and found["limit"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("bad", "in_time"), [(3, False), (4, False), (5, True)])
+def test_in_time_is_before_the_error_is_too_large(study, held_out, bad, in_time):
+    values, errors = np.array([1, 1, 3, 3, 3, 3]), np.full(6, 0.1)
+    errors[bad] = 0.6
+    found = study.judge(checks(study, values, errors), held_out)
+    assert found["stop"] == 40 and found["too_large"] == 10 * bad and found["in_time"] == in_time
+    never = study.judge(checks(study, np.ones(6), errors), held_out)
+    assert never["stop"] is None and not never["in_time"]
+
+
+def test_predictions_are_read_as_mace_writes_them(study, tmp_path):
+    rng = np.random.default_rng(0)
+    reference, forces = rng.normal(size=(3, 3)), {}
+    for name in (*study.READOUTS, *study.COMMITTEE):
+        atoms = molecule("H2O")
+        atoms.info["md_step"] = 70
+        atoms.arrays["REF_forces"], forces[name] = reference, rng.normal(size=(3, 3))
+        atoms.arrays["MACE_forces"] = forces[name]
+        atoms.arrays["MACE_e2ip_leverage"] = atoms.arrays["MACE_forces_epistemic_std"] = np.arange(3.0)
+        atoms.calc = SinglePointCalculator(atoms, energy=0.0)
+        ase.io.write(tmp_path / f"{name}.xyz", [atoms], format="extxyz")
+    found = study.read(tmp_path)
+    members = np.stack([forces[name] for name in study.COMMITTEE])
+    spread = np.sqrt(np.trace(np.cov(members[:, 1].T)) / 3)
+    committee = found["committee of five"]
+    assert committee.values[0, 1] == pytest.approx(spread, abs=1e-6) and committee.steps.tolist() == [70]
+    error = np.linalg.norm(members.mean(0) - reference, axis=1)
+    np.testing.assert_allclose(committee.errors[0], error, atol=1e-6)
+    coupled = found["coupled, epistemic std"]
+    np.testing.assert_allclose(coupled.errors[0], np.linalg.norm(forces["coupled"] - reference, axis=1), atol=1e-6)
+
+
+def test_tables(study, held_out, tmp_path):
+    quiet = study.judge(checks(study, [1, 3, 1, 1], np.full(4, 0.1)), held_out)
+    hot = study.judge(checks(study, [1, 3, 3, 3, 3], [0.1, 0.1, 0.1, 0.1, 0.9]), held_out)
+    for name, result in (("cold_0", quiet), ("ramp_0", hot), ("ramp_1", hot)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(study.DETECTORS, result)))
+    text = study.tables(tmp_path, tmp_path / "figure.png")
+    assert "| leverage | 25.00% | 0 of 1 | 2 of 2 | 20 |" in text and (tmp_path / "figure.png").exists()
