@@ -135,7 +135,9 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
 
     name = _tapped(sequence)
     if name is not None:
-        sequence.insert("e2ip_tap", FeatureTap(dict(getattr(sequence, name).irreps_in)), before=name)
+        layer = getattr(sequence, name)
+        tap = FeatureTap(dict(layer.irreps_in), getattr(layer, "tapped", 1.0))
+        sequence.insert("e2ip_tap", tap, before=name)
     readout = GraphReadout(
         dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
     )
@@ -151,7 +153,7 @@ def _tapped(sequence: torch.nn.Module) -> Optional[str]:
     """The part of an energy model whose input the readout taps; None: nothing before the end is directional."""
     children = list(sequence.named_children())
     # By attributes and names: packaged models carry classes of their own.
-    own = [name for name, child in children if getattr(child, "tapped", False)]
+    own = [name for name, child in children if hasattr(child, "tapped")]
     if own:
         return own[-1]
     layers = [name for name, child in children if type(child).__name__ == "ConvNetLayer"]

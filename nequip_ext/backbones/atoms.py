@@ -6,12 +6,14 @@ of its type. One isolated atom of every type therefore passes through all layers
 atoms'. That changes every type's energy by a constant, and costs no more than T further atoms.
 """
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from nequip.data import AtomicDataDict
 from nequip.nn._graph_mixin import GraphModuleMixin
 from torch import Tensor, nn
+
+from nequip_ext.backbones.layers import LayerNorm
 
 
 def types_of(data: AtomicDataDict.Type) -> Tensor:
@@ -31,19 +33,29 @@ def against_isolated(energies: Tensor, types: Tensor) -> Tensor:
 
 
 class TypeEmbedding(GraphModuleMixin, nn.Module):
-    """Scalars of every type, standard normal at the start: ``node_attrs`` (N, F), ``node_features`` (N + T, F)."""
+    """Scalars of every type, standard normal at the start: ``node_attrs`` (N, F), ``node_features`` (N + T, F).
+
+    Parameters
+    ----------
+    type_names : list of str
+    channels : int
+        F.
+    normalised : bool
+        Whether a layer norm follows.
+    """
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
-    def __init__(self, type_names: List[str], channels: int) -> None:
+    def __init__(self, type_names: List[str], channels: int, normalised: bool = False) -> None:
         super().__init__()
+        self.norm = LayerNorm() if normalised else nn.Identity()
         self.embedding = nn.Parameter(torch.randn(len(type_names), channels))
         keys = (AtomicDataDict.NODE_ATTRS_KEY, AtomicDataDict.NODE_FEATURES_KEY)
         self._init_irreps(irreps_out={key: f"{channels}x0e" for key in keys})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         types = types_of(data)
-        features = with_isolated(self.embedding, types)
+        features = with_isolated(self.norm(self.embedding), types)
         data[AtomicDataDict.NODE_FEATURES_KEY] = features
         data[AtomicDataDict.NODE_ATTRS_KEY] = features[: types.shape[0]]
         return data
@@ -55,14 +67,27 @@ class AtomicEnergies(GraphModuleMixin, nn.Module):
     Parameters
     ----------
     energies : torch.nn.Module
-        From scalars (N + T, F) to energies (N + T, 1).
+        From scalars (N + T, F), with a further field beside them if there is one, to energies (N + T, 1).
     channels : int
+    beside : str, optional
+        That field.
+    drop : tuple of str
+        Fields that no output shall have.
     """
 
     _init_irreps: Callable[..., None]
 
-    def __init__(self, energies: nn.Module, channels: int, irreps_in: Dict[str, Any]) -> None:
+    def __init__(
+        self,
+        energies: nn.Module,
+        channels: int,
+        irreps_in: Dict[str, Any],
+        beside: Optional[str] = None,
+        drop: Tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
+        self.beside = beside
+        self.drop = drop
         self.energies = energies
         self.channels = channels
         self._init_irreps(
@@ -73,7 +98,12 @@ class AtomicEnergies(GraphModuleMixin, nn.Module):
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features, types = data[AtomicDataDict.NODE_FEATURES_KEY], types_of(data)
-        energies = self.energies(features[:, : self.channels])
+        scalars = features[:, : self.channels]
+        if self.beside is not None:
+            scalars = torch.cat([scalars, data.pop(self.beside)], dim=1)
+        energies = self.energies(scalars)
         data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = against_isolated(energies, types)
         data[AtomicDataDict.NODE_FEATURES_KEY] = features[: types.shape[0]]
+        for name in self.drop:
+            del data[name]
         return data

@@ -76,8 +76,8 @@ class PaiNNMixing(GraphModuleMixin, nn.Module):
         The curvature of the root at v = 0 is 1/√ε.
     """
 
-    #: The readout reads the vectors that go into the last of these: those after it, no energy has trained.
-    tapped = True
+    #: The readout reads the vectors that go into the last of these, times this: those after it, no energy has trained.
+    tapped = 1.0
 
     _init_irreps: Callable[..., None]
 

@@ -10,6 +10,15 @@ if importlib.util.find_spec("nequip") is None or importlib.util.find_spec("torch
 #: Sizes at which a test takes a fraction of a second.
 SIZES = {
     "nequip_ext.PaiNNModel": {"num_layers": 2, "num_features": 8, "num_radial": 6},
+    "nequip_ext.AlphaNetModel": {
+        "num_layers": 2,
+        "num_features": 16,
+        "num_radial": 6,
+        "num_phase_channels": 16,
+        "num_phases": 3,
+        "num_states": 4,
+        "phase_rank": 2,
+    },
 }
 KINDS = [(target, preset) for target in SIZES for preset in ("default", "paper")]
 
