@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from e2ip_plugins import families
-from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run, labels
+from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run, backbone, framework, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 
@@ -32,6 +32,7 @@ class Stage(NamedTuple):
 
 def check_host(host: str) -> None:
     """`InputError` where this environment has no such host."""
+    network, host = backbone(host), framework(host)
     if find_spec(host) is None:
         raise InputError(
             f"--host {host}: not installed here; run e2ip bench in an environment with e2ip-plugins[{host}], with the "
@@ -39,6 +40,11 @@ def check_host(host: str) -> None:
         )
     if not entry_points(group="e2ip_plugins.calculator", name=host):
         raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
+    if network is not None and find_spec("torch_geometric") is None:
+        raise InputError(
+            "--backbone needs torch-geometric: install the extra 'backbones', pip install "
+            '"e2ip-plugins[nequip,backbones]"'
+        )
 
 
 def prediction(run: Run, dataset: DataSet, label: str) -> str:
@@ -53,7 +59,7 @@ def stages(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], f
 
 def epochs(dataset: DataSet, host: str, preset: Preset) -> int:
     """Epochs of a whole training."""
-    return max(2, round(preset.epochs * dataset.epochs[host]))
+    return max(2, round(preset.epochs * dataset.epochs[framework(host)]))
 
 
 def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
@@ -82,19 +88,24 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
 
 def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
     method, count = METHODS[run.method], epochs(dataset, "nequip", preset)
+    network, other = ("training_module.model.model" if method.readout else "training_module.model"), backbone(run.host)
     config = "nequip_e2ip" if method.readout else "nequip_baseline"
+    if other and method.readout:
+        config = other.config
+    rate = method.learning_rate * (other.learning_rate if other else 1.0)
     scheduler = "training_module.lr_scheduler.scheduler"
     train = [_tool("nequip-train"), "-cp", str(_config("")), "-cn", config]
     train += [f"hydra.run.dir={folder}", f"seed={run.seed}"]
     train += ["run=[train]", f"max_epochs={EARLY_EPOCHS}"] if method.early else [f"max_epochs={count}"]
     train += [f"batch_size={dataset.batch_size}", f"cutoff_radius={dataset.cutoff}"]
-    train += [f"learning_rate={method.learning_rate:g}", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
+    train += [f"learning_rate={rate:g}", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
     train += [f"+{scheduler}.gamma={FINAL_RATE ** (1 / count):.6g}", f"~{scheduler}.factor", f"~{scheduler}.patience"]
     train += [f"chemical_species=[{','.join(dataset.species)}]", "+trainer.enable_progress_bar=false"]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
     train.append(f"test_file=[{','.join(str(files[label]) for label in labels(dataset))}]")
-    network = "training_module.model.model." if method.readout else "training_module.model."
-    train += [network + option for option in preset.nequip]
+    if other and not method.readout:
+        train += [f"~{network}", f"+{network}={{{_inner_model(_config(f'{other.config}.yaml'))}}}"]
+    train += [f"{network}.{option}" for option in preset.arguments(run.host)]
     if method.readout:
         train += [f"readout={method.readout}", *(_nequip_option(*item) for item in method.options.items())]
         columns = [key.name for key in families.get(method.readout).parameter_keys]
@@ -105,6 +116,14 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
     if (checkpoint := folder / "last.ckpt").exists():
         train.append(f"++ckpt_path={checkpoint}")
     return [Stage("train", train, tuple(prediction(run, dataset, label) for label in labels(dataset)))]
+
+
+def _inner_model(config: Path) -> str:
+    """The section of the network in a ready config, in Hydra's grammar."""
+    import yaml  # of NequIP's
+
+    section = yaml.safe_load(config.read_text(encoding="utf-8"))["training_module"]["model"]["model"]
+    return ",".join(f"{name}:{value}" for name, value in section.items())
 
 
 def _nequip_option(name: str, value: object) -> str:
