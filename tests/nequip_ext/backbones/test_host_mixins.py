@@ -1,4 +1,7 @@
-"""NequIP's own tests of models, run on the backbones (those that compile run where there is a GPU)."""
+"""NequIP's own tests of models, run on the backbones (those that compile run where there is a GPU).
+
+Minutes of numerical Jacobians: at night. What they look at is tested beside this file in seconds, and closer.
+"""
 
 import pytest
 from nequip.utils.unittests.model_tests_train_time_compile import TrainTimeCompileMixin
@@ -13,9 +16,19 @@ class _Backbone(TrainTimeCompileMixin):
         return False
 
 
+@pytest.mark.nightly
 class TestPaiNN(_Backbone):
     @pytest.fixture(scope="class", params=[{"preset": "paper"}, _EDGES], ids=["paper", "edge-types"])
     @classmethod
     def config(cls, request):
         sizes = {"num_layers": 2, "num_features": 8, "num_radial": 6}
         return {"_target_": "nequip_ext.PaiNNModel", **_COMMON, **sizes, **request.param}
+
+
+@pytest.mark.nightly
+class TestAlphaNet(_Backbone):
+    @pytest.fixture(scope="class", params=[{"preset": "paper"}, _EDGES], ids=["paper", "edge-types"])
+    @classmethod
+    def config(cls, request):
+        sizes = {"num_layers": 2, "num_features": 16, "num_radial": 6, "num_phase_channels": 16, "num_states": 4}
+        return {"_target_": "nequip_ext.AlphaNetModel", **_COMMON, **sizes, **request.param}
