@@ -229,6 +229,13 @@ class Host(str, enum.Enum):
     nequip = "nequip"
 
 
+class Backbone(str, enum.Enum):
+    """A network in place of NequIP's own."""
+
+    painn = "painn"
+    alphanet = "alphanet"
+
+
 @app.command("bench")
 def bench_command(
     name: Annotated[
@@ -245,6 +252,7 @@ def bench_command(
     out: Annotated[Path, typer.Option(help="Folder of runs and tables, for any number of benchmarks.")] = Path(
         "e2ip_bench"
     ),
+    backbone: Annotated[Optional[Backbone], typer.Option(help="With --host nequip: another network.")] = None,
     sets: Annotated[Optional[str], typer.Option(help="Data sets, separated by commas. [default: all]")] = None,
     methods: Annotated[Optional[str], typer.Option(help="Methods, separated by commas. [default: all]")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 1,
@@ -267,13 +275,18 @@ def bench_command(
     benchmark, amount = plan.BENCHMARKS[name], plan.PRESETS[preset.value]
     chosen_sets = plan.chosen(sets, benchmark.sets, "--sets")
     chosen_methods = plan.chosen(methods, benchmark.methods, "--methods")
-    found = plan.runs(name, host.value, amount, chosen_sets, chosen_methods)
+    trainer = host.value
+    if backbone is not None:
+        trainer = f"{trainer}-{backbone.value}"
+        if trainer not in plan.HOSTS:
+            raise InputError(f"--backbone {backbone.value}: networks of NequIP; give --host nequip with it")
+    found = plan.runs(name, trainer, amount, chosen_sets, chosen_methods)
     failed = []
     roots = [*([data] if data else []), Path.cwd()]
     if tables:
         runs.check_settings(found, amount, [], out)
     else:
-        commands.check_host(host.value)
+        commands.check_host(trainer)
         for chosen in chosen_sets:  # before anything is written
             find_all(plan.dataset(chosen), roots)
         runs.check_settings(found, amount, roots, out)

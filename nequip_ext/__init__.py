@@ -1,8 +1,9 @@
 """NequIP adapter of e²IP, imported whenever NequIP is (entry point ``nequip.extension``).
 
 Use ``nequip_ext.E2IPModel``, ``nequip_ext.E2IPLoss`` and ``nequip_ext.E2IPMetrics`` as ``_target_`` in the
-YAML of ``nequip-train``. They are imported when first used: what is imported here costs every NequIP
-command time and would be part of every packaged model that reaches this module.
+YAML of ``nequip-train``, and ``nequip_ext.PaiNNModel`` or ``nequip_ext.AlphaNetModel`` where a NequIP model may stand.
+They are imported when first used: what is imported here costs every NequIP command time and would be part of every
+packaged model that reaches this module.
 """
 
 import importlib
@@ -20,6 +21,8 @@ _EXPORTS = {
     "E2IPInputCheck": "checks",
     "E2IPXYZFileWriter": "evaluate",
     "uncertainty_gradient": "gradient",
+    "PaiNNModel": "backbones.models",
+    "AlphaNetModel": "backbones.models",
 }
 
 __all__ = list(_EXPORTS)

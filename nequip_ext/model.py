@@ -133,11 +133,11 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     if find_readout(graph_model) is not None:
         raise InputError("the inner model already has an e2ip readout: use it without E2IPModel around it")
 
-    # By name: packaged models carry classes of their own.
-    layers = [(name, child) for name, child in sequence.named_children() if type(child).__name__ == "ConvNetLayer"]
-    if len(layers) > 1:  # before the only layer there are type embeddings, nothing directional
-        name, layer = layers[-1]
-        sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in)), before=name)
+    name = _tapped(sequence)
+    if name is not None:
+        layer = getattr(sequence, name)
+        tap = FeatureTap(dict(layer.irreps_in), getattr(layer, "tapped", 1.0))
+        sequence.insert("e2ip_tap", tap, before=name)
     readout = GraphReadout(
         dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
     )
@@ -147,3 +147,14 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     sequence.append("e2ip_readout", readout)
     for outer in (force_module, graph_model):
         outer.irreps_out.update({k: v for k, v in readout.irreps_out.items() if k not in outer.irreps_out})
+
+
+def _tapped(sequence: torch.nn.Module) -> Optional[str]:
+    """The part of an energy model whose input the readout taps; None: nothing before the end is directional."""
+    children = list(sequence.named_children())
+    # By attributes and names: packaged models carry classes of their own.
+    own = [name for name, child in children if hasattr(child, "tapped")]
+    if own:
+        return own[-1]
+    layers = [name for name, child in children if type(child).__name__ == "ConvNetLayer"]
+    return layers[-1] if len(layers) > 1 else None  # before the only layer there are type embeddings

@@ -27,19 +27,24 @@ KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
 
 class FeatureTap(GraphModuleMixin, torch.nn.Module):
-    """Keeps a reference to the node features that go into the last convolution.
+    """Keeps a reference to the node features that go into the last layer, or what they are times a factor.
 
-    That layer puts out scalars only; its input still has l > 0.
+    A last convolution puts out scalars only; its input still has l > 0.
     """
+
+    # For models that were packaged when there was none.
+    factor: float = 1.0
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
-    def __init__(self, irreps_in: Dict[str, Irreps]) -> None:
+    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0) -> None:
         super().__init__()
+        self.factor = factor
         self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
-        data[TAP_KEY] = data[AtomicDataDict.NODE_FEATURES_KEY]
+        features = data[AtomicDataDict.NODE_FEATURES_KEY]
+        data[TAP_KEY] = features if self.factor == 1.0 else self.factor * features
         return data
 
 

@@ -6,6 +6,7 @@ import sys
 
 from nequip.data._key_registry import _CARTESIAN_TENSOR_FIELDS, register_fields
 from nequip.scripts._compile_utils import COMPILE_TARGET_DICT, register_compile_targets
+from nequip.scripts._package_utils import register_libraries_as_external_for_packaging
 
 from e2ip_plugins import families
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, PLATEAU_KEY
@@ -36,3 +37,5 @@ def register() -> None:
             stock = COMPILE_TARGET_DICT[target]
             ours = {**stock, "output": [*stock["output"], *names]}
             register_compile_targets({f"{family.name}_{target}": ours})
+    # Packages of PaiNN and AlphaNet need it installed where they are opened; others do not mention it.
+    register_libraries_as_external_for_packaging(extern_modules=["torch_geometric"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from e2ip_plugins import families
-from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run, labels
+from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run, backbone, framework, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 
@@ -35,6 +35,7 @@ class Stage(NamedTuple):
 
 def check_host(host: str) -> None:
     """`InputError` where this environment has no such host."""
+    network, host = backbone(host), framework(host)
     if find_spec(host) is None:
         raise InputError(
             f"--host {host}: not installed here; run e2ip bench in an environment with e2ip-plugins[{host}], with the "
@@ -42,6 +43,11 @@ def check_host(host: str) -> None:
         )
     if not entry_points(group="e2ip_plugins.calculator", name=host):
         raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
+    if network is not None and find_spec("torch_geometric") is None:
+        raise InputError(
+            "--backbone needs torch-geometric: install the extra 'backbones', pip install "
+            '"e2ip-plugins[nequip,backbones]"'
+        )
 
 
 def prediction(run: Run, dataset: DataSet, label: str) -> str:
@@ -56,12 +62,12 @@ def stages(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], f
 
 def epochs(run: Run, dataset: DataSet, preset: Preset) -> int:
     """Epochs of a whole training."""
-    return max(2, round(METHODS[run.method].epochs * preset.epochs * dataset.epochs[run.host]))
+    return max(2, round(METHODS[run.method].epochs * preset.epochs * dataset.epochs[framework(run.host)]))
 
 
 def base(run: Run, folder: Path) -> Path:
     """Model that a run of a method with a ``base`` begins with; its folder is beside the run's."""
-    path = folder.parent / run._replace(method=METHODS[run.method].base).name / MODELS[run.host]
+    path = folder.parent / run._replace(method=METHODS[run.method].base).name / MODELS[framework(run.host)]
     if not path.exists():
         raise InputError(
             f"{path} is missing, whose readout {run.name} trains: remove the folder {path.parent} to train it anew"
@@ -97,24 +103,29 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
 
 def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], folder: Path) -> List[Stage]:
     method, count = METHODS[run.method], epochs(run, dataset, preset)
+    network, other = ("training_module.model.model" if method.readout else "training_module.model"), backbone(run.host)
     config = "nequip_e2ip" if method.readout else "nequip_baseline"
+    if other and method.readout:
+        config = other.config
+    rate = method.learning_rate * (other.learning_rate if other else 1.0)
     scheduler = "training_module.lr_scheduler.scheduler"
     train = [_tool("nequip-train"), "-cp", str(_config("")), "-cn", config]
     train += [f"hydra.run.dir={folder}", f"seed={run.seed}"]
     train += ["run=[train]", f"max_epochs={EARLY_EPOCHS}"] if method.early else [f"max_epochs={count}"]
     train += [f"batch_size={dataset.batch_size}", f"cutoff_radius={dataset.cutoff}"]
-    train += [f"learning_rate={method.learning_rate:g}", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
+    train += [f"learning_rate={rate:g}", f"{scheduler}._target_=torch.optim.lr_scheduler.ExponentialLR"]
     train += [f"+{scheduler}.gamma={FINAL_RATE ** (1 / count):.6g}", f"~{scheduler}.factor", f"~{scheduler}.patience"]
     train += [f"chemical_species=[{','.join(dataset.species)}]", "+trainer.enable_progress_bar=false"]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}"]
     train.append(f"test_file=[{','.join(str(files[label]) for label in labels(dataset))}]")
-    network = "training_module.model.model" if method.readout else "training_module.model"
     if method.base:
         train += ["forces=fixed", "+training_module.val_metrics.coeffs.e2ip_nll=1.0", f"~{network}"]
         train += [f"+{network}._target_=nequip.model.ModelFromCheckpoint"]
         train += [f"+{network}.checkpoint_path={base(run, folder)}"]
     else:
-        train += [f"{network}.{option}" for option in preset.nequip]
+        if other and not method.readout:
+            train += [f"~{network}", f"+{network}={{{_inner_model(_config(f'{other.config}.yaml'))}}}"]
+        train += [f"{network}.{option}" for option in preset.arguments(run.host)]
     if method.readout:
         train += [f"readout={method.readout}", *(_nequip_option(*item) for item in method.options.items())]
         columns = [key.name for key in families.get(method.readout).parameter_keys]
@@ -125,6 +136,14 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
     if (checkpoint := folder / "last.ckpt").exists():
         train.append(f"++ckpt_path={checkpoint}")
     return [Stage("train", train, tuple(prediction(run, dataset, label) for label in labels(dataset)))]
+
+
+def _inner_model(config: Path) -> str:
+    """The section of the network in a ready config, in Hydra's grammar."""
+    import yaml  # of NequIP's
+
+    section = yaml.safe_load(config.read_text(encoding="utf-8"))["training_module"]["model"]["model"]
+    return ",".join(f"{name}:{value}" for name, value in section.items())
 
 
 def _nequip_option(name: str, value: object) -> str:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Sequence
 import numpy as np
 
 from e2ip_plugins.bench.commands import MODELS
-from e2ip_plugins.bench.plan import METHODS, Run
+from e2ip_plugins.bench.plan import METHODS, Run, framework
 
 #: Calls of every model: warm up first, then measured.
 WARM_UP, ROUNDS = 5, 30
@@ -30,7 +30,7 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
         chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
         chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
         chosen = [run for run in chosen if not METHODS[run.method].early]
-        models = {run: out / "runs" / run.name / MODELS[host] for run in chosen}
+        models = {run: out / "runs" / run.name / MODELS[framework(host)] for run in chosen}
         models = {run: file for run, file in models.items() if file.exists()}
         kept = path(dataset, host, out)
         before = json.loads(kept.read_text()) if kept.exists() else {"models": []}
@@ -44,7 +44,7 @@ def _measure(models: Dict[Run, Path], frames: Path) -> dict:
     import ase.io
     import torch
 
-    host = next(iter(models)).host
+    host = framework(next(iter(models)).host)
     (found,) = entry_points(group="e2ip_plugins.calculator", name=host)
     open_model, atoms = found.load(), ase.io.read(frames, index=0)
     threads = torch.get_num_threads()

@@ -4,7 +4,36 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from e2ip_plugins.errors import InputError
 
-HOSTS = ("mace", "nequip")
+
+class Backbone(NamedTuple):
+    """A network in place of NequIP's own.
+
+    Attributes
+    ----------
+    config : str
+        Ready config with it and a readout.
+    learning_rate : float
+        Factor on that of NequIP's own network.
+    """
+
+    config: str
+    learning_rate: float
+
+
+BACKBONES: Dict[str, Backbone] = {name: Backbone(f"nequip_{name}", 0.1) for name in ("painn", "alphanet")}
+
+#: Whoever trains: frameworks, and NequIP with another network, ``nequip-NAME``.
+HOSTS = ("mace", "nequip", *(f"nequip-{name}" for name in BACKBONES))
+
+
+def framework(host: str) -> str:
+    """The framework of one of `HOSTS`."""
+    return host.partition("-")[0]
+
+
+def backbone(host: str) -> Optional[Backbone]:
+    """The network of one of `HOSTS`; None: the framework's own."""
+    return BACKBONES.get(host.partition("-")[2])
 
 
 class DataSet(NamedTuple):
@@ -241,8 +270,8 @@ class Preset(NamedTuple):
         Factor on the data sets' epochs.
     frames : int, optional
         Frames of each kind at most.
-    mace, nequip : tuple of str
-        Arguments of the training commands.
+    mace, nequip, painn, alphanet : tuple of str
+        Arguments of the training commands; those of NequIP are its network's.
     """
 
     seeds: int
@@ -251,15 +280,32 @@ class Preset(NamedTuple):
     frames: Optional[int] = None
     mace: Tuple[str, ...] = ()
     nequip: Tuple[str, ...] = ()
+    painn: Tuple[str, ...] = ()
+    alphanet: Tuple[str, ...] = ()
+
+    def arguments(self, host: str) -> Tuple[str, ...]:
+        """Of one of `HOSTS`."""
+        return getattr(self, host.rpartition("-")[2])
 
 
 _SMALL = ("--num_channels=16", "--max_ell=2", "--correlation=2")
 
 PRESETS: Dict[str, Preset] = {
     # Whether everything runs, in minutes.
-    "smoke": Preset(1, 2, 0.125, 20, ("--max_ell=1", "--correlation=1", "--num_channels=8"), ("num_features=8",)),
+    "smoke": Preset(
+        1,
+        2,
+        0.125,
+        20,
+        ("--max_ell=1", "--correlation=1", "--num_channels=8"),
+        ("num_features=8",),
+        ("num_features=16", "num_layers=2"),
+        ("num_features=16", "num_layers=2", "num_radial=8"),
+    ),
     # A network and a number of epochs for two cores.
-    "cpu": Preset(2, 5, 1.0, None, _SMALL),
+    "cpu": Preset(
+        2, 5, 1.0, None, _SMALL, (), ("num_features=64",), ("num_features=64", "num_layers=2", "num_radial=16")
+    ),
     # For a GPU: the hosts' usual sizes, and five seeds as in the paper.
     "paper": Preset(
         5,
@@ -268,6 +314,8 @@ PRESETS: Dict[str, Preset] = {
         None,
         ("--max_ell=3", "--correlation=3", "--num_channels=64", "--device=cuda"),
         ("num_features=64", "num_layers=3"),
+        # Sizes in the paper.
+        ("num_layers=6", "num_radial=128"),
     ),
 }
 

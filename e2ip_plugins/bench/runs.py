@@ -34,7 +34,7 @@ def settings(run: Run, preset: Preset, roots: Sequence[Path]) -> Dict[str, Any]:
         "dataset": _plain(dataset(run.dataset)._asdict()),
         "epochs": EARLY_EPOCHS if method.early else commands.epochs(run, dataset(run.dataset), preset),
         "frames": preset.frames,
-        "arguments": list(getattr(preset, run.host)),
+        "arguments": list(preset.arguments(run.host)),
         **({"data": data.fingerprints(dataset(run.dataset), roots)} if roots else {}),
     }
 

@@ -101,6 +101,10 @@ def train_files(tmp_path_factory):
 
 #: Settings of the inner model that train in seconds.
 SMALL = ("num_features=4", "l_max=1", "++radial_mlp_width=8")
+SMALL_BACKBONES = {
+    "nequip_painn": ("num_features=8", "num_layers=2", "num_radial=4"),
+    "nequip_alphanet": ("num_features=16", "num_layers=2", "num_radial=4", "+num_phase_channels=16", "+num_states=4"),
+}
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +113,8 @@ def command():
 
     def build(config, folder, files, *overrides):
         inner = "training_module.model" if config == "nequip_baseline" else "training_module.model.model"
-        small = [f"++{inner}.{s[2:]}" if s.startswith("++") else f"{inner}.{s}" for s in SMALL]
+        sizes = SMALL_BACKBONES.get(config, SMALL)
+        small = [s.replace(s.lstrip("+"), f"{inner}.{s.lstrip('+')}") for s in sizes]
         data = [f"{name}_file={path}" for name, path in files.items()]
         configs = Path(__file__).parents[2] / "configs"
         run = [Path(sys.executable).with_name("nequip-train"), "-cp", configs, "-cn", config, f"hydra.run.dir={folder}"]

@@ -41,7 +41,7 @@ def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
     files = {label: tmp_path / f"{label}.extxyz" for label in ("train", *plan.labels(chosen))}
     for method in plan.METHODS:
         run = plan.Run("silica", host, method, 7)
-        given = tmp_path / f"silica_{host}_{plan.METHODS[method].base}_s7" / commands.MODELS[host]
+        given = tmp_path / f"silica_{host}_{plan.METHODS[method].base}_s7" / commands.MODELS[plan.framework(host)]
         given.parent.mkdir(exist_ok=True)
         given.touch()
         stages = commands.stages(run, chosen, plan.PRESETS["cpu"], files, tmp_path / run.name)
@@ -49,6 +49,8 @@ def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
         assert (str(given) in train and "forces=fixed" in train) == bool(plan.METHODS[method].base)
         assert ("--seed=7" if host == "mace" else "seed=7") in train and str(files["train"]) in train
         readout = plan.METHODS[method].readout
+        if plan.backbone(host):
+            assert f"nequip_{host.partition('-')[2]}" in train if readout else "_target_:nequip_ext." in train
         assert (f"readout={readout}" in train) if readout else ("readout" not in train)
         written = [name for stage in stages for name in stage.writes]
         if plan.METHODS[method].early:
@@ -69,6 +71,14 @@ def test_bad_input(tmp_path, monkeypatch):
     assert "unknown benchmark 'rmd18'; choose from: rmd17" in message("rmd18", "--host", "mace")
     assert "--sets: unknown 'water'" in message("rmd17", "--host", "mace", "--sets", "water")
     assert "--methods: unknown 'magic'" in message("rmd17", "--host", "mace", "--methods", "stock,magic")
+    assert "--backbone painn: networks of NequIP; give --host nequip" in message(
+        "rmd17", "--host", "mace", "--backbone", "painn"
+    )
+    monkeypatch.setattr(commands, "find_spec", lambda name: None if "geometric" in name else True)
+    monkeypatch.setattr(commands, "entry_points", lambda **group: ["there"])
+    assert 'pip install "e2ip-plugins[nequip,backbones]"' in message(
+        "rmd17", "--host", "nequip", "--backbone", "alphanet"
+    )
     monkeypatch.setattr(commands, "find_spec", lambda name: None)
     assert "--host mace: not installed here" in message("rmd17", "--host", "mace")
     monkeypatch.setattr(commands, "find_spec", lambda name: True)

@@ -1,0 +1,84 @@
+"""Small networks that both backbones are made of."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerNorm(nn.Module):
+    """(z - mean z) / √(mean (z - mean z)² + ε) over the last axis, with a gain and an offset if wanted.
+
+    Written out. Of the fused operator, NequIP's graphs for training (``make_fx``) lose the derivative through mean and
+    variance: energies and forces stay right, and the gradients of a loss on forces in the weights do not.
+
+    Parameters
+    ----------
+    size : int, optional
+        Channels of the gain, 1 at the start, and the offset, 0 at the start; None: there are none.
+    epsilon : float
+    """
+
+    def __init__(self, size: Optional[int] = None, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.gain = None if size is None else nn.Parameter(torch.ones(size))
+        self.offset = None if size is None else nn.Parameter(torch.zeros(size))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Normalised z, of the same shape."""
+        centred = z - z.mean(-1, keepdim=True)
+        normalised = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.epsilon)
+        return normalised if self.gain is None else normalised * self.gain + self.offset
+
+
+def xavier(linear: nn.Linear) -> nn.Linear:
+    """The same layer with Xavier-uniform weights and no bias at the start."""
+    nn.init.xavier_uniform_(linear.weight)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Lin(hidden → outputs) SiLU Lin(inputs → hidden), with torch's initial values."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
+
+
+def xavier_mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """`mlp` with the initial values of `xavier`."""
+    layers = mlp(inputs, hidden, outputs)
+    xavier(layers[0])
+    xavier(layers[2])
+    return layers
+
+
+def split(features: Tensor, channels: int) -> Tuple[Tensor, Tensor]:
+    """Scalars (N, F) and vectors (N, F, 3) of node features "F×0e + F×1o" (N, 4F); without vectors (N, F), zeros."""
+    scalars, vectors = features[:, :channels], features[:, channels:]
+    if features.shape[1] == channels:
+        vectors = features.new_zeros((features.shape[0], 3 * channels))
+    return scalars, vectors.reshape(features.shape[0], channels, 3)
+
+
+def join(scalars: Tensor, vectors: Tensor) -> Tensor:
+    """Node features "F×0e + F×1o" (N, 4F) of scalars (N, F) and vectors (N, F, 3)."""
+    return torch.cat([scalars, vectors.reshape(vectors.shape[0], 3 * vectors.shape[1])], dim=1)
+
+
+class Mixing(nn.Module):
+    """Vectors V and U (N, 3, F) of an atom's own, without a bias: a constant vector would not turn with the atoms.
+
+    Parameters
+    ----------
+    channels : int
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.linear = xavier(nn.Linear(channels, 2 * channels, bias=False))
+
+    def forward(self, vectors: Tensor) -> Tuple[Tensor, Tensor]:
+        """V and U of vectors (N, F, 3)."""
+        left, right = self.linear(vectors.transpose(1, 2)).chunk(2, dim=-1)
+        return left, right
