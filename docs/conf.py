@@ -29,6 +29,8 @@ author = copyright = "The e2ip-plugins developers"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
+# Options in running text keep their two hyphens.
+smartquotes = False
 html_theme = "furo"
 html_title = "e2ip-plugins"
 # Names in docstrings become links where the API reference has them, and code elsewhere.
@@ -51,6 +53,7 @@ myst_ref_domains = ["std"]
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "jupyter-cache" / what_tutorials_run())
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_execution_timeout = 3600
 nb_merge_streams = True
 
