@@ -216,6 +216,27 @@ def active_learning(session: nox.Session) -> None:
     session.run(python, "benchmarks/active_learning.py", *session.posargs, external=True)
 
 
+@nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
+def docs(session: nox.Session) -> None:
+    """Build docs/_build/html and run tutorials that have changed (minutes); -- --no-execute leaves results out."""
+    build = ROOT / "docs" / "_build"
+    for host, commands in COMMANDS.items():
+        wanted = [*group("kernel"), *(group("docs") if host == "nequip" else ())]
+        pip = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *wanted)
+        session.run_install(commands / "python", *pip, external=True)
+        # Cells run the host's commands by name.
+        path = os.pathsep.join((str(commands), os.environ["PATH"]))
+        kernel = ("--prefix", build, "--name", f"e2ip-{host}", "--env", "PATH", path)
+        session.run(commands / "python", "-m", "ipykernel", "install", *kernel, external=True, silent=True)
+    options = [arg for arg in session.posargs if arg != "--no-execute"]
+    options += ["-D", "nb_execution_mode=off"] if "--no-execute" in session.posargs else []
+    # Everything is read again, so that every warning shows, and is an error.
+    site = ("-m", "sphinx", "-E", "-W", "--keep-going", "-q", *options, "docs", build / "html")
+    env = {**ONE_THREAD, "JUPYTER_PATH": str(build / "share" / "jupyter")}
+    session.run(COMMANDS["nequip"] / "python", *site, env=env, external=True)
+    session.log(f"The site: {build / 'html' / 'index.html'}")
+
+
 @nox.session(default=False)
 def make_data(session: nox.Session) -> None:
     """Make the demo's data anew with GFN2-xTB (6 minutes); arguments after -- go to demo/make_data.py."""

@@ -377,7 +377,7 @@ def write_tables() -> None:
             keys = [k for k in table if k[:2] == (dataset, label)]
             if not keys:
                 continue
-            lines += ["", f"### {dataset}, {label}", ""]
+            lines += ["", f"## {dataset}, {label}", ""]
             heads = [heading for heading, *_ in COLUMNS]
             lines += ["| host | readout | seeds | " + " | ".join(heads) + " |", "|---|---|---|" + "---|" * len(heads)]
             order = list(VARIANTS)

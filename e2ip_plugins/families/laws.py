@@ -204,7 +204,7 @@ class Elliptical(Law):
     def energy_score(self, error: np.ndarray, chunk: int = 20_000) -> np.ndarray:
         """See `Law`; no sampling.
 
-        The first term is C/√(2π) ∫₀^∞ w^(-3/2) [1 - |I + wΛ|^(-1/2) (1 + wQ/m)^(-(m-1)/2)] dw with
+        The first term is C/√(2π) ∫₀^∞ w^(-3/2) [1 - det(I + wΛ)^(-1/2) (1 + wQ/m)^(-(m-1)/2)] dw with
         Q = eᵀ(I + wΛ)⁻¹e and C = √(m/2) Γ((m-1)/2)/Γ(m/2). With w = (c tan θ)² the integrand is
         analytic on 0 ≤ θ ≤ π/2, and Gauss-Legendre with 48 nodes has a relative error below 1e-9 for
         condition numbers up to 1e3 and below 1e-6 up to 1e10. The second is Carlson's R_G of Λ's eigenvalues.

@@ -7,7 +7,7 @@ training atoms have on average. With z_k its D features in the axes and units of
 
 With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
-is what ψ is for small deviations. For large ones it is linear in |z|: features that are nonlinear in the positions run
+is what ψ is for small deviations. For large ones it is linear in z: features that are nonlinear in the positions run
 away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
 sites, each has a μ and C of its own and the nearest one counts. `Leverage` computes it, `e2ip_plugins.tools.fit` fits
 it; docs/leverage.md has the tables that these choices come from.

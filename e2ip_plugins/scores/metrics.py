@@ -24,7 +24,7 @@ def observed_coverage(pit: np.ndarray, levels: np.ndarray = CALIBRATION_LEVELS) 
 
 
 def calibration_error(pit: np.ndarray) -> float:
-    """Mean |observed - expected| coverage over the levels 0.01 … 0.99.
+    """Mean ``|observed - expected|`` coverage over the levels 0.01 … 0.99.
 
     >>> calibration_error((np.arange(1000) + 0.5) / 1000) < 0.001
     True

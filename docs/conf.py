@@ -1,0 +1,120 @@
+"""Settings of Sphinx for the documentation site; ``nox -s docs`` builds it, in the NequIP environment."""
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from sphinx import addnodes
+
+import e2ip_plugins
+
+HERE = Path(__file__).parent
+
+
+def what_tutorials_run() -> str:
+    """Digest of packages, configs and data: the cache of results looks at the code of the tutorials alone."""
+    digest = hashlib.sha256()
+    for folder in ("e2ip_plugins", "nequip_ext", "mace_ext", "configs", "demo/data"):
+        for path in sorted((HERE.parent / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".extxyz"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+project = "e2ip-plugins"
+version = release = e2ip_plugins.__version__
+author = copyright = "The e2ip-plugins developers"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+# Options in running text keep their two hyphens.
+smartquotes = False
+html_theme = "furo"
+html_title = "e2ip-plugins"
+# Names in docstrings become links where the API reference has them, and code elsewhere.
+default_role = "py:obj"
+
+# No environment holds both hosts. NequIP's adapter has the larger interface, of subclasses of the host's classes.
+autodoc_mock_imports = ["mace"]
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+# Attributes as one list: fields of dataclasses and named tuples would be there twice otherwise.
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 100
+
+myst_heading_anchors = 3
+# Links in Markdown lead to pages, headings and files, never to a Python name that happens to be the same word.
+myst_ref_domains = ["std"]
+# Tutorials run with a kernel of the host that they are about, and again when they or what they run have changed.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "jupyter-cache" / what_tutorials_run())
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 3600
+nb_merge_streams = True
+
+
+def write_command_line(app):
+    """Describe the command line, from the help that it prints itself."""
+    command = [sys.executable, "-m", "typer", "e2ip_plugins.cli", "utils", "docs", "--name", "e2ip"]
+    page = HERE / "_build" / "generated" / "cli.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout, encoding="utf-8")
+
+
+def skip_fields(app, what, name, obj, skip, options):
+    """Leave fields of named tuples to the list of attributes in the docstring of their class."""
+    return True if str(getattr(obj, "__doc__", "")).startswith("Alias for field number") else None
+
+
+def before_napoleon(app, what, name, obj, options, lines):
+    """Give attributes that share a line, ``a, b : type``, an entry each, as napoleon does with parameters."""
+    if "Attributes" not in lines:
+        return
+    start = lines.index("Attributes") + 2
+    for i in range(len(lines) - 1, start - 1, -1):
+        shared = re.fullmatch(r"(\w+(?:, \w+)+) : (.*)", lines[i])
+        if shared:
+            end = next((j for j in range(i + 1, len(lines)) if not lines[j].startswith(" ")), len(lines))
+            body = lines[i + 1 : end]
+            lines[i:end] = [line for each in shared[1].split(", ") for line in (f"{each} : {shared[2]}", *body)]
+
+
+def keep(app, what, name, obj, options, lines):
+    if what == "data":
+        _comments[name] = list(lines)
+
+
+def restore(app, what, name, obj, options, lines):
+    """Comments of constants as they are: napoleon takes what stands before a colon in them for a type."""
+    lines[:] = _comments.pop(name, lines)
+
+
+_comments = {}
+
+
+def as_on_github(app, doctree):
+    """Pages read well on GitHub too: what only works there needs no page or becomes text.
+
+    Tables in ``results`` are reached from the pages that speak of them, not from a menu; folders have no page.
+    """
+    page = HERE / app.env.docname
+    if app.env.docname.startswith("results/"):
+        app.env.metadata[app.env.docname]["orphan"] = True
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link["reftype"] == "myst" and (page.parent / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
+
+
+def setup(app):
+    app.connect("builder-inited", write_command_line)
+    app.connect("autodoc-skip-member", skip_fields)
+    # Napoleon's own priority is 500.
+    app.connect("autodoc-process-docstring", before_napoleon, priority=400)
+    app.connect("autodoc-process-docstring", keep, priority=400)
+    app.connect("autodoc-process-docstring", restore, priority=600)
+    app.connect("doctree-read", as_on_github)
