@@ -6,13 +6,13 @@ from typing import Any, Iterable, Iterator, List, Sequence, Sized
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
-from nequip.integrations.utils import basic_transforms
 from nequip.nn import graph_model
 from nequip.utils import RankedLogger
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame
+from nequip_ext.compat import basic_transforms
 from nequip_ext.gradient import inputs_of
 from nequip_ext.readout import find_readout
 from nequip_ext.reference import reference_forces

@@ -87,7 +87,7 @@ WITHOUT_PLUGIN = """
 
     sys.meta_path.insert(0, Uninstalled())
     import ase.io, numpy
-    from nequip.integrations.ase import NequIPCalculator
+    from nequip_ext.compat import NequIPCalculator
 
     package, frame, target = sys.argv[1:]
     calculator = NequIPCalculator._from_saved_model(package, chemical_species_to_atom_type_map=True)
