@@ -270,7 +270,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "–" if entry is None else "yes" if entry["ok"] else f"**no**: {entry['text']}"
 
     lines = [
-        "| release | Python | torch | e3nn | contract | stock training | training, evaluation, calculator | opens models of |",
+        "| release | Python | torch | e3nn | contract | stock | e²IP: train, predict, calculate | opens files of |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["host"], [int(part) for part in row["release"].split(".")])):
