@@ -18,7 +18,7 @@ from nequip.train.callbacks import write_xyz
 
 import nequip_ext
 from e2ip_plugins import families
-from e2ip_plugins.contract import name_of, problems
+from e2ip_plugins.contract import name_of
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
@@ -136,14 +136,6 @@ def test_a_release_that_lacks_something_says_what(newer_release, monkeypatch):
         "pip install nequip==0.19.1",
     ):
         assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("name", contract.OPTIONAL)
-def test_what_is_optional_may_be_missing(name):
-    module, _, attribute = name.rpartition(".")
-    terms = {name: ("x",)} if name in contract.TERMS else {module: (attribute,)}
-    fake = {f"fake_{key.replace('.', '_')}": value for key, value in terms.items()}
-    assert problems(fake) and not problems(fake, [f"fake_{key}".replace(".", "_") for key in terms])
 
 
 def test_a_broken_release_stays_stock():
