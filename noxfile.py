@@ -56,6 +56,24 @@ EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2i
 #: The oldest torch that the tests run with; pyproject.toml claims it.
 OLDEST_TORCH = "2.6.0"
 HOSTS = ("nequip", "mace")
+#: Releases that the session `matrix` tries, in the table of docs/releases.md; the newest with further Pythons, too.
+RELEASES = {
+    "mace": ("0.3.13", "0.3.14", "0.3.15", "0.3.16"),
+    "nequip": ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1"),
+}
+PYTHONS = ("3.10", "3.12", "3.13")
+#: What else a release needs: nequip-allegro 0.8 wants NequIP 0.18.
+WITH_RELEASE = {("nequip", "0.16.2"): ("nequip-allegro<0.8",), ("nequip", "0.17.1"): ("nequip-allegro<0.8",)}
+MATRIX = [
+    *(nox.param(None, host, release, id=f"{host}='{release}'") for host in RELEASES for release in RELEASES[host]),
+    *(
+        nox.param(python, host, releases[-1], id=f"{host}='{releases[-1]}', python='{python}'")
+        for host, releases in RELEASES.items()
+        for python in PYTHONS
+    ),
+]
+#: The contract test of each host.
+CONTRACT = {"mace": "tests/mace_ext/test_seams.py", "nequip": "tests/nequip_ext/test_contract.py"}
 #: Folder of each host environment's commands, known once its session has run.
 COMMANDS: dict[str, Path] = {}
 
@@ -184,6 +202,25 @@ def oldest(session: nox.Session, host: str) -> None:
     # CUDA builds pin a Triton that our kernels do not compile with (3.2; 3.3 neither): there users get the eager path.
     session.run_install("python", "-m", "pip", "uninstall", "--yes", "--quiet", "triton")
     run_pytest(session, Path(session.bin), session.posargs or tests_of(host), "-m", "not nightly")
+
+
+@nox.session(default=False)
+@nox.parametrize("python,host,release", MATRIX)
+def matrix(session: nox.Session, host: str, release: str) -> None:
+    """Try releases of the hosts: contract tests, trainings of one epoch, predictions (gigabytes for each).
+
+    One of them is ``-s "matrix(mace='0.3.14')"``. Results and models stay in runs/releases, where each release opens
+    the models of the others; docs/releases.md has the table. A Python that is not installed is skipped.
+    """
+    session.install(*CONSTRAINED, "torch")
+    requirement = {"mace": "mace-torch", "nequip": "nequip"}[host]
+    further = (*group("test"), *(group("test-nequip") if host == "nequip" else ()))
+    pinned = WITH_RELEASE.get((host, release))
+    further = tuple(tool for tool in further if not (pinned and tool.startswith("nequip-allegro")))
+    session.install(*CONSTRAINED, f"{requirement}=={release}", f".[{host}]", *further, *(pinned or ()))
+    pytest = ("pytest", "-q", "-m", "not nightly", CONTRACT[host])
+    session.run(*pytest, *session.posargs, env=ONE_THREAD)
+    session.run("python", "benchmarks/releases.py", host, "--out", ROOT / "runs" / "releases", env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])

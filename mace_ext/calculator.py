@@ -1,7 +1,6 @@
 """`MACECalculator` returns the uncertainty keys of e²IP models; other models run the stock code alone.
 
-The stock ``calculate`` fills whatever tensors ``_create_result_tensors`` made, for every member of a
-committee, and drops what it has no place for: room for ours is made there, and turned into
+The stock ``calculate`` drops what it has no place for: while it runs, each model keeps what it puts out, which becomes
 ASE results after it has returned.
 """
 
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
@@ -21,7 +19,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.gradient import uncertainty_gradient as gradient_of
-from mace_ext.readout import find_family, find_readout, has_leverage, output_keys
+from mace_ext.readout import find_family, find_readout, has_leverage
 
 
 def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, None] = None, **kwargs: Any) -> None:
@@ -54,44 +52,60 @@ def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, N
         logging.warning(f"Only {count} models have an e2ip readout: the committee returns no uncertainties")
 
 
-def slice_real_outputs(stock: Callable, out: Dict[str, Tensor], num_real_atoms: int) -> Dict[str, Tensor]:
-    """``MACECalculator._slice_real_outputs``: padding atoms go from our per-atom outputs, too."""
-    sliced = stock(out, num_real_atoms)
-    family = families.of_outputs(sliced)
-    for key in () if family is None else output_keys(family, sliced):
-        sliced[key.name] = sliced[key.name][:num_real_atoms]
-    return sliced
-
-
-def create_result_tensors(
-    stock: Callable, self: Any, num_models: int, num_atoms: int, batch: Any, out: Dict[str, Tensor]
-) -> Tuple[Dict[str, Tensor], Any]:
-    """``MACECalculator._create_result_tensors``: room for each member's outputs and leverage; others' stay NaN."""
-    tensors, node_e0 = stock(self, num_models, num_atoms, batch, out)
-    wanted = [key for family in self._uq_families for key in (*family.output_keys(), LEVERAGE)]
-    self._uq_outputs = {
-        key.name: out["forces"].new_full((num_models, len(out["forces"]), *key.shape), float("nan")) for key in wanted
-    }
-    return {**tensors, **self._uq_outputs}, node_e0
-
-
 def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """``MACECalculator.calculate``: add `uncertainty_results` to ``self.results``."""
-    self._uq_outputs = {}
-    stock(self, *args, **kwargs)
-    leverage = self._uq_outputs.pop(LEVERAGE.name, None)
-    if leverage is not None and LEVERAGE.name in self.implemented_properties:
+    if not self._uq_families:
+        stock(self, *args, **kwargs)
+        return
+    models = self.models
+    heard = [_Heard(model) for model in models]
+    self.models = heard
+    try:
+        stock(self, *args, **kwargs)
+    finally:
+        self.models = models
+    outputs = _outputs(self._uq_families, [model.output for model in heard], len(self.atoms))
+    leverage = outputs.pop(LEVERAGE.name)
+    if LEVERAGE.name in self.implemented_properties:
         self.results[LEVERAGE.name] = leverage.mean(0).cpu().numpy()
-    if self._uq_outputs:
-        # Not the tensor: on the CPU (0.3.16) the stock code has multiplied a committee's by its unit factor.
-        forces = self.results.get("forces_comm")
-        factor = self.energy_units_to_eV / self.length_units_to_A
-        if self._uq_calibration is None:
-            self.results.update(uncertainty_results(self._uq_families, self._uq_outputs, factor, forces))
-        else:
-            (family,) = self._uq_families
-            outputs = {name: values[0] for name, values in self._uq_outputs.items()}
-            self.results.update(self._uq_calibration.results(family, outputs, factor, self.atoms.symbols))
+    # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied a committee's by its unit factor.
+    forces = self.results.get("forces_comm")
+    factor = self.energy_units_to_eV / self.length_units_to_A
+    if self._uq_calibration is None:
+        self.results.update(uncertainty_results(self._uq_families, outputs, factor, forces))
+    else:
+        (family,) = self._uq_families
+        own = {name: values[0] for name, values in outputs.items()}
+        self.results.update(self._uq_calibration.results(family, own, factor, self.atoms.symbols))
+
+
+class _Heard:
+    """A model of the calculator, scripted or not, that keeps its latest outputs."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.output: Dict[str, Tensor] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Dict[str, Tensor]:
+        self.output = self._model(*args, **kwargs)
+        return self.output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _outputs(members: List[Type[Family]], outputs: List[Dict[str, Tensor]], num_atoms: int) -> Dict[str, Tensor]:
+    """Each member's outputs and leverage, (M, N, ...); what a member does not put out is NaN.
+
+    Padding atoms (MACE 0.3.16) come last and are left out.
+    """
+    wanted = [key for family in members for key in (*family.output_keys(), LEVERAGE)]
+    found: Dict[str, Tensor] = {}
+    for key in wanted:
+        missing = outputs[0]["forces"].new_full((num_atoms, *key.shape), float("nan"))
+        values = [output.get(key.name) for output in outputs]
+        found[key.name] = torch.stack([missing if v is None else v.detach()[:num_atoms] for v in values])
+    return found
 
 
 def uncertainty_gradient(

@@ -9,6 +9,7 @@ from typing import Any, Optional, Set
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from mace_ext import seams
+from mace_ext.compat import option as option_of
 from mace_ext.options import given_options, has_readout, known_options, settings_of
 
 LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
@@ -28,6 +29,7 @@ def check_options(args: Namespace) -> None:
     problem = seams.problem()
     if problem:
         raise InputError(f"{readout} does not work with this installation: {problem}")
+    seams.warn_if_untested()
     try:
         settings_of(args)
         if not wants_auto_unit(args.e2ip_force_unit):
@@ -62,7 +64,7 @@ def _fix_host(args: Namespace) -> None:
             "--e2ip_forces fixed trains the readout of a model that is there: name it with --foundation_model, or "
             "leave --e2ip_forces out"
         )
-    if args.lora:
+    if option_of(args, "lora"):
         raise InputError("--e2ip_forces fixed does not go with --lora True, which changes the model; leave one out")
     # Its elements, its atomic energies, and nothing to replay.
     args.foundation_model_elements, args.multiheads_finetuning, args.E0s = True, False, "foundation"
@@ -100,7 +102,7 @@ def check_files(args: Namespace) -> None:
                 if option == "train_file" and args.energy_weight > 0:
                     check_file(path, f"--{option}", energy_key, "--energy_key")
     if args.pt_train_file is not None and args.pt_train_file not in REPLAY_SETS:
-        key = None if args.pseudolabel_replay else args.forces_key
+        key = None if option_of(args, "pseudolabel_replay") else args.forces_key
         check_file(args.pt_train_file, "--pt_train_file", key, "--forces_key")
 
 

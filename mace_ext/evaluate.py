@@ -1,7 +1,7 @@
 """`mace_eval_configs` writes the uncertainty columns of e²IP models beside its own.
 
 The stock ``run`` keeps only the outputs it knows. Ours are collected where it calls the model
-(``get_model_output``) and added where it writes the frames (its ``ase.io.write``), so that nothing of
+(`mace_ext.compat.hear_outputs`) and added where it writes the frames (its ``ase.io.write``), so that nothing of
 the stock command is repeated here. Files of other models are the stock ones to the byte.
 """
 
@@ -26,6 +26,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from mace_ext.compat import hear_outputs
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_readout
 
@@ -96,7 +97,7 @@ class _Columns:
 
 
 def patch_eval_configs(module: Any) -> None:
-    """Patch ``parse_args``, ``get_model_output``, ``run`` and ``main`` of `mace.cli.eval_configs`."""
+    """Patch ``parse_args``, ``run``, ``main`` and what calls the model in `mace.cli.eval_configs`."""
     columns, stock_ase, stock_argparse = _Columns(), module.ase, module.argparse
 
     class Parser(argparse.ArgumentParser):
@@ -112,12 +113,11 @@ def patch_eval_configs(module: Any) -> None:
         finally:
             module.argparse = stock_argparse
 
-    def get_model_output(stock, model, batch, *args, **kwargs):
-        family = find_family(model)
+    def before(model):
         columns.warn(unfitted(find_readout(model)))
-        output = stock(model, batch, *args, **kwargs)
-        columns.add(family, output, batch["ptr"])
-        return output
+
+    def after(model, batch, output):
+        columns.add(find_family(model), output, batch["ptr"])
 
     def run(stock, args):
         folder = os.path.dirname(args.output)
@@ -155,7 +155,8 @@ def patch_eval_configs(module: Any) -> None:
             print(f"mace_eval_configs: error: {message}", file=sys.stderr)
             raise SystemExit(2) from error
 
-    for function in (parse_args, get_model_output, run, main):
+    hear_outputs(module, before, after)
+    for function in (parse_args, run, main):
         wrap(module, function.__name__, function)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from mace.modules import models
 
-from mace_ext.model import ScaleShiftMACE
+from e2ip_plugins.readout.readout import Readout
+from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.readout import find_readout
 
 
@@ -17,6 +18,16 @@ def without_readout(model: Any) -> Any:
     plain.__dict__ = {name: value for name, value in model.__dict__.items() if name != "learns_alone"}
     plain._modules = {name: module for name, module in model._modules.items() if name != "e2ip_readout"}
     return plain
+
+
+def with_readout_of_head(model: Any, readout: Readout, head: int) -> None:
+    """Give a stock model with one MACE head what a model with several has for one of them."""
+    add_readout(model, readout.settings)
+    own = model.e2ip_readout
+    if readout.has_pool:
+        own.pool.load_state_dict(readout.pool.state_dict())
+    own.trunks[0].load_state_dict(readout.trunks[head].state_dict())
+    own.leverage.take_head(readout.leverage, head)
 
 
 def load_foundation_readout(model: ScaleShiftMACE, foundation: Any) -> None:

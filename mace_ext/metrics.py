@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple
 import torch
 
 from e2ip_plugins import families
+from mace_ext.compat import finite_errors
 
 
 class Logged(NamedTuple):
@@ -51,8 +52,7 @@ def mace_loss_with_figures(stock: type) -> type:
             sizes = batch.ptr[1:] - batch.ptr[:-1]
             labelled = torch.repeat_interleave(batch.weight * batch.forces_weight > 0, sizes)
             if labelled.any():
-                # The stock update has already flattened the components of the labelled atoms.
-                self.delta_fs[-1] = self.delta_fs[-1][finite[labelled].repeat_interleave(3)]
+                self.delta_fs[-1] = finite_errors(self.delta_fs[-1], finite, labelled)
                 table = rows(self.uq_family, batch.forces, output["forces"], output)
                 self.e2ip_atoms.append(table[labelled].reshape(-1))
 

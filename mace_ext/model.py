@@ -16,6 +16,7 @@ from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, outdated
 from mace_ext import seams
+from mace_ext.compat import radial_is_pair
 from mace_ext.pickling import constructor
 from mace_ext.readout import build_readout
 
@@ -46,6 +47,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
     #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
     learns_alone: Final[bool] = False
+    radial_is_pair: Final[bool] = radial_is_pair()
 
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
@@ -154,9 +156,12 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         edges: Optional[Edges] = None
         if self.e2ip_readout.has_pool:
             # MACE's radial functions are zero at the cutoff once it is multiplied in.
-            radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
-            if cutoff is not None:
-                radial = radial * cutoff
+            if self.radial_is_pair:
+                radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
+                if cutoff is not None:
+                    radial = radial * cutoff
+            else:
+                radial = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
             edges = Edges(vectors, radial, index[0], index[1], None)
         node_heads = torch.zeros_like(data["batch"])
         if "head" in data:
@@ -176,6 +181,8 @@ def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:
     problem = seams.problem()
     if problem:
         warnings.warn(f"this model predicts uncertainties, but MACE's tools show none here: {problem}", stacklevel=2)
+    else:
+        seams.warn_if_untested()
     return ScaleShiftMACE.__new__(ScaleShiftMACE)
 
 

@@ -48,15 +48,17 @@ def build_readout(model: Any, settings: Settings, seed: int) -> Readout:
 def _layout(model: Any) -> Layout:
     """Blocks in the model's ``node_feats``, which concatenate the features of all layers."""
     from e3nn import o3
-    from mace.modules.wrapper_ops import get_layout
 
     # By way of a string: cuEquivariance has irreps of its own.
+    # Not by `mace.modules.wrapper_ops.get_layout`, which 0.3.15 lacks.
+    backend = getattr(model.products[0], "cueq_config", None)
+    layout = getattr(backend, "layout_str", "mul_ir") if getattr(backend, "enabled", False) else "mul_ir"
     layers = [o3.Irreps(str(product.linear.irreps_out)) for product in model.products]
     return Layout(
         scalars=blocks(layers, 0, 1),
         vectors=blocks(layers, 1, -1),
         tensors=blocks(layers, 2, 1),
-        components_first=get_layout(getattr(model.products[0], "cueq_config", None)) == "ir_mul",
+        components_first=layout == "ir_mul",
         num_radial=model.radial_embedding.out_dim,
         num_species=len(model.atomic_numbers),
     )

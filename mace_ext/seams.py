@@ -6,10 +6,13 @@ Standard library only; the patches themselves import torch when they run, not be
 
 import importlib
 import sys
+import warnings
 from typing import NamedTuple
 
-#: Releases of mace-torch on which the contract test of this table has passed.
-SUPPORTED_MACE = ("0.3.16",)
+from e2ip_plugins import contract
+
+#: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
+TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
 
 
 class Seam(NamedTuple):
@@ -18,42 +21,61 @@ class Seam(NamedTuple):
     Attributes
     ----------
     module : str
-    names : tuple of str
-        What the patch replaces or relies on there.
+    terms : tuple of str
+        What the patch replaces or relies on there, with the parameters that it passes on (`contract.problem`).
     patch : str
         Module of `mace_ext.patches` whose ``apply(module)`` does it.
     what : str
     """
 
     module: str
-    names: tuple
+    terms: tuple
     patch: str
     what: str
+
+    @property
+    def names(self) -> tuple:
+        """Without their parameters."""
+        return tuple(contract.name_of(term) for term in self.terms)
 
 
 SEAMS = (
     Seam(
         "mace.tools.arg_parser",
-        ("build_default_arg_parser",),
+        ("build_default_arg_parser()",),
         "arg_parser",
         "the options --readout and --e2ip_*; bad input ends the run before it starts",
     ),
     Seam(
         "mace.tools.model_script_utils",
-        ("configure_model",),
+        ("configure_model(args, train_loader, atomic_energies, model_foundation, heads, z_table, head_configs, ...)",),
         "model_script_utils",
         "the stock model is built first, then upgraded in place; e2ip models as foundation models",
     ),
     Seam(
         "mace.tools.scripts_utils",
-        ("get_loss_fn", "get_swa", "get_params_options", "extract_config_mace_model", "remove_pt_head"),
+        (
+            "get_loss_fn(args, ...)",
+            "get_swa(args, ...)",
+            "get_params_options(args, model, ...)",
+            "extract_config_mace_model(model, ...)",
+            "remove_pt_head(model, ...)",
+        ),
         "scripts_utils",
         "force loss of both stages, the readout's parameters in the optimiser, settings of rebuilt models, "
         "the kept MACE head's readout",
     ),
     Seam(
         "mace.tools.train",
-        ("MACELoss", "valid_err_log", "evaluate", "train", "take_step"),
+        (
+            "MACELoss.__init__(loss_fn)",
+            "MACELoss.update(batch, output)",
+            "MACELoss.compute()",
+            "valid_err_log(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)",
+            "evaluate",
+            "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
+            "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
+        ),
         "train",
         "validation metrics, results file and log lines; the data that the leverage is fitted to; with "
         "--e2ip_forces host, gradients clipped without the readout's",
@@ -61,63 +83,107 @@ SEAMS = (
     Seam("mace.tools.tables_utils", ("create_error_table", "evaluate"), "tables_utils", "error tables"),
     Seam(
         "mace.tools.checkpoint",
-        ("CheckpointBuilder.create_checkpoint", "CheckpointBuilder.load_checkpoint", "CheckpointHandler.load_latest"),
+        (
+            "CheckpointBuilder.create_checkpoint(state)",
+            "CheckpointBuilder.load_checkpoint(state, checkpoint, strict)",
+            "CheckpointHandler.load_latest(state, ...)",
+        ),
         "checkpoint",
         "a checkpoint with another readout ends the run; the leverage is fitted after the load that follows training",
     ),
     Seam(
         "mace.modules.lora",
-        ("inject_LoRAs",),
+        ("inject_LoRAs(model, ...)",),
         "lora",
         "the readout is trained as a whole, not adapted",
     ),
     Seam(
         "mace.calculators.mace",
-        tuple(
-            f"MACECalculator.{name}"
-            for name in ("__init__", "_create_result_tensors", "_slice_real_outputs", "calculate")
-        ),
+        ("MACECalculator.__init__", "MACECalculator.calculate(atoms, ...)", "MACECalculator._atoms_to_batch(atoms)"),
         "calculators_mace",
         "uncertainties in the results of `MACECalculator`, committees included",
     ),
     Seam(
         "mace.cli.eval_configs",
-        ("parse_args", "argparse", "get_model_output", "run", "main", "ase.io"),
+        (
+            "parse_args()",
+            "argparse",
+            "get_model_output(model, batch, ...)",
+            "torch.load",
+            "run(args)",
+            "main()",
+            "ase.io",
+        ),
         "eval_configs",
         "uncertainty columns in the file that `mace_eval_configs` writes, the option --e2ip_calibration",
     ),
     Seam(
         "mace.cli.plot_train",
-        ("plot", "run"),
+        ("plot(data, ...)", "run"),
         "plot_train",
-        "`mace_plot_train` without --heads works under pandas 2, which stock 0.3.16 does not",
+        "`mace_plot_train` without --heads works under pandas 2, which stock MACE does not",
     ),
 )
 
 MODULES = {seam.module: seam for seam in SEAMS}
 
+#: What not every release has, and what is done without it.
+OPTIONAL = {
+    "mace.modules.lora": "0.3.15 and later: before, MACE has no LoRA",
+    "mace.cli.eval_configs.get_model_output": "0.3.14 and later: before, the loaded model tells of its outputs",
+}
+
+#: Names that are called and not replaced.
+CALLED = {
+    "mace.modules.models": (
+        "ScaleShiftMACE.forward(data, training, compute_force, compute_virials, compute_stress, compute_displacement, "
+        "compute_hessian, compute_edge_forces, compute_atomic_stresses, lammps_mliap)",
+    ),
+    "mace.modules.blocks": ("RadialEmbeddingBlock.forward(edge_lengths, node_attrs, edge_index, atomic_numbers)",),
+    "mace.modules.utils": ("get_edge_vectors_and_lengths(positions, edge_index, shifts, ...)",),
+    "mace.modules.loss": ("reduce_loss(raw_loss, ddp)",),
+    "mace.tools": ("AtomicNumberTable", "TensorDict"),
+    "mace.tools.torch_geometric": ("Batch",),
+    "mace.tools.torch_geometric.dataloader": ("DataLoader",),
+    "mace.data": (
+        "config_from_atoms(atoms, ..., head_name)",
+        "AtomicData.from_config(config, z_table, cutoff, heads, ...)",
+    ),
+}
+
+#: Names that the command takes from the defining modules: patched there, they are patched here.
+TAKEN = {
+    "mace.cli.run_train": {
+        "mace.tools.model_script_utils": ("configure_model",),
+        "mace.tools.scripts_utils": (
+            "get_loss_fn",
+            "get_swa",
+            "get_params_options",
+            "extract_config_mace_model",
+            "remove_pt_head",
+        ),
+        "mace.tools.tables_utils": ("create_error_table",),
+    }
+}
+
 #: Modules that were patched, and the reason for each one that could not be.
 applied: set = set()
 refused: dict = {}
+_warned: set = set()
 
 
 def apply(module) -> None:
     """Patch a freshly loaded module, or leave it stock and note why.
 
-    The parser is patched in any case, so that ``--readout`` can say what is wrong.
+    The parser is patched wherever that is possible, so that ``--readout`` can say what is wrong.
     """
     seam = MODULES[module.__name__]
-    reason = version_problem()
-    missing = [name for name in seam.names if not _has(module, name)]
-    if missing:
-        reason = reason or f"{seam.module} has no {', '.join(missing)}"
-    if reason:
-        refused[seam.module] = reason
-        if seam.patch != "arg_parser" or missing:
-            return
+    wrong = contract.problems_of(module, seam.terms, seam.module, OPTIONAL)
+    if wrong:
+        refused[seam.module] = "; ".join(wrong)
+        return
     importlib.import_module(f"mace_ext.patches.{seam.patch}").apply(module)
-    if not reason:
-        applied.add(seam.module)
+    applied.add(seam.module)
 
 
 def problem() -> str:
@@ -127,25 +193,29 @@ def problem() -> str:
         unpatched = [name for name in MODULES if name in sys.modules and name not in applied]
         if unpatched:
             reasons = [f"{', '.join(unpatched)} was imported before the plugin's import hook was in place"]
-    return f"{'; '.join(reasons)} (supported: mace-torch {', '.join(SUPPORTED_MACE)})" if reasons else ""
-
-
-def version_problem() -> str:
-    """Empty for a supported release of mace-torch."""
-    from importlib import metadata
-
-    try:
-        version = metadata.version("mace-torch")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    if version in SUPPORTED_MACE:
+    reasons = reasons or contract.problems(CALLED) or _not_taken()
+    if not reasons:
         return ""
-    return f"mace-torch {version} is installed"
+    version = contract.installed("mace-torch") or "of unknown version"
+    return f"{'; '.join(reasons)} (mace-torch {version} is installed; tested: {', '.join(TESTED)})"
 
 
-def _has(module, dotted: str) -> bool:
-    for name in dotted.split("."):
-        if not hasattr(module, name):
-            return False
-        module = getattr(module, name)
-    return True
+def _not_taken() -> list:
+    """What is wrong with `TAKEN`, as far as it is loaded."""
+    return [
+        f"{user} does not take {name} from {source}"
+        for user, sources in TAKEN.items()
+        for source, names in sources.items()
+        for name in names
+        if user in sys.modules
+        and source in sys.modules
+        and getattr(sys.modules[user], name, None) is not getattr(sys.modules[source], name)
+    ]
+
+
+def warn_if_untested() -> None:
+    """One warning in a process where mace-torch is none of the releases in `TESTED`."""
+    text = contract.untested("mace-torch", contract.installed("mace-torch"), TESTED)
+    if text and text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=3)

@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import Any
 
-from nequip_ext.compat import check_nequip, nequip_is_supported
+from nequip_ext import contract
 
 _EXPORTS = {
     "E2IPModel": "model",
@@ -31,7 +31,7 @@ __all__ = list(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
-    check_nequip()
+    contract.check()
     _register()
     return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
 
@@ -42,7 +42,10 @@ def _register() -> None:
     register()
 
 
-# Lightning imports this package, too (`nequip_ext.setup`), and shall not get NequIP from that. Plain NequIP must go on
-# working with any version.
-if "nequip" in sys.modules and nequip_is_supported():
-    _register()
+# Lightning imports this package, too (`nequip_ext.setup`), and shall not get NequIP from that.
+if "nequip" in sys.modules:
+    try:
+        _register()
+    except (ImportError, AttributeError, KeyError, TypeError):
+        # A release that lacks what this needs: plain NequIP goes on working, and `contract.check` says what it lacks.
+        pass

@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from ase import Atoms
 from nequip.data import AtomicDataDict, from_ase
-from nequip.integrations.utils import basic_transforms
 from nequip.model.inference_models import load_compiled_model
 from nequip.model.saved_models.load_utils import load_saved_model
 from nequip.nn import graph_model
@@ -17,6 +16,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
+from nequip_ext.compat import basic_transforms
 from nequip_ext.readout import find_readout
 
 

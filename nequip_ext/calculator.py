@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Dict, List, Tuple, Union
 import numpy as np
 from ase import Atoms
 from nequip.data import AtomicDataDict
-from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
@@ -15,6 +14,7 @@ from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
 

@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.train import NequIPLightningModule
-from nequip.train.callbacks.write_xyz import XYZFileWriter
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -23,6 +22,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
+from nequip_ext.compat import XYZFileWriter
 from nequip_ext.evaluate import name_family_in_files
 from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss

@@ -1,31 +1,62 @@
-"""The NequIP versions this adapter works with."""
+"""What releases of NequIP have differently, in one place. An entry goes when its releases are no longer tested."""
 
-import importlib.metadata
-from typing import Optional
+from typing import Any, Callable, Dict, List
 
-from e2ip_plugins.errors import InputError
+from nequip.model.saved_models import package
+from nequip.train.callbacks import write_xyz
 
-#: Versions that the contract test (tests/nequip_ext/test_contract.py) passed on.
-SUPPORTED_NEQUIP = ("0.19.1",)
+try:
+    from nequip.integrations.ase import NequIPCalculator
+    from nequip.integrations.utils import basic_transforms
+except ModuleNotFoundError:  # 0.16
+    from ase import Atoms
+    from nequip.ase import NequIPCalculator as _Calculator
+    from nequip.ase.nequip_calculator import _create_neighbor_transform
+    from nequip.data import AtomicDataDict, from_ase
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper
+    from nequip.scripts import _compile_utils
 
+    class NequIPCalculator(_Calculator):  # type: ignore[no-redef]
+        """With what the calculators of later releases have."""
 
-def _installed() -> Optional[str]:
-    try:
-        return importlib.metadata.version("nequip")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        @classmethod
+        def _get_aoti_compile_target(cls) -> Dict[str, Any]:
+            return _compile_utils.COMPILE_TARGET_DICT["ase"]
 
+        @classmethod
+        def from_compiled_model(cls, *args: Any, **settings: Any) -> Any:
+            """The stock function reads outputs by the list of its own target: it gets that of this class."""
+            stock = _compile_utils.ASE_OUTPUTS
+            _compile_utils.ASE_OUTPUTS = cls._get_aoti_compile_target()["output"]
+            try:
+                return super().from_compiled_model(*args, **settings)
+            finally:
+                _compile_utils.ASE_OUTPUTS = stock
 
-def nequip_is_supported() -> bool:
-    """Whether the installed NequIP is one of `SUPPORTED_NEQUIP`; False without NequIP."""
-    return _installed() in SUPPORTED_NEQUIP
+        def atoms_to_data(self, atoms: Atoms) -> AtomicDataDict.Type:
+            """A frame as the model takes it."""
+            data = from_ase(atoms)
+            for transform in self.transforms:
+                data = transform(data)
+            return AtomicDataDict.to_(data, self.device)
 
-
-def check_nequip() -> None:
-    """Raise `InputError` unless the installed NequIP is supported."""
-    if not nequip_is_supported():
-        raise InputError(
-            f"nequip_ext supports NequIP {', '.join(SUPPORTED_NEQUIP)}, but {_installed() or 'none'} is installed; "
-            f"install a supported version (pip install nequip=={SUPPORTED_NEQUIP[-1]}). "
-            "NequIP without e2ip is not affected."
+    def basic_transforms(
+        metadata: Dict[str, Any],
+        r_max: float,
+        type_names: List[str],
+        chemical_species_to_atom_type_map: Dict[str, str],
+    ) -> List[Callable]:
+        """Types and neighbours of a frame."""
+        types = ChemicalSpeciesToAtomTypeMapper(
+            model_type_names=type_names, chemical_species_to_atom_type_map=chemical_species_to_atom_type_map
         )
+        return [types, _create_neighbor_transform(metadata, r_max, type_names)]
+
+
+#: Puts what a package has on a GPU on the CPU; before 0.19.1 only where there is no GPU.
+cpu_deserialize = getattr(package, "_cpu_deserialize_always", None) or package._cpu_deserialize_if_no_cuda
+
+#: What all writers of xyz files are; before 0.18 there is one of them.
+XYZFileWriter = getattr(write_xyz, "XYZFileWriter", write_xyz.TestTimeXYZFileWriter)
+
+__all__ = ["NequIPCalculator", "XYZFileWriter", "basic_transforms", "cpu_deserialize"]

@@ -61,10 +61,19 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
             raise InputError("E2IPXYZFileWriter needs chemical_symbols: a calibration goes by species")
         self.calibration.check(families.of_outputs(self.extra_fields), (), "what extra_fields name")
 
-    def _batch_end(self, trainer: Any, outputs: Dict[str, Any], batch: Any, dataloader_idx: int = 0) -> None:
-        key = f"{self.prefix}_{dataloader_idx}_output"
+    def on_test_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Dict[str, Any],
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """As in the stock callback."""
+        key = f"test_{dataloader_idx}_output"
         calibrated = {**outputs, key: self.calibrated(outputs[key], batch)}
-        super()._batch_end(trainer, calibrated, batch, dataloader_idx)
+        super().on_test_batch_end(trainer, pl_module, calibrated, batch, batch_idx, dataloader_idx)
 
     def calibrated(self, output: Dict[str, Any], batch: Dict[str, Any]) -> Dict[str, Any]:
         """A model's output with calibrated uncertainties, in NequIP's shapes."""

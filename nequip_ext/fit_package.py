@@ -7,7 +7,6 @@ import lightning
 import torch
 from nequip.model.saved_models.package import (
     ModelFromPackage,
-    _cpu_deserialize_always,
     _get_package_metadata,
     _suppress_package_importer_exporter_warnings,
     data_dict_from_package,
@@ -23,6 +22,7 @@ from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import replacing
+from nequip_ext.compat import cpu_deserialize
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
@@ -47,7 +47,7 @@ class Package(NamedTuple):
             except Exception as error:
                 kind = type(error).__name__
                 raise InputError(f"{path}: is no package of nequip-package ({kind}: {error})") from error
-            with _cpu_deserialize_always():
+            with cpu_deserialize():
                 models = {
                     name: importer.load_pickle("model", f"{name}_model.pkl", map_location="cpu") for name in names
                 }

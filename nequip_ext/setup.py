@@ -1,15 +1,14 @@
 """Lightning's entry point ``lightning.pytorch.callbacks_factory``: every Trainer gets our set-up, and only NequIP's
 training modules notice (`nequip_ext.checks`, `nequip_ext.fit_after_training`)."""
 
-import sys
 from typing import Any, List
 
-from nequip_ext.compat import nequip_is_supported
+from nequip_ext import contract
 
 
 def callbacks() -> List[Any]:
-    """Callbacks for a new Trainer; none where NequIP is not in use or not supported."""
-    if "nequip" not in sys.modules or not nequip_is_supported():
+    """Callbacks for a new Trainer; none where NequIP is not in use or lacks what they need."""
+    if not contract.holds():
         return []
     from nequip_ext.checks import E2IPInputCheck
     from nequip_ext.fit_after_training import E2IPFit

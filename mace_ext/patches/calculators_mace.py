@@ -5,10 +5,8 @@ from mace_ext.patches import wrap
 
 
 def apply(module):
-    """Patch four methods of ``MACECalculator`` and add one."""
+    """Patch two methods of ``MACECalculator`` and add one."""
     cls = module.MACECalculator
     wrap(cls, "__init__", calculator.init)
-    wrap(cls, "_create_result_tensors", calculator.create_result_tensors)
-    wrap(cls, "_slice_real_outputs", calculator.slice_real_outputs)
     wrap(cls, "calculate", calculator.calculate)
     cls.uncertainty_gradient = calculator.uncertainty_gradient

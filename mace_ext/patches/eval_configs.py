@@ -2,7 +2,7 @@
 
 
 def apply(module):
-    """Patch ``parse_args``, ``get_model_output``, ``run`` and ``main``."""
+    """Patch ``parse_args``, ``run``, ``main`` and what calls the model."""
     from mace_ext.evaluate import patch_eval_configs
 
     patch_eval_configs(module)

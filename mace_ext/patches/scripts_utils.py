@@ -54,10 +54,10 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
 
 
 def remove_pt_head(stock, model, *args, **kwargs):
-    """With the kept MACE head's trunk and leverage: the stock code has filled the only ones left with the first."""
-    new, readout = stock(model, *args, **kwargs), find_readout(model)
+    """With the kept MACE head's trunk and leverage."""
+    from mace_ext.foundation import with_readout_of_head, without_readout
+
+    new, readout = stock(without_readout(model), *args, **kwargs), find_readout(model)
     if readout is not None:
-        kept = model.heads.index(new.heads[0])
-        new.e2ip_readout.trunks[0].load_state_dict(readout.trunks[kept].state_dict())
-        new.e2ip_readout.leverage.take_head(readout.leverage, kept)
+        with_readout_of_head(new, readout, model.heads.index(new.heads[0]))
     return new

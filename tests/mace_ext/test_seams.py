@@ -1,114 +1,53 @@
 """The contract with MACE: every seam of the table is where it was, and an unknown MACE stays stock."""
 
+import ast
 import importlib
-import inspect
-import pkgutil
 import subprocess
 import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from e2ip_plugins import contract
 from mace_ext import seams
+from mace_ext.compat import hear_outputs
 
-#: Parameters of the host's functions that the patches pass on or rely on, by position or by name.
-SIGNATURES = {
-    "mace.tools.arg_parser.build_default_arg_parser": [],
-    "mace.tools.model_script_utils.configure_model": [
-        "args",
-        "train_loader",
-        "atomic_energies",
-        "model_foundation",
-        "heads",
-        "z_table",
-        "head_configs",
-    ],
-    "mace.tools.scripts_utils.get_loss_fn": ["args", "dipole_only", "compute_dipole"],
-    "mace.tools.scripts_utils.get_swa": ["args", "model", "optimizer", "swas", "dipole_only"],
-    "mace.tools.scripts_utils.get_params_options": ["args", "model"],
-    "mace.tools.scripts_utils.extract_config_mace_model": ["model"],
-    "mace.tools.train.take_step": [
-        "model",
-        "loss_fn",
-        "batch",
-        "optimizer",
-        "ema",
-        "output_args",
-        "max_grad_norm",
-        "device",
-    ],
-    "mace.tools.checkpoint.CheckpointHandler.load_latest": ["self", "state", "swa", "device", "strict"],
-    "mace.tools.train.evaluate": ["model", "loss_fn", "data_loader", "output_args", "device"],
-    "mace.tools.train.valid_err_log": [
-        "valid_loss",
-        "eval_metrics",
-        "logger",
-        "log_errors",
-        "epoch",
-        "valid_loader_name",
-    ],
-    "mace.tools.train.MACELoss.update": ["self", "batch", "output"],
-    "mace.tools.tables_utils.create_error_table": [
-        "table_type",
-        "all_data_loaders",
-        "model",
-        "loss_fn",
-        "output_args",
-        "log_wandb",
-        "device",
-        "distributed",
-        "skip_heads",
-    ],
-    "mace.tools.checkpoint.CheckpointBuilder.create_checkpoint": ["state"],
-    "mace.tools.checkpoint.CheckpointBuilder.load_checkpoint": ["state", "checkpoint", "strict"],
-    "mace.modules.lora.inject_LoRAs": ["model", "rank", "alpha"],
-    "mace.modules.models.ScaleShiftMACE.forward": [
-        "self",
-        "data",
-        "training",
-        "compute_force",
-        "compute_virials",
-        "compute_stress",
-        "compute_displacement",
-        "compute_hessian",
-        "compute_edge_forces",
-        "compute_atomic_stresses",
-        "lammps_mliap",
-    ],
-    "mace.modules.loss.reduce_loss": ["raw_loss", "ddp"],
-}
+INSTALLED = metadata.version("mace-torch")
+
+SEAMS = [seam for seam in seams.SEAMS if importlib.util.find_spec(seam.module)]
 
 
-def stock(path):
-    """The host's own object: what a patch wraps, or the base of a class that replaces it."""
-    found = pkgutil.resolve_name(path)
-    if not inspect.getmodule(inspect.unwrap(found)).__name__.startswith("mace."):
-        owner, _, name = path.rpartition(".")
-        found = getattr(pkgutil.resolve_name(owner).__bases__[0], name)
-    return inspect.unwrap(found)
+def test_installed_release_was_tested_and_has_everything():
+    assert contract.installed("mace-torch") in seams.TESTED
+    assert seams.problem() == ""
 
 
-def test_installed_mace_is_a_supported_release():
-    assert metadata.version("mace-torch") in seams.SUPPORTED_MACE
-
-
-@pytest.mark.parametrize("seam", seams.SEAMS, ids=lambda seam: seam.module)
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.module)
 def test_every_seam_is_found_and_patched(seam):
     importlib.import_module(seam.module)
     assert seam.module in seams.applied, seams.refused.get(seam.module)
 
 
-@pytest.mark.parametrize("path", SIGNATURES)
-def test_signatures(path):
-    parameters = list(inspect.signature(stock(path)).parameters)
-    assert parameters == SIGNATURES[path]
+def test_only_what_is_optional_is_missing():
+    terms = {seam.module: seam.terms for seam in seams.SEAMS}
+    assert set(seams.OPTIONAL) <= set(terms) | {f"{seam.module}.{name}" for seam in seams.SEAMS for name in seam.names}
+    assert not contract.problems({seam.module: () for seam in seams.SEAMS if seam not in SEAMS}, seams.OPTIONAL)
 
 
-def test_the_fit_finds_what_it_needs_in_the_arguments_of_train():
-    needed = {"model", "train_loader", "valid_loaders", "device", "checkpoint_handler"}
-    assert needed <= set(inspect.signature(stock("mace.tools.train.train")).parameters)
+def test_everything_that_the_adapter_imports_is_a_term():
+    terms = {seam.module: seam.names for seam in seams.SEAMS}
+    terms |= {module: [contract.name_of(term) for term in names] for module, names in seams.CALLED.items()}
+    # Modules whose names are terms.
+    terms |= {"mace": ["data"], "mace.modules": ["models"]}
+    root = Path(seams.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mace":
+                known = {name.partition(".")[0] for name in terms.get(node.module, ())}
+                assert {alias.name for alias in node.names} <= known | {"MACECalculator"}, (path.name, node.module)
 
 
 def test_the_command_takes_patched_names_from_the_defining_modules():
@@ -138,17 +77,21 @@ def run_in(folder, change, *options):
     ("change", "words"),
     [
         (
-            "seams.SUPPORTED_MACE = ('0.9.9',)",
-            [f"mace-torch {metadata.version('mace-torch')} is installed", "supported: mace-torch 0.9.9"],
+            "seams.MODULES['mace.tools.train'] = seams.MODULES['mace.tools.train']._replace(terms=('gone',))",
+            ["mace.tools.train has no gone", f"mace-torch {INSTALLED} is installed; tested: 0.3.13, "],
         ),
         (
-            "seams.MODULES['mace.tools.train'] = seams.MODULES['mace.tools.train']._replace(names=('gone',))",
-            ["mace.tools.train has no gone", f"supported: mace-torch {metadata.version('mace-torch')}"],
+            "seams.CALLED['mace.modules.loss'] = ('reduce_loss(raw_loss)',)",
+            ["mace.modules.loss.reduce_loss takes (raw_loss, ddp), not (raw_loss)"],
+        ),
+        (
+            "import mace.cli.run_train as r; r.get_swa = lambda *args: None",
+            ["mace.cli.run_train does not take get_swa from mace.tools.scripts_utils"],
         ),
     ],
-    ids=["version", "missing name"],
+    ids=["missing name", "other parameters", "name not taken"],
 )
-def test_an_unknown_mace_refuses_the_readout_and_nothing_else(tmp_path, change, words):
+def test_a_mace_outside_the_contract_refuses_the_readout_and_nothing_else(tmp_path, change, words):
     refused = run_in(tmp_path, change, "--readout=e2ip")
     assert refused.returncode == 2
     last = refused.stderr.strip().splitlines()[-1]
@@ -157,6 +100,28 @@ def test_an_unknown_mace_refuses_the_readout_and_nothing_else(tmp_path, change, 
     # Without the option, MACE gets as far as its own complaint about missing data.
     plain = run_in(tmp_path, change)
     assert plain.returncode == 1 and "train file is not set" in plain.stderr
+
+
+def test_an_untested_release_with_everything_is_used_with_one_warning(tmp_path):
+    change = "seams.TESTED = ('0.3.14', '0.3.15')"
+    done = run_in(tmp_path, change, "--readout=e2ip", "--train_file=none.xyz")
+    told = f"mace-torch {INSTALLED} was not tested with e2ip-plugins (tested: 0.3.14, 0.3.15)"
+    assert done.stderr.count("was not tested") == 1 and told in done.stderr
+    # On it goes to what is wrong with the options.
+    assert "none.xyz: there is no such file" in done.stderr
+    # Who does not use it hears nothing.
+    assert "was not tested" not in run_in(tmp_path, change).stderr
+
+
+def test_outputs_are_heard_where_no_function_gives_them(make_model, make_batch, frames):
+    """As in 0.3.13, whose `mace_eval_configs` calls the loaded model as it is."""
+    model, batch, heard = make_model(), make_batch(frames), []
+    module = SimpleNamespace(torch=SimpleNamespace(load=lambda f: model, other=1))
+    hear_outputs(module, heard.append, lambda *call: heard.append(call))
+    loaded = module.torch.load(f="a.model").to("cpu")
+    assert list(loaded.parameters()) == list(model.parameters()) and module.torch.other == 1
+    output = loaded(batch, compute_stress=False)
+    assert heard[0] is model and heard[1][0] is model and heard[1][1] is batch and heard[1][2] is output
 
 
 def test_the_documented_table_is_the_one_in_force():

@@ -1,32 +1,52 @@
 """What the adapter relies on in NequIP: moves in a new release show up here first."""
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import lightning
 import pytest
 from nequip.data import _key_registry, to_ase
-from nequip.integrations.ase import NequIPCalculator
 from nequip.nn import ConvNetLayer, ForceStressOutput, SequentialGraphNetwork
 from nequip.scripts import _compile_utils
 from nequip.scripts._package_utils import _INTERNAL_MODULES
-from nequip.train import MetricsManager, NequIPLightningModule
+from nequip.train import NequIPLightningModule, metrics_manager
 from nequip.train.callbacks import write_xyz
 
 import nequip_ext
 from e2ip_plugins import families
+from e2ip_plugins.contract import name_of
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
-from nequip_ext import compat, registration
+from nequip_ext import contract, registration, setup
+from nequip_ext.compat import NequIPCalculator, XYZFileWriter
 from nequip_ext.evaluate import name_family_in_files
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 
 
-def test_installed_version_is_supported():
-    assert compat.nequip_is_supported()
+def test_installed_release_was_tested_and_has_everything():
+    assert contract.contract.installed("nequip") in contract.TESTED
+    assert contract.problem() == ""
+
+
+def test_optional_names_are_terms():
+    terms = {f"{module}.{name_of(term)}" for module, names in contract.TERMS.items() for term in names}
+    assert set(contract.OPTIONAL) <= terms | set(contract.TERMS)
+
+
+def test_everything_that_the_adapter_imports_is_a_term():
+    """What is imported from NequIP anywhere but in compat.py, which knows the releases that lack it."""
+    for path in sorted(Path(nequip_ext.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "nequip":
+                for alias in node.names:
+                    names = [name_of(term).partition(".")[0] for term in contract.TERMS.get(node.module, ())]
+                    submodule = f"{node.module}.{alias.name}" in contract.TERMS
+                    assert submodule or alias.name in names or path.name == "compat.py", (path.name, alias.name)
 
 
 def test_fields_are_registered():
@@ -68,14 +88,12 @@ def test_seams():
     assert list(inspect.signature(SequentialGraphNetwork.append).parameters) == ["self", "name", "module"]
     assert "func" in inspect.signature(ForceStressOutput).parameters and ConvNetLayer.__name__ == "ConvNetLayer"
     assert {"save_extra_outputs", "_get_aoti_compile_target"} <= set(dir(NequIPCalculator))
-    assert {"name", "metric", "field", "coeff", "ignore_nan"} <= set(
-        inspect.getclosurevars(MetricsManager.parse_entry).globals["_METRICS_MANAGER_INPUT_KEYS"]
-    )
+    assert {"name", "metric", "field", "coeff", "ignore_nan"} <= set(metrics_manager._METRICS_MANAGER_INPUT_KEYS)
 
 
 def test_writers_of_xyz_files():
     """The stock callback calls `to_ase` of its module with the columns by name."""
-    source = inspect.getsource(write_xyz.XYZFileWriter._batch_end)
+    source = inspect.getsource(XYZFileWriter)
     assert re.search(r"to_ase\([^)]*extra_fields=self\.extra_fields", source)
     assert inspect.unwrap(write_xyz.to_ase) is to_ase
     name_family_in_files()
@@ -90,19 +108,45 @@ def test_set_up_of_lightning():
     assert issubclass(NequIPLightningModule, lightning.LightningModule)
 
 
-def test_other_versions_of_nequip(monkeypatch):
-    monkeypatch.setattr(compat, "_installed", lambda: "0.20.0")
-    for name in nequip_ext.__all__:
-        with pytest.raises(InputError, match=r"supports NequIP 0\.19\.1, but 0\.20\.0 is installed"):
+@pytest.fixture
+def newer_release(monkeypatch):
+    """An installed NequIP that nobody has tested."""
+    monkeypatch.setattr(contract.contract, "installed", lambda _: "0.99.0")
+    monkeypatch.setattr(contract, "_warned", set())
+
+
+def test_an_untested_release_with_everything_is_used_with_one_warning(newer_release):
+    with pytest.warns(
+        UserWarning, match=r"NequIP 0\.99\.0 was not tested with e2ip-plugins \(tested: .*0\.19\.1\)"
+    ) as told:
+        for name in nequip_ext.__all__:
             getattr(nequip_ext, name)
+    assert len([warning for warning in told if "not tested" in str(warning.message)]) == 1
 
 
-def test_unsupported_nequip_stays_stock():
+def test_a_release_that_lacks_something_says_what(newer_release, monkeypatch):
+    monkeypatch.delattr(NequIPLightningModule, "evaluation_model")
+    contract._problems.cache_clear()
+    try:
+        with pytest.raises(InputError) as raised:
+            _ = nequip_ext.E2IPModel
+        assert setup.callbacks() == []
+    finally:
+        contract._problems.cache_clear()
+    for words in (
+        "nequip.train has no NequIPLightningModule.evaluation_model (NequIP 0.99.0 is installed; tested: 0.16.2",
+        "pip install nequip==0.19.1",
+    ):
+        assert words in str(raised.value)
+
+
+def test_a_broken_release_stays_stock():
+    """Where not even the registration finds what it needs."""
     script = (
-        "import importlib.metadata as m; o = m.version;"
-        "m.version = lambda n: '0.20.0' if n == 'nequip' else o(n);"
-        "import nequip; from nequip.data._key_registry import _NODE_FIELDS; assert 'forces_cov' not in _NODE_FIELDS;"
-        "from nequip.model import NequIPGNNModel; import sys; assert 'nequip_ext.readout' not in sys.modules"
+        "import sys, types; from nequip.scripts import _compile_utils; del _compile_utils.register_compile_targets;"
+        "import nequip_ext, nequip_ext.contract as c; from nequip.model import NequIPGNNModel;"
+        "assert 'has no register_compile_targets' in c.problem(); import lightning;"
+        "assert not any('nequip_ext' in type(x).__module__ for x in lightning.Trainer(logger=False).callbacks)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.frames import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.checkpoints import save
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.fit import fit_file
 from nequip_ext.readout import find_readout
 

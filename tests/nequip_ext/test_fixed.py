@@ -4,11 +4,11 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from nequip.integrations.ase import NequIPCalculator
 
 from e2ip_plugins.errors import InputError
 from nequip_ext import E2IPMetrics, E2IPModel
 from nequip_ext.checks import check_that_progress_shows
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.strip import strip_file
 
 

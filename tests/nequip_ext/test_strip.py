@@ -10,10 +10,10 @@ import ase.io
 import numpy as np
 import pytest
 from hydra.utils import instantiate
-from nequip.integrations.ase import NequIPCalculator
 from nequip.model import ModelFromCheckpoint
 
 from e2ip_plugins.errors import InputError
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.readout import find_readout
 from nequip_ext.strip import _stock, strip_file
 

@@ -1,0 +1,307 @@
+"""What works with the installed release of a host: the contract, trainings of one epoch, predictions, the calculator.
+
+    python benchmarks/releases.py mace --out runs/releases        # in an environment with e2ip-plugins[mace]
+    python benchmarks/releases.py --table docs/results/releases/*.json
+
+Every release leaves its model below ``--out``, and opens those that others have left there. Exit status 1 where a step
+has failed.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "demo" / "data"
+PACKAGES = {"mace": "mace-torch", "nequip": "nequip"}
+#: Frames of each file, from its beginning: what a training of one epoch needs.
+FRAMES = {"train": 20, "valid": 8, "test": 8}
+#: One frame as the models of other releases predict it must agree to so many eV, eV/Å or (eV/Å)², in float32.
+TOLERANCE = 1e-3
+
+
+def run(*command: Any, **environment: str) -> None:
+    """A command of the host, in the environment of this interpreter."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise RuntimeError(f"{command[0]}: {lines[-1] if lines else done.returncode}")
+
+
+def data_files(folder: Path) -> dict[str, Path]:
+    """The first frames of the demo's data."""
+    import ase.io
+
+    files = {}
+    for name, count in FRAMES.items():
+        files[name] = folder / f"{name}.extxyz"
+        ase.io.write(files[name], ase.io.read(DATA / f"{name}.extxyz", f":{count}"))
+    return files
+
+
+def check_predictions(path: Path) -> str:
+    """Scores of a file that the host has written."""
+    from e2ip_plugins.report.compare import compare, load_models
+
+    (model,) = compare(load_models([path]))["models"]
+    scores = model["overall"]
+    assert model["uq_family"] == "niw" and scores["nll"] == scores["nll"], model
+    return f"{scores['num_atoms'] if 'num_atoms' in scores else FRAMES['test']} predicted, NLL {scores['nll']:.2f}"
+
+
+def predict(calculator: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Energy, forces and covariances of one frame."""
+    import ase.io
+
+    atoms = ase.io.read(files["test"], 0)
+    atoms.calc = calculator
+    found = {"energy": float(atoms.get_potential_energy()), "forces": atoms.get_forces().tolist()}
+    return {**found, "forces_cov": calculator.results["forces_cov"].tolist()}
+
+
+def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise where two predictions of one frame differ."""
+    import numpy as np
+
+    for name, value in expected.items():
+        difference = np.abs(np.asarray(found[name]) - np.asarray(value)).max()
+        if not difference < TOLERANCE:
+            raise RuntimeError(f"{name} differs by {difference:.2g}")
+
+
+class Mace:
+    """Steps in MACE."""
+
+    model, suffix = "e2ip.model", ".model"
+
+    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
+        self.folder, self.files = folder, files
+
+    def contract(self) -> tuple[str, list[str]]:
+        """What is wrong, and which optional names are missing."""
+        from e2ip_plugins import contract
+        from mace_ext import seams
+
+        for module in seams.MODULES:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module)
+        lacking = [n for n in seams.OPTIONAL if contract.problems({n: ()} if n in seams.MODULES else _term(n))]
+        return seams.problem(), lacking
+
+    def train(self, name: str, *options: str, **environment: str) -> None:
+        """One epoch with the options of the demo, on a tiny model."""
+        config = ROOT / "configs" / "mace_baseline.yaml"
+        small = ["--num_channels=8", "--max_ell=2", "--correlation=2", "--max_num_epochs=1", "--plot=False"]
+        data = [f"--train_file={self.files['train']}", f"--valid_file={self.files['valid']}"]
+        command = ["mace_run_train", "--config", config, "--name", name, "--work_dir", self.folder, *small, *data]
+        run(*command, *options, **environment)
+
+    def stock(self) -> str:
+        """A stock training with the plugin and one without: the same weights to the last bit."""
+        import torch
+
+        self.train("with")
+        self.train("without", E2IP_DISABLE="1")
+        states = [torch.load(self.folder / f"{n}.model", weights_only=False).state_dict() for n in ("with", "without")]
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+        return "same weights with and without the plugin"
+
+    def readout(self) -> str:
+        """Training with the readout; its figures are in MACE's results file."""
+        self.train("e2ip", "--readout=e2ip")
+        (results,) = (self.folder / "results").glob("e2ip_run-*_train.txt")
+        last = [json.loads(line) for line in results.read_text().splitlines() if '"eval"' in line][-1]
+        assert (self.folder / "e2ip_compiled.model").exists(), "no TorchScript model"
+        return f"validation NLL {last['e2ip_nll']:.2f}"
+
+    def evaluation(self) -> str:
+        """`mace_eval_configs`."""
+        output = self.folder / "test.xyz"
+        files = ["--configs", self.files["test"], "--model", self.folder / self.model, "--output", output]
+        run("mace_eval_configs", *files, "--default_dtype", "float32")
+        return check_predictions(output)
+
+    def calculator(self, path: Path) -> Any:
+        """Of a model file."""
+        from mace.calculators import MACECalculator
+
+        return MACECalculator(model_paths=str(path), device="cpu")
+
+
+class Nequip:
+    """Steps in NequIP."""
+
+    model, suffix = "e2ip.ckpt", ".ckpt"
+
+    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
+        self.folder, self.files = folder, files
+
+    def contract(self) -> tuple[str, list[str]]:
+        """What is wrong, and which optional names are missing."""
+        import nequip  # noqa: F401
+
+        from e2ip_plugins import contract as core
+        from nequip_ext import contract
+
+        lacking = [n for n in contract.OPTIONAL if core.problems({n: ()} if n in contract.TERMS else _term(n))]
+        return contract.problem(), lacking
+
+    def train(self, name: str) -> Path:
+        """One epoch and test with the config of that name, on a tiny model."""
+        folder = self.folder / name
+        inner = "training_module.model" if name == "nequip_baseline" else "training_module.model.model"
+        data = {"train_file": "train", "val_file": "valid", "test_file": "test"}
+        options = [f"{option}={self.files[file]}" for option, file in data.items()]
+        options += ["chemical_species=[H,C,N,O]", "max_epochs=1", f"hydra.run.dir={folder}"]
+        options += [f"{inner}.num_features=8", f"{inner}.l_max=1", "+trainer.enable_progress_bar=false"]
+        run("nequip-train", "-cp", ROOT / "configs", "-cn", name, *options)
+        return folder
+
+    def stock(self) -> str:
+        """A stock training."""
+        folder = self.train("nequip_baseline")
+        assert (folder / "best.ckpt").exists() and (folder / "test_dataset0.xyz").exists()
+        return "trained and tested"
+
+    def readout(self) -> str:
+        """Training with the readout, whose leverage is fitted at the end."""
+        import torch
+
+        best = self.train("nequip_e2ip") / "best.ckpt"
+        state = torch.load(best, weights_only=False, map_location="cpu")["state_dict"]
+        assert any(name.endswith("leverage.fitted") and bool(value) for name, value in state.items())
+        (self.folder / self.model).write_bytes(best.read_bytes())
+        return "trained and tested, leverage fitted"
+
+    def evaluation(self) -> str:
+        """What NequIP's own callback wrote."""
+        return check_predictions(self.folder / "nequip_e2ip" / "test_dataset0.xyz")
+
+    def calculator(self, path: Path) -> Any:
+        """Of a checkpoint."""
+        from nequip_ext import E2IPCalculator
+
+        return E2IPCalculator.from_saved_model(str(path))
+
+
+def _term(name: str) -> dict[str, tuple[str]]:
+    module, _, attribute = name.rpartition(".")
+    return {module: (attribute,)}
+
+
+@contextlib.contextmanager
+def noted(row: dict[str, Any], step: str) -> Iterator[Callable[[str], None]]:
+    """Result, time and failure of a step, in the row and on the terminal."""
+    start = time.monotonic()
+    entry: dict[str, Any] = {"ok": False, "text": ""}
+    row[step] = entry
+    try:
+        yield lambda text: entry.update(text=text)
+        entry["ok"] = True
+    except Exception as error:
+        traceback.print_exc()
+        entry["text"] = f"{type(error).__name__}: {error}"
+    entry["seconds"] = round(time.monotonic() - start, 1)
+    print(f"{row['host']} {row['release']} {step}: {'ok' if entry['ok'] else 'FAILED'} {entry['text']}", flush=True)
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def measure(host: str, out: Path) -> dict[str, Any]:
+    """All steps with the installed release; one that fails does not keep the others from running."""
+    release = version(PACKAGES[host])
+    folder = out.resolve() / f"{host}-{release}"
+    folder.mkdir(parents=True, exist_ok=True)
+    packages = ("torch", "e3nn", "numpy", "nequip-allegro", "lightning")
+    row: dict[str, Any] = {"host": host, "release": release, "python": platform.python_version()}
+    row["packages"] = {name: version(name) for name in packages if version(name)}
+    files = data_files(folder)
+    steps: Any = {"mace": Mace, "nequip": Nequip}[host](folder, files)
+    with noted(row, "contract") as say:
+        problem, row["lacking"] = steps.contract()
+        assert not problem, problem
+        say("holds")
+    for step in ("stock", "readout", "evaluation"):
+        with noted(row, step) as say:
+            say(getattr(steps, step)())
+    with noted(row, "calculator"):
+        found = predict(steps.calculator(folder / steps.model), files)
+        (folder / "expected.json").write_text(json.dumps(found))
+    row["opens"] = {}
+    for other in sorted(out.resolve().glob(f"{host}-*/{steps.model}")):
+        if other.parent != folder and (other.parent / "expected.json").exists():
+            name = other.parent.name.removeprefix(f"{host}-")
+            opened: dict[str, Any] = {"host": host, "release": release}
+            with noted(opened, f"model of {name}"):
+                agree(predict(steps.calculator(other), files), json.loads((other.parent / "expected.json").read_text()))
+            row["opens"][name] = opened[f"model of {name}"]
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+
+    def mark(entry: dict[str, Any] | None) -> str:
+        return "–" if entry is None else "yes" if entry["ok"] else f"**no**: {entry['text']}"
+
+    lines = [
+        "| release | Python | torch | e3nn | contract | stock | e²IP: train, predict, calculate | opens files of |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["host"], [int(part) for part in row["release"].split(".")])):
+        name = {"mace": "mace-torch", "nequip": "NequIP"}[row["host"]]
+        three = [mark(row.get(step)) for step in ("readout", "evaluation", "calculator")]
+        opened = [other if entry["ok"] else f"~~{other}~~" for other, entry in row["opens"].items()]
+        cells = [f"{name} {row['release']}", row["python"], row["packages"]["torch"], row["packages"]["e3nn"]]
+        cells += [mark(row["contract"]), mark(row["stock"]), ", ".join(three), ", ".join(opened)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("host", nargs="?", choices=PACKAGES)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "releases", help="folder of runs and results")
+    parser.add_argument("--table", type=Path, nargs="+", help="result files to print as a table instead")
+    args = parser.parse_args()
+    if args.table:
+        print(table([json.loads(path.read_text()) for path in args.table]))
+        return
+    if args.host is None:
+        parser.error("give a host, or --table with result files")
+    warnings.simplefilter("ignore")
+    row = measure(args.host, args.out)
+    name = f"{row['host']}-{row['release']}-torch{row['packages']['torch'].partition('+')[0]}.json"
+    args.out.joinpath(name).write_text(json.dumps(row, indent=1) + "\n")
+    steps = [row[step] for step in ("contract", "stock", "readout", "evaluation", "calculator")]
+    sys.exit(not all(entry["ok"] for entry in [*steps, *row["opens"].values()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What releases of MACE have differently, in one place. An entry goes when its releases are no longer tested.
+
+Loaded while MACE is: imports of MACE wait until they are used.
+"""
+
+import inspect
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any, Callable
+
+
+def radial_is_pair() -> bool:
+    """Whether the radial embedding gives the cutoff apart, which it may not have multiplied into its functions.
+
+    So from 0.3.14 on; before, it gives their product.
+    """
+    from mace.modules.blocks import RadialEmbeddingBlock
+
+    return "apply_cutoff" in inspect.signature(RadialEmbeddingBlock.__init__).parameters
+
+
+def option(args: Namespace, name: str) -> Any:
+    """An option of `mace_run_train` that not every release has: ``lora`` (0.3.15), ``pseudolabel_replay`` (0.3.14)."""
+    return getattr(args, name, False)
+
+
+def finite_errors(errors: Any, finite: Any, labelled: Any) -> Any:
+    """Force errors that ``MACELoss`` has noted of a batch, of atoms with a ``finite`` (N,) reference alone.
+
+    From 0.3.14 on they are components (3 L,) of the ``labelled`` atoms, before they are (N, 3).
+    """
+    return errors[finite] if errors.dim() == 2 else errors[finite[labelled].repeat_interleave(3)]
+
+
+def hear_outputs(module: Any, before: Callable[[Any], None], after: Callable[[Any, Any, Any], None]) -> None:
+    """Let `mace.cli.eval_configs` tell of every call of the model: ``before(model)``, ``after(model, batch, output)``.
+
+    From 0.3.14 on it calls models through one function. Before, the loaded model is called as it is: it gets hooks.
+    """
+    if hasattr(module, "get_model_output"):
+        stock = module.get_model_output
+
+        def get_model_output(model, batch, *args, **kwargs):
+            before(model)
+            output = stock(model, batch, *args, **kwargs)
+            after(model, batch, output)
+            return output
+
+        module.get_model_output = get_model_output
+        return
+    torch = module.torch
+
+    def load(*args, **kwargs):
+        model = torch.load(*args, **kwargs)
+        return _Heard(model, before, after)
+
+    module.torch = SimpleNamespace(**{**vars(torch), "load": load})
+
+
+class _Heard:
+    """A model, scripted or not, that tells of its calls."""
+
+    def __init__(self, model: Any, before: Callable[[Any], None], after: Callable[[Any, Any, Any], None]) -> None:
+        self._model, self._before, self._after = model, before, after
+
+    def __call__(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._before(self._model)
+        output = self._model(batch, *args, **kwargs)
+        self._after(self._model, batch, output)
+        return output
+
+    def to(self, *args: Any, **kwargs: Any) -> "_Heard":
+        """Stays the one that tells."""
+        self._model = self._model.to(*args, **kwargs)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
