@@ -17,6 +17,7 @@ from e2ip_plugins.scores.calibration import Calibration
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
+from nequip_ext.registration import register
 
 
 def _properties() -> List[str]:
@@ -83,6 +84,8 @@ class E2IPCalculator(NequIPCalculator):
     def _get_aoti_compile_target(cls) -> Dict[str, Any]:
         from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
 
+        # Whoever imports this module before NequIP has no target of ours yet.
+        register()
         return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
 
     def uncertainty_gradient(

