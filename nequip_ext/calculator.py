@@ -14,6 +14,7 @@ from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
@@ -73,7 +74,8 @@ class E2IPCalculator(NequIPCalculator):
             ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
             ``from_compiled_model``.
         """
-        calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+        with explained(path):
+            calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
         warning = unfitted(find_readout(calculator.model))
         if warning:
             warnings.warn(f"{path}: {warning}", stacklevel=2)
@@ -124,7 +126,10 @@ class E2IPCalculator(NequIPCalculator):
 
 def open_model(path: Union[str, Path], device: str = "cpu") -> NequIPCalculator:
     """Eager calculator of a checkpoint or package, with a readout or without."""
-    calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
+    with explained(path):
+        calculator = NequIPCalculator._from_saved_model(
+            str(path), device=device, chemical_species_to_atom_type_map=True
+        )
     if find_readout(calculator.model) is None:
         return calculator
     return E2IPCalculator.from_saved_model(str(path), device=device)
