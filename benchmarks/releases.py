@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
@@ -30,6 +31,12 @@ PACKAGES = {"mace": "mace-torch", "nequip": "nequip"}
 FRAMES = {"train": 20, "valid": 8, "test": 8}
 #: One frame as the models of other releases predict it must agree to so many eV, eV/Å or (eV/Å)², in float32.
 TOLERANCE = 1e-3
+#: Those of the ready configs for NequIP without the box around molecules, as an option of `nequip-train`.
+TRANSFORMS = (
+    "data.transforms=[{_target_:nequip.data.transforms.ChemicalSpeciesToAtomTypeMapper,"
+    "model_type_names:[H,C,N,O],chemical_species_to_atom_type_map:{H:H,C:C,N:N,O:O}},"
+    "{_target_:nequip.data.transforms.NeighborListTransform,r_max:${cutoff_radius}}]"
+)
 
 
 def run(*command: Any, **environment: str) -> None:
@@ -167,12 +174,17 @@ class Nequip:
 
     def train(self, name: str) -> Path:
         """One epoch and test with the config of that name, on a tiny model."""
+        from nequip.data.transforms import NonPeriodicCellTransform
+
         folder = self.folder / name
         inner = "training_module.model" if name == "nequip_baseline" else "training_module.model.model"
         data = {"train_file": "train", "val_file": "valid", "test_file": "test"}
         options = [f"{option}={self.files[file]}" for option, file in data.items()]
         options += ["chemical_species=[H,C,N,O]", "max_epochs=1", f"hydra.run.dir={folder}"]
         options += [f"{inner}.num_features=8", f"{inner}.l_max=1", "+trainer.enable_progress_bar=false"]
+        if "padding" not in inspect.signature(NonPeriodicCellTransform.__init__).parameters:
+            # 0.16 puts no box around molecules that come without a cell: the ready configs need 0.17.
+            options.append(TRANSFORMS)
         run("nequip-train", "-cp", ROOT / "configs", "-cn", name, *options)
         return folder
 

@@ -14,6 +14,7 @@ from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
@@ -74,7 +75,8 @@ class E2IPCalculator(NequIPCalculator):
             ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
             ``from_compiled_model``.
         """
-        calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+        with explained(path):
+            calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
         warning = unfitted(find_readout(calculator.model))
         if warning:
             warnings.warn(f"{path}: {warning}", stacklevel=2)
@@ -135,7 +137,10 @@ def open_model(
         return E2IPCalculator.from_compiled_model(
             str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
         )
-    calculator = NequIPCalculator._from_saved_model(str(path), device=device, chemical_species_to_atom_type_map=True)
+    with explained(path):
+        calculator = NequIPCalculator._from_saved_model(
+            str(path), device=device, chemical_species_to_atom_type_map=True
+        )
     readout = find_readout(calculator.model)
     if readout is None:
         if calibration is not None:

@@ -10,6 +10,8 @@ import torch
 from nequip.model.utils import override_model_compile_mode
 from nequip.train import NequIPLightningModule
 
+from e2ip_plugins.contract import installed
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import Leverage
 from nequip_ext.readout import GraphReadout
 
@@ -32,6 +34,28 @@ def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> N
     twin.on_load_checkpoint(checkpoint)
     twin.load_state_dict(checkpoint["state_dict"])
     return twin
+
+
+@contextmanager
+def explained(path: Any) -> Iterator[None]:
+    """`InputError` where a checkpoint does not fit into what the installed NequIP makes of the config in it.
+
+    Releases have different defaults, and a checkpoint says no more than its config did.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "state_dict" not in str(error):
+            raise
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+        saved = checkpoint["hyper_parameters"]["info_dict"].get("versions", {}).get("nequip")
+        found = installed("nequip")
+        if saved in (None, found):
+            raise
+        raise InputError(
+            f"{path}: was written with NequIP {saved}, and NequIP {found}, which is installed, makes another model of "
+            f"the config in it: use NequIP {saved}, or package it there (nequip-package) and take the package"
+        ) from error
 
 
 def store(path: str, fitted: Dict[str, Leverage]) -> None:

@@ -14,7 +14,7 @@ from nequip.utils.global_state import set_global_state
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.checkpoints import leverages, rebuild, save
+from nequip_ext.checkpoints import explained, leverages, rebuild, save
 from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
@@ -72,7 +72,7 @@ def fit_file(
             f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
         )
     kind, hparams = training_module(checkpoint, model)
-    with only_apply_persistent_modifiers(persistent_only=True):
+    with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin = rebuild(kind, hparams, checkpoint)
         stock = find_readout(twin.model) is None
         hparams = copy.deepcopy(hparams)

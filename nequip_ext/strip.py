@@ -11,7 +11,7 @@ from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
-from nequip_ext.checkpoints import rebuild, save
+from nequip_ext.checkpoints import explained, rebuild, save
 from nequip_ext.fit import MODEL, read_checkpoint, training_module
 from nequip_ext.fit_package import Package
 from nequip_ext.readout import find_readout
@@ -55,7 +55,7 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
             f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
             "package it with nequip-package and strip the package"
         )
-    with only_apply_persistent_modifiers(persistent_only=True):
+    with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin = rebuild(kind, hparams, checkpoint)
         hparams = _stock(hparams)
         versions = hparams["info_dict"].get("versions", {})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lightning
 import pytest
+import torch
 from nequip.data import _key_registry, to_ase
 from nequip.nn import ConvNetLayer, ForceStressOutput, SequentialGraphNetwork
 from nequip.scripts import _compile_utils
@@ -22,6 +23,7 @@ from e2ip_plugins.contract import name_of
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
+from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
 from nequip_ext.evaluate import name_family_in_files
 
@@ -138,6 +140,16 @@ def test_a_release_that_lacks_something_says_what(newer_release, monkeypatch):
         "pip install nequip==0.19.1",
     ):
         assert words in str(raised.value)
+
+
+def test_a_checkpoint_that_does_not_fit_names_the_release_it_is_of(tmp_path):
+    path = tmp_path / "a.ckpt"
+    for versions, expected in (({"nequip": "0.1.0"}, InputError), ({}, RuntimeError)):
+        torch.save({"hyper_parameters": {"info_dict": {"versions": versions}}}, path)
+        with pytest.raises(expected) as raised, explained(path):
+            torch.nn.Linear(2, 1).load_state_dict({})
+        assert type(raised.value) is expected
+        assert ("a.ckpt: was written with NequIP 0.1.0, and NequIP " in str(raised.value)) == (expected is InputError)
 
 
 def test_a_broken_release_stays_stock():
