@@ -136,7 +136,8 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     name = _tapped(sequence)
     if name is not None:
         layer = getattr(sequence, name)
-        tap = FeatureTap(dict(layer.irreps_in), getattr(layer, "tapped", 1.0))
+        own = (layer.tapped, layer.channels) if hasattr(layer, "tapped") else ()
+        tap = FeatureTap(dict(layer.irreps_in), *own)
         sequence.insert("e2ip_tap", tap, before=name)
     readout = GraphReadout(
         dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed

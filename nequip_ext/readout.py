@@ -27,23 +27,33 @@ KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
 
 class FeatureTap(GraphModuleMixin, torch.nn.Module):
-    """Keeps a reference to the node features that go into the last layer, or what they are times a factor.
+    """Keeps a reference to the node features that go into the last layer.
 
     A last convolution puts out scalars only; its input still has l > 0.
-    """
 
-    # For models that were packaged when there was none.
-    factor: float = 1.0
+    Parameters
+    ----------
+    irreps_in : dict
+    factor : float
+        On what is kept.
+    components_first : int
+        Channels F of features F×0e + F×1o whose channels of x come first, then those of y and z; 0: e3nn's order.
+    """
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
-    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0) -> None:
+    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0, components_first: int = 0) -> None:
         super().__init__()
         self.factor = factor
+        self.components_first = components_first
         self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features = data[AtomicDataDict.NODE_FEATURES_KEY]
+        if self.components_first:
+            channels, rows = self.components_first, features.shape[0]
+            vectors = features[:, channels:].reshape(rows, 3, channels).transpose(1, 2)
+            features = torch.cat([features[:, :channels], vectors.reshape(rows, 3 * channels)], dim=1)
         data[TAP_KEY] = features if self.factor == 1.0 else self.factor * features
         return data
 

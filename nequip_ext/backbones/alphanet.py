@@ -35,14 +35,14 @@ class _Weighted(Messages):
 
 
 class _Directed(Messages):
-    """Σ_j r̂_ij ⊗ (ρ_ij ⊙ x_j) (N, H, 3)."""
+    """Σ_j r̂_ij ⊗ (ρ_ij ⊙ x_j) (N, 3, H)."""
 
     def forward(self, atoms: Tensor, weights: Tensor, directions: Tensor, edge_index: Tensor) -> Tensor:
         size = (atoms.shape[0], atoms.shape[0])
         return self.propagate(edge_index, size=size, x=atoms, weights=weights, directions=directions)
 
     def message(self, x_j: Tensor, weights: Tensor, directions: Tensor) -> Tensor:
-        return (x_j * weights).unsqueeze(2) * directions.unsqueeze(1)
+        return (x_j * weights).unsqueeze(1) * directions.unsqueeze(2)
 
 
 class AlphaNetEmbedding(GraphModuleMixin, nn.Module):
@@ -129,10 +129,10 @@ class _Sum(Messages):
         """Phases, m₁ and (v_j ⊙ m₂/√3 + r̂ ⊗ m₃)/√H (M, P + 4H) of x = [y | v], v being left out where it is 0."""
         channels = filters.shape[1] // 3
         scalars, passed, radial = (x_j[:, : 3 * channels] * filters).chunk(3, dim=1)
-        vectors = radial.unsqueeze(2) * directions.unsqueeze(1)
+        vectors = radial.unsqueeze(1) * directions.unsqueeze(2)
         if x_j.shape[1] > 3 * channels:
             before = split(x_j[:, 2 * channels :], channels)[1]
-            vectors = vectors + before * (passed / math.sqrt(3.0)).unsqueeze(2)
+            vectors = vectors + before * (passed / math.sqrt(3.0)).unsqueeze(1)
         return torch.cat([gates * self.phases(scalars, filters), join(scalars, vectors / math.sqrt(channels))], dim=1)
 
 
@@ -215,7 +215,7 @@ class AlphaNetMixing(GraphModuleMixin, nn.Module):
         first, second, third = gates.chunk(3, dim=1)
         products = (left * right).sum(1) / math.sqrt(self.channels)
         scalars = scalars + (first + second + products) / math.sqrt(2.0)
-        vectors = vectors + (third.unsqueeze(1) * right).transpose(1, 2)
+        vectors = vectors + third.unsqueeze(1) * right
         data[AtomicDataDict.NODE_FEATURES_KEY] = join(scalars, vectors)
         return data
 

@@ -13,7 +13,7 @@ from nequip.data import AtomicDataDict
 from nequip.nn._graph_mixin import GraphModuleMixin
 from torch import Tensor, nn
 
-from nequip_ext.backbones.layers import LayerNorm
+from nequip_ext.backbones.layers import LayerNorm, channels_first
 
 
 def types_of(data: AtomicDataDict.Type) -> Tensor:
@@ -62,7 +62,9 @@ class TypeEmbedding(GraphModuleMixin, nn.Module):
 
 
 class AtomicEnergies(GraphModuleMixin, nn.Module):
-    """Energies of atoms from their scalars, against isolated atoms; takes these off ``node_features``.
+    """Energies of atoms from their scalars, against isolated atoms.
+
+    Takes these off ``node_features``, whose vectors it brings into e3nn's order.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ class AtomicEnergies(GraphModuleMixin, nn.Module):
             scalars = torch.cat([scalars, data.pop(self.beside)], dim=1)
         energies = self.energies(scalars)
         data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = against_isolated(energies, types)
-        data[AtomicDataDict.NODE_FEATURES_KEY] = features[: types.shape[0]]
+        data[AtomicDataDict.NODE_FEATURES_KEY] = channels_first(features[: types.shape[0]], self.channels)
         for name in self.drop:
             del data[name]
         return data

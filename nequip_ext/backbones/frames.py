@@ -43,8 +43,7 @@ class Scalarisation(nn.Module):
         self.network = mlp(3, channels // 4, 1)
 
     def forward(self, frames: Tensor, vectors: Tensor) -> Tensor:
-        """t (M, H) of vectors Q (M, H, 3) in frames (M, 3, 3)."""
-        p = torch.bmm(vectors, frames.transpose(1, 2))
-        along, normal, across = p[:, :, 0], p[:, :, 1], p[:, :, 2]
+        """t (M, H) of vectors Q (M, 3, H) in frames (M, 3, 3)."""
+        along, normal, across = torch.bmm(frames, vectors).unbind(1)
         even = torch.stack([along, normal.square(), across], dim=2)
         return self.norm * (self.network(even).squeeze(2) + along)

@@ -29,7 +29,9 @@ class LayerNorm(nn.Module):
         """Normalised z, of the same shape."""
         centred = z - z.mean(-1, keepdim=True)
         normalised = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + self.epsilon)
-        return normalised if self.gain is None else normalised * self.gain + self.offset
+        if self.gain is None or self.offset is None:
+            return normalised
+        return normalised * self.gain + self.offset
 
 
 def xavier(linear: nn.Linear) -> nn.Linear:
@@ -47,23 +49,29 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 def xavier_mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """`mlp` with the initial values of `xavier`."""
-    layers = mlp(inputs, hidden, outputs)
-    xavier(layers[0])
-    xavier(layers[2])
-    return layers
+    return nn.Sequential(xavier(nn.Linear(inputs, hidden)), nn.SiLU(), xavier(nn.Linear(hidden, outputs)))
 
 
 def split(features: Tensor, channels: int) -> Tuple[Tensor, Tensor]:
-    """Scalars (N, F) and vectors (N, F, 3) of node features "F×0e + F×1o" (N, 4F); without vectors (N, F), zeros."""
+    """Scalars (N, F) and vectors (N, 3, F) of node features between layers (N, 4F); without vectors (N, F), zeros.
+
+    All channels of x come first, then those of y and z: sums and products of short rows of three are slow.
+    """
     scalars, vectors = features[:, :channels], features[:, channels:]
     if features.shape[1] == channels:
         vectors = features.new_zeros((features.shape[0], 3 * channels))
-    return scalars, vectors.reshape(features.shape[0], channels, 3)
+    return scalars, vectors.reshape(features.shape[0], 3, channels)
 
 
 def join(scalars: Tensor, vectors: Tensor) -> Tensor:
-    """Node features "F×0e + F×1o" (N, 4F) of scalars (N, F) and vectors (N, F, 3)."""
-    return torch.cat([scalars, vectors.reshape(vectors.shape[0], 3 * vectors.shape[1])], dim=1)
+    """Node features (N, 4F) of scalars (N, F) and vectors (N, 3, F)."""
+    return torch.cat([scalars, vectors.reshape(vectors.shape[0], 3 * vectors.shape[2])], dim=1)
+
+
+def channels_first(features: Tensor, channels: int) -> Tensor:
+    """Node features between layers in e3nn's order "F×0e + F×1o" (N, 4F), where a channel's x, y and z are together."""
+    scalars, vectors = split(features, channels)
+    return join(scalars, vectors.transpose(1, 2).reshape(vectors.shape))
 
 
 class Mixing(nn.Module):
@@ -79,6 +87,6 @@ class Mixing(nn.Module):
         self.linear = xavier(nn.Linear(channels, 2 * channels, bias=False))
 
     def forward(self, vectors: Tensor) -> Tuple[Tensor, Tensor]:
-        """V and U of vectors (N, F, 3)."""
-        left, right = self.linear(vectors.transpose(1, 2)).chunk(2, dim=-1)
+        """V and U of vectors (N, 3, F)."""
+        left, right = self.linear(vectors).chunk(2, dim=-1)
         return left, right

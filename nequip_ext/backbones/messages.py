@@ -26,7 +26,7 @@ class Messages(MessagePassing):
         super().__init_subclass__(**kwargs)
         # Of a class without a `propagate` of its own PyG generates source code, and leaves a file of it behind in the
         # folder for temporary files for every process; in packaged models that fails.
-        cls.propagate = Messages.propagate
+        cls.propagate = Messages.propagate  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__(aggr="sum", flow="target_to_source", node_dim=0)

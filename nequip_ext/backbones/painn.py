@@ -28,9 +28,9 @@ class _Sum(Messages):
         """[m_s | r̂ ⊗ m_r + v_j ⊙ m_v] (M, 4F)."""
         channels = filters.shape[1] // 3
         scalars, radial, passed = (x_j[:, : 3 * channels] * filters).chunk(3, dim=1)
-        vectors = radial.unsqueeze(-1) * directions.unsqueeze(1)
+        vectors = radial.unsqueeze(1) * directions.unsqueeze(2)
         if x_j.shape[1] > 3 * channels:
-            vectors = vectors + split(x_j[:, 2 * channels :], channels)[1] * passed.unsqueeze(-1)
+            vectors = vectors + split(x_j[:, 2 * channels :], channels)[1] * passed.unsqueeze(1)
         return join(scalars, vectors)
 
 
@@ -96,6 +96,6 @@ class PaiNNMixing(GraphModuleMixin, nn.Module):
         norms = (left.square().sum(1) + self.epsilon).sqrt()
         ss, vv, sv = self.gates(torch.cat([scalars, norms], dim=1)).chunk(3, dim=1)
         scalars = scalars + ss + sv * (left * right).sum(1)
-        vectors = vectors + (vv.unsqueeze(1) * right).transpose(1, 2)
+        vectors = vectors + vv.unsqueeze(1) * right
         data[AtomicDataDict.NODE_FEATURES_KEY] = join(scalars, vectors)
         return data
