@@ -99,7 +99,7 @@ def compile_for(checkpoint, fast_compiler):
 
 
 def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
-    """``nequip-compile --target e2ip_ase`` and what opens the file: E2IPCalculator.from_compiled_model, and torch alone reads the file, too."""
+    """``nequip-compile --target e2ip_ase``; its file behind ASE, and in a Python with torch alone."""
     compiled = compile_for("e2ip_ase")
     reference = E2IPCalculator.from_saved_model(checkpoint)
     calculator = open_model(compiled)
