@@ -17,6 +17,7 @@ import ase.io
 import numpy as np
 import torch
 from ase import Atoms
+from ase.data import chemical_symbols
 from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
@@ -325,13 +326,14 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
     vectors = atoms.cell.array[atoms.pbc]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
-    unknown = sorted(set(atoms.symbols) - set(model.species))
+    species = {chemical_symbols[number] for number in np.unique(atoms.numbers)}
+    unknown = sorted(species - set(model.species))
     if unknown:
         raise InputError(
             f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(model.species)}"
         )
     if calibration is not None:
-        calibration.check_species(set(atoms.symbols), where)
+        calibration.check_species(species, where)
     # Nothing else of it may reach a host.
     graph, edges = model.graph(Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc))
     return _Ready(chunk.number, where, atoms, graph), edges

@@ -10,8 +10,9 @@ import torch
 from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
-from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
+from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel, batches
 from nequip_ext.calculator import open_model
 
 KEYS = families.get(families.DEFAULT).output_keys()
@@ -114,6 +115,13 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
             expected = calculator.results[name]
             assert np.allclose(outputs[name].reshape(expected.shape), expected, rtol=1e-9, atol=1e-12), name
 
+    # One frame at a time in `e2ip evaluate`.
+    opened, expected = batches.open_model(compiled), batches.open_model(checkpoint)
+    assert opened.one_by_one and opened.family is families.get("e2ip") and opened.species == ["H", "C", "O"]
+    agrees_with_the_checkpoint(opened, expected, frames)
+    with pytest.raises(InputError, match="cannot be opened as a compiled model.*compiled for `cpu`"):
+        batches.open_model(compiled, device="meta")
+
 
 @pytest.mark.nightly
 def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
@@ -139,3 +147,13 @@ def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
     assert np.allclose(found["forces"], expected["forces"], atol=1e-5)
     stress = -found["virial"][0] / atoms.get_volume()
     assert np.allclose(stress.ravel()[[0, 4, 8, 5, 2, 1]], expected["stress"], atol=1e-5)
+
+
+def agrees_with_the_checkpoint(opened, reference, frames):
+    found, expected = (model.evaluate([model.graph(a)[0] for a in frames], True) for model in (opened, reference))
+    assert found.keys() == expected.keys() and "stress" in found and found["energy"].shape == (3,)
+    # Without a cell there is no stress.
+    periodic = [atoms.pbc.all() for atoms in frames]
+    found["stress"], expected["stress"] = found["stress"][periodic], expected["stress"][periodic]
+    for name, values in expected.items():
+        assert np.allclose(found[name], values, rtol=1e-4, atol=1e-5), name

@@ -61,8 +61,8 @@ def test_a_run_and_what_is_taken_of_it(run, calculator, train_files, tmp_path):
     assert not {"REF_energy", "REF_forces"} & {*frames[0].info, *frames[0].arrays}
     taken = tmp_path / "taken.xyz"
     result = call("select", model, out, out, "--train", train_files["train"], "--number", 2, "--output", taken)
-    # The first frame is the last one of the training set.
-    assert "14 frames, 12 candidates (2 in the training set); 2 taken" in result.stdout
+    # The first frame is the last one of the training set, and the run is given twice.
+    assert "14 frames, 6 candidates (6 copies of others, 2 in the training set); 2 taken" in result.stdout
     assert [atoms.info["select_rank"] for atoms in ase.io.read(taken, ":")] == [0, 1]
 
 
