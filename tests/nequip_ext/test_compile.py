@@ -119,7 +119,7 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
     opened, expected = batches.open_model(compiled), batches.open_model(checkpoint)
     assert opened.one_by_one and opened.family is families.get("e2ip") and opened.species == ["H", "C", "O"]
     agrees_with_the_checkpoint(opened, expected, frames)
-    with pytest.raises(InputError, match="cannot be opened as a compiled model.*compiled for `cpu`"):
+    with pytest.raises(InputError, match=r"cannot be opened as a compiled model.*compiled for `cpu`"):
         batches.open_model(compiled, device="meta")
 
 
