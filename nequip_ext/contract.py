@@ -68,7 +68,7 @@ TERMS = {
         "_EXTERNAL_MODULES",
         "_INTERNAL_MODULES",
         "_MOCK_MODULES",
-        "register_libraries_as_external_for_packaging(extern_modules)",
+        "register_libraries_as_external_for_packaging(extern_modules, ...)",
     ),
     "nequip.train": (
         "EnergyForceLoss",

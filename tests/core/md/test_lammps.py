@@ -241,7 +241,7 @@ def test_what_the_command_refuses(tmp_path):
 
     assert "has no lines '# e2ip'; one says where the model comes in" in run("units metal\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
-    assert "--watch forces_epistemic_std: NAME=NUMBER" in run("# e2ip\n", "--watch", STD)
+    assert "--watch forces_epistemic_std: a name and a number" in run("# e2ip\n", "--watch", STD)
     assert "my.model: no such file" in run("# e2ip\n")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
