@@ -97,7 +97,11 @@ def commands(host: str, model: Path, source: Path, folder: Path) -> dict[str, li
         return {"ours": ours, "theirs": [*theirs, "--default_dtype=float32", f"--batch_size={BATCH}"]}
     (folder / "test_dataset0.xyz").unlink(missing_ok=True)
     theirs = [BIN / "nequip-train", "-cp", ROOT / "configs", "-cn", "nequip_e2ip", f"hydra.run.dir={folder}"]
-    theirs += ["run=[test]", f"++ckpt_path={model}", f"train_file={source}", f"val_file={source}"]
+    # Statistics of the training set are computed whatever is run.
+    one = folder / "one.xyz"
+    theirs += ["run=[test]", f"train_file={one}", f"val_file={one}", f"test_file={source}"]
+    loaded = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: {model}, compile_mode: eager}}"
+    theirs += ["~training_module.model", f"+training_module.model={loaded}"]
     columns = "e2ip_log_sigma0,e2ip_nu,e2ip_kappa,e2ip_sigma0,e2ip_leverage,forces_cov,forces_aleatoric_cov"
     columns += ",forces_epistemic_cov,forces_uncertainty,forces_epistemic_std"
     theirs += ["chemical_species=[H,C,N,O]", f"data.val_dataloader.batch_size={BATCH}"]
@@ -178,7 +182,7 @@ def watched(command: list, folder: Path, seen: list, stop_at: float, reached) ->
             except (OSError, StopIteration):
                 continue
             done = reached()
-            if done is not None:
+            if done is not None and not (seen and seen[-1][1] == done):
                 seen.append([time.monotonic() - start, done, resident])
                 if done > stop_at:
                     process.send_signal(signal.SIGKILL)
@@ -209,7 +213,10 @@ def measure_memory(host: str, work: Path, frames: int, kills: list[float]) -> No
     for stop_at in [*(share * frames for share in sorted(kills)), float("inf")]:
         seen: list = []
         ended = watched(command, folder, seen, stop_at, reached)
-        runs.append({"killed": not ended, "seconds_frames_bytes": seen})
+        if not seen:
+            sys.exit("too few frames to watch: raise --frames")
+        thin = max(1, len(seen) // 60)
+        runs.append({"killed": not ended, "seconds_frames_bytes": [*seen[:-1:thin], seen[-1]]})
         first, last = seen[0], seen[-1]
         print(f"frames {first[1]} to {last[1]}, {last[2] / 2**20:.0f} MiB{'' if ended else ', killed'}", flush=True)
     with output.open() as file:
