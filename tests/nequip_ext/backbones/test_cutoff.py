@@ -31,7 +31,9 @@ def test_smooth_at_the_cutoff(kind, build, to_data):
         return float(model(cluster(distance, to_data))["total_energy"].detach())
 
     jump = abs(energy(CUTOFF - 1e-7) - energy(CUTOFF + 1e-7))
-    if kind[1] == "default" or "PaiNN" in kind[0]:
+    if kind == ("nequip_ext.AlphaNetModel", "paper"):
+        assert jump > 1e-3, "docs/backbones.md says that it is not continuous"
+    else:
         assert jump < 1e-12
     # The edges of the list that are beyond it do not act.
     outside = model(cluster(CUTOFF, to_data))
@@ -52,8 +54,10 @@ def test_no_step_in_the_curve_of_a_dimer(kind, build, to_data):
     edges = [(i, i + 1) for i in range(0, 2000, 2)]
     data = listed(positions.reshape(-1, 3).tolist(), [0, 2] * 1000, edges, to_data)
     energies = model(data)["atomic_energy"].detach().view(-1, 2).sum(1)
+    # PaiNN's norms have kinks where they vanish, of a width √ε: slopes may change quickly, but no step stands alone.
     steps = energies.diff().abs()
-    assert steps.max() < 25 * steps.median() and energies.std() > 1e-3
+    beside = torch.maximum(steps[:-2], steps[2:])
+    assert (steps[1:-1] < 2.0 * beside + 1e-5 * steps.max()).all() and energies.std() > 1e-3
 
 
 DEGENERATE = {
