@@ -264,15 +264,24 @@ def measure(host: str, out: Path) -> dict[str, Any]:
     with noted(row, "calculator"):
         found = predict(steps.calculator(folder / steps.model), files)
         (folder / "expected.json").write_text(json.dumps(found))
-    row["opens"] = {}
+    return {**row, **open_others(host, out)}
+
+
+def open_others(host: str, out: Path) -> dict[str, Any]:
+    """Which files of other releases the installed one opens, and whether it predicts what they did."""
+    release = version(PACKAGES[host])
+    folder = out.resolve() / f"{host}-{release}"
+    files = {name: folder / f"{name}.extxyz" for name in FRAMES}
+    steps: Any = {"mace": Mace, "nequip": Nequip}[host](folder, files)
+    opens = {}
     for other in sorted(out.resolve().glob(f"{host}-*/{steps.model}")):
         if other.parent != folder and (other.parent / "expected.json").exists():
             name = other.parent.name.removeprefix(f"{host}-")
             opened: dict[str, Any] = {"host": host, "release": release}
             with noted(opened, f"model of {name}"):
                 agree(predict(steps.calculator(other), files), json.loads((other.parent / "expected.json").read_text()))
-            row["opens"][name] = opened[f"model of {name}"]
-    return row
+            opens[name] = opened[f"model of {name}"]
+    return {"opens": opens}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -300,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("host", nargs="?", choices=PACKAGES)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "releases", help="folder of runs and results")
+    parser.add_argument("--open", action="store_true", help="after a full run: open files of others alone, once more")
     parser.add_argument("--table", type=Path, nargs="+", help="result files to print as a table instead")
     args = parser.parse_args()
     if args.table:
@@ -308,9 +318,13 @@ def main() -> None:
     if args.host is None:
         parser.error("give a host, or --table with result files")
     warnings.simplefilter("ignore")
-    row = measure(args.host, args.out)
-    name = f"{row['host']}-{row['release']}-torch{row['packages']['torch'].partition('+')[0]}.json"
-    args.out.joinpath(name).write_text(json.dumps(row, indent=1) + "\n")
+    torch = version("torch").partition("+")[0]
+    result = args.out / f"{args.host}-{version(PACKAGES[args.host])}-torch{torch}.json"
+    if args.open:
+        row = {**json.loads(result.read_text()), **open_others(args.host, args.out)}
+    else:
+        row = measure(args.host, args.out)
+    result.write_text(json.dumps(row, indent=1) + "\n")
     steps = [row[step] for step in ("contract", "stock", "readout", "evaluation", "calculator")]
     sys.exit(not all(entry["ok"] for entry in [*steps, *row["opens"].values()]))
 

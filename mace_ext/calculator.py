@@ -19,6 +19,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.gradient import uncertainty_gradient as gradient_of
+from mace_ext.heard import Heard
 from mace_ext.readout import find_family, find_readout, has_leverage
 
 
@@ -58,7 +59,7 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
         return
     models = self.models
-    heard = [_Heard(model) for model in models]
+    heard = [Heard(model) for model in models]
     self.models = heard
     try:
         stock(self, *args, **kwargs)
@@ -77,21 +78,6 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         (family,) = self._uq_families
         own = {name: values[0] for name, values in outputs.items()}
         self.results.update(self._uq_calibration.results(family, own, factor, self.atoms.symbols))
-
-
-class _Heard:
-    """A model of the calculator, scripted or not, that keeps its latest outputs."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.output: Dict[str, Tensor] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Dict[str, Tensor]:
-        self.output = self._model(*args, **kwargs)
-        return self.output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 def _outputs(members: List[Type[Family]], outputs: List[Dict[str, Tensor]], num_atoms: int) -> Dict[str, Tensor]:

@@ -8,6 +8,8 @@ from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any, Callable
 
+from mace_ext.heard import Heard
+
 
 def radial_is_pair() -> bool:
     """Whether the radial embedding gives the cutoff apart, which it may not have multiplied into its functions.
@@ -35,7 +37,7 @@ def finite_errors(errors: Any, finite: Any, labelled: Any) -> Any:
 def hear_outputs(module: Any, before: Callable[[Any], None], after: Callable[[Any, Any, Any], None]) -> None:
     """Let `mace.cli.eval_configs` tell of every call of the model: ``before(model)``, ``after(model, batch, output)``.
 
-    From 0.3.14 on it calls models through one function. Before, the loaded model is called as it is: it gets hooks.
+    From 0.3.14 on it calls models through one function. Before, the loaded model is called as it is.
     """
     if hasattr(module, "get_model_output"):
         stock = module.get_model_output
@@ -51,28 +53,6 @@ def hear_outputs(module: Any, before: Callable[[Any], None], after: Callable[[An
     torch = module.torch
 
     def load(*args, **kwargs):
-        model = torch.load(*args, **kwargs)
-        return _Heard(model, before, after)
+        return Heard(torch.load(*args, **kwargs), before, after)
 
     module.torch = SimpleNamespace(**{**vars(torch), "load": load})
-
-
-class _Heard:
-    """A model, scripted or not, that tells of its calls."""
-
-    def __init__(self, model: Any, before: Callable[[Any], None], after: Callable[[Any, Any, Any], None]) -> None:
-        self._model, self._before, self._after = model, before, after
-
-    def __call__(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self._before(self._model)
-        output = self._model(batch, *args, **kwargs)
-        self._after(self._model, batch, output)
-        return output
-
-    def to(self, *args: Any, **kwargs: Any) -> "_Heard":
-        """Stays the one that tells."""
-        self._model = self._model.to(*args, **kwargs)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)

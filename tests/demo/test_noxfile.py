@@ -78,3 +78,19 @@ def test_no_registry_is_named():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "://" not in text.replace("https://github.com/", ""), name
         assert "index-url" not in text, name
+
+
+def test_releases_are_the_same_everywhere():
+    """Those of the session `matrix`, of both contracts, of the extras and of the table."""
+    from mace_ext import seams
+    from nequip_ext import contract
+
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    releases = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "RELEASES")
+    tried = ast.literal_eval(releases)
+    assert tried == {"mace": seams.TESTED, "nequip": contract.TESTED}
+    page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name, written, of_host in (("mace-torch", "mace-torch", "mace"), ("nequip", "NequIP", "nequip")):
+        assert f'"{name}>={tried[of_host][0]}"' in extras
+        assert set(tried[of_host]) <= set(re.findall(rf"^\| {written} ([\d.]+) \|", page, re.M))
