@@ -76,7 +76,7 @@ def test_calculator_gives_what_the_writer_wrote(trained):
 
 WITH_PACKAGE = """
     import ase.io, numpy
-    from nequip_ext.compat import NequIPCalculator
+    from nequip.integrations.ase import NequIPCalculator
 
     package, frame, target = sys.argv[1:]
     calculator = NequIPCalculator._from_saved_model(package, chemical_species_to_atom_type_map=True)
