@@ -9,7 +9,7 @@ from ase import Atoms
 from ase.data import chemical_symbols
 from mace import data
 from mace.tools import AtomicNumberTable
-from mace.tools.torch_geometric.batch import Batch
+from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
 from e2ip_plugins.readout.readout import unfitted

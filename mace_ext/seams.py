@@ -143,7 +143,7 @@ CALLED = {
     "mace.modules.utils": ("get_edge_vectors_and_lengths(positions, edge_index, shifts, ...)",),
     "mace.modules.loss": ("reduce_loss(raw_loss, ddp)",),
     "mace.tools": ("AtomicNumberTable", "TensorDict"),
-    "mace.tools.torch_geometric": ("Batch",),
+    "mace.tools.torch_geometric": ("Batch.from_data_list",),
     "mace.tools.torch_geometric.dataloader": ("DataLoader",),
     "mace.data": (
         "config_from_atoms(atoms, ..., head_name)",
