@@ -86,7 +86,9 @@ def test_releases_are_the_same_everywhere():
     from nequip_ext import contract
 
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    releases = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "RELEASES")
+    releases = next(
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RELEASES"
+    )
     tried = ast.literal_eval(releases)
     assert tried == {"mace": seams.TESTED, "nequip": contract.TESTED}
     page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
