@@ -31,7 +31,7 @@ __all__ = list(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
-    contract.check()
+    contract.check(_EXPORTS[name].partition(".")[0])
     _register()
     return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
 

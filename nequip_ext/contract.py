@@ -91,6 +91,17 @@ TERMS = {
     "nequip.utils.global_state": ("get_latest_global_state", "set_global_state"),
 }
 
+#: Terms of parts that are not for every release, by the subpackage; the rest works without them.
+PARTS = {
+    # 0.17 and later.
+    "backbones": {
+        "nequip.model.energy_modules": ("_append_energy_modules(model, type_names, pair_potential)",),
+        "nequip.model.utils": ("model_builder",),
+        "nequip.nn": ("ApplyFactor", "PerTypeScaleShift"),
+        "nequip.nn.embedding": ("BesselEdgeLengthEncoding", "EdgeLengthNormalizer", "PolynomialCutoff"),
+    },
+}
+
 #: What not every release has; `nequip_ext.compat` has what stands in for it.
 OPTIONAL = {
     "nequip.model.saved_models.package._cpu_deserialize_always": "0.19.1 and later",
@@ -102,18 +113,18 @@ OPTIONAL = {
 _warned: set = set()
 
 
-def problem() -> str:
-    """What an installed NequIP lacks, or an empty string."""
+def problem(part: str = "") -> str:
+    """What an installed NequIP lacks, or an empty string; also for a part."""
     version = contract.installed("nequip")
     if version is None:
         return f"NequIP is not installed; tested: {', '.join(TESTED)}"
-    wrong = _problems()
+    wrong = _problems(part)
     return f"{'; '.join(wrong)} (NequIP {version} is installed; tested: {', '.join(TESTED)})" if wrong else ""
 
 
-@functools.lru_cache(maxsize=1)
-def _problems() -> tuple:
-    return tuple(contract.problems(TERMS, OPTIONAL))
+@functools.lru_cache
+def _problems(part: str) -> tuple:
+    return tuple(contract.problems(TERMS, OPTIONAL) + contract.problems(PARTS.get(part, {})))
 
 
 def holds() -> bool:
@@ -121,9 +132,9 @@ def holds() -> bool:
     return "nequip" in sys.modules and not problem()
 
 
-def check() -> None:
+def check(part: str = "") -> None:
     """Raise `InputError` where something is missing; one warning in a process where the release was not tested."""
-    reason = problem()
+    reason = problem(part)
     if reason:
         raise InputError(
             f"e2ip-plugins does not work with this installation: {reason}; install one of these releases "
