@@ -1,11 +1,14 @@
 """Settings of Sphinx for the documentation site; ``nox -s docs`` builds it, in the NequIP environment."""
 
+import functools
 import hashlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from nbclient import NotebookClient
 from sphinx import addnodes
 
 import e2ip_plugins
@@ -55,7 +58,8 @@ nb_execution_cache_path = str(HERE / "_build" / "jupyter-cache" / what_tutorials
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 3600
-nb_merge_streams = True
+# Output of commands arrives in pieces of a hundred characters; myst-nb's own way of merging puts newlines between them.
+NotebookClient.__init__ = functools.partialmethod(NotebookClient.__init__, coalesce_streams=True)
 
 
 def write_command_line(app):
@@ -110,6 +114,12 @@ def as_on_github(app, doctree):
             link.replace_self(link.children)
 
 
+def dashes(app, doctree):
+    """Set the dash between a parameter and its description, which Sphinx leaves to the smart quotes."""
+    for text in [text for text in doctree.findall(nodes.Text) if text == " -- "]:
+        text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app):
     app.connect("builder-inited", write_command_line)
     app.connect("autodoc-skip-member", skip_fields)
@@ -118,3 +128,4 @@ def setup(app):
     app.connect("autodoc-process-docstring", keep, priority=400)
     app.connect("autodoc-process-docstring", restore, priority=600)
     app.connect("doctree-read", as_on_github)
+    app.connect("doctree-read", dashes)
