@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.data import chemical_symbols
-from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -26,7 +25,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
-from e2ip_plugins.tools.predicted import keep_references, predicted
+from e2ip_plugins.tools.predicted import keep_references, put_uncertainties, uncertainties
 from e2ip_plugins.tools.unfinished import Unfinished
 
 #: Info of every frame that is written: its number in the file that was read, from 0.
@@ -353,13 +352,13 @@ def _written(
             "device; what is finished is kept: run the command again with a smaller --batch-atoms"
         ) from error
     columns = _columns(model, outputs, [one.atoms for one in batch], options)
-    frames, start = [], 0
+    frames, start, known = [], 0, uncertainties()
     for i, one in enumerate(batch):
         atoms, count = one.atoms, len(one.atoms)
         results: Dict[str, Any] = {name: values[start : start + count] for name, values in columns.items()}
         results["energy"] = outputs["energy"][i].item()
         if "stress" in outputs and atoms.pbc.all():
-            results["stress"] = full_3x3_to_voigt_6_stress(outputs["stress"][i].cpu().numpy())
+            results["stress"] = outputs["stress"][i].cpu().numpy()
         start += count
         assert model.family is not None
         results[FAMILY_KEY] = model.family.uq_family
@@ -373,11 +372,14 @@ def _written(
             skipped.append((one.number, problem))
             continue
         keep_references(atoms)
-        frame = predicted(atoms, results)
-        frame.info[FRAME_KEY] = one.number
-        frames.append(frame)
+        put_uncertainties(atoms, results, known)
+        # As ASE writes a calculator's, of which it would make two more copies.
+        atoms.info[FRAME_KEY] = one.number
+        atoms.info.update({name: results[name] for name in ("energy", "stress") if name in results})
+        atoms.arrays["forces"] = results["forces"]
+        frames.append(atoms)
     text = io.StringIO()
-    ase.io.write(text, frames, format="extxyz")
+    ase.io.write(text, frames, format="extxyz", write_results=False)
     return text.getvalue().encode(), len(frames)
 
 

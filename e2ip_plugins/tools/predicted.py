@@ -30,33 +30,49 @@ def uncertainties() -> Dict[str, OutputKey]:
 def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     """A copy of a frame with a model's results, and without those of an earlier evaluation.
 
-    Energy, forces and stress become those of a `SinglePointCalculator`, uncertainties arrays (3×3 as nine row-major
-    columns), ``uq_family`` and ``uq_calibration`` info.
+    Energy, forces and stress become those of a `SinglePointCalculator`, the rest as `put_uncertainties` has it.
 
     Parameters
     ----------
     atoms : ase.Atoms
         Its calculator is not looked at.
     results
-        In the shapes of ``calc.results``; what has another shape, and a leverage that was not fitted, is left out.
+        In the shapes of ``calc.results``.
     """
     frame = atoms.copy()
-    known = uncertainties()
+    put_uncertainties(frame, results, uncertainties())
+    stock = {name: results[name] for name in STOCK if results.get(name) is not None}
+    frame.calc = SinglePointCalculator(frame, **stock)
+    return frame
+
+
+def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[str, OutputKey]) -> None:
+    """Replace what an earlier evaluation left in a frame's arrays and info by a model's uncertainties.
+
+    They become arrays (3×3 as nine row-major columns), ``uq_family`` and ``uq_calibration`` info. What has not the
+    shape of ``calc.results``, and a leverage that was not fitted, is left out.
+
+    Parameters
+    ----------
+    frame : ase.Atoms
+        Changed in place.
+    results
+        In the shapes of ``calc.results``.
+    known
+        `uncertainties`.
+    """
     for name in (*known, *STOCK):
         frame.arrays.pop(name, None)
         frame.info.pop(name, None)
-    stock = {name: results[name] for name in STOCK if results.get(name) is not None}
-    frame.calc = SinglePointCalculator(frame, **stock)
     for key in known.values():
         values = np.asarray(results.get(key.name, ()))
-        if values.shape != (len(atoms), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
+        if values.shape != (len(frame), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
             continue
-        frame.arrays[key.name] = values.reshape(len(atoms), -1) if key.shape else values.copy()
+        frame.arrays[key.name] = values.reshape(len(frame), -1) if key.shape else values.copy()
     for name in (FAMILY_KEY, CALIBRATION_KEY):
         frame.info.pop(name, None)
         if name in results:
             frame.info[name] = results[name]
-    return frame
 
 
 def keep_references(atoms: Atoms) -> None:
