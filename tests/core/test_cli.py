@@ -54,7 +54,7 @@ def calls(monkeypatch):
         constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
         return Report({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
 
-    monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: calls.append(host) or fit_file)
+    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: calls.append(host) or fit_file)
     return calls
 
 
@@ -164,7 +164,7 @@ def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
     def fails(*_, **__):
         raise InputError("my.model: is no model of MACE")
 
-    monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: fails)
+    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
     assert "my.model: is no model of MACE" in one_line(fit())
 
 

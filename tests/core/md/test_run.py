@@ -139,7 +139,9 @@ def command(make_atoms, tmp_path, monkeypatch):
     (tmp_path / "my.model").write_bytes(b"")
 
     def call(*options, stds=(0.1,)):
-        monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: lambda path, **_: make_atoms(*stds).calc)
+        monkeypatch.setattr(
+            cli.checks, "entry_point", lambda group, host, why: lambda path, **_: make_atoms(*stds).calc
+        )
         words = ["md", "my.model", "start.xyz", "out.xyz", "--steps", "20", *map(str, options)]
         return CliRunner().invoke(cli.app, words)
 

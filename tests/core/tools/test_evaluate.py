@@ -361,7 +361,7 @@ def command(toy, tmp_path, monkeypatch):
         opened.append((path.name, options))
         return toy.ToyModel()
 
-    monkeypatch.setattr(cli, "_entry_point", lambda group, host, why: open_model)
+    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: open_model)
     (tmp_path / "my.model").write_bytes(b"weights")
     ase.io.write(tmp_path / "in.xyz", frames_of(3), format="extxyz")
 

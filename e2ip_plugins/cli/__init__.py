@@ -1,0 +1,57 @@
+"""The ``e2ip`` command: a file for every kind of subcommand, put together here.
+
+Subcommands import what they need themselves: help and errors must not wait for torch and matplotlib.
+"""
+
+from typing import Annotated
+
+import typer
+
+from e2ip_plugins import __version__
+from e2ip_plugins.cli import benchmarks, models, reports, runs
+from e2ip_plugins.errors import InputError
+
+
+class _Group(typer.core.TyperGroup):
+    """Input errors of every subcommand end as one line, with exit status 2."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            typer.secho(f"e2ip: error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    rich_markup_mode="markdown", cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Evidential force uncertainty for NequIP and MACE: tools for what their own commands wrote."""
+
+
+app.command("compare")(reports.compare_command)
+app.command("ensemble")(reports.ensemble_command)
+app.command("calibrate")(reports.calibrate_command)
+app.command("bench")(benchmarks.bench_command)
+app.command("fetch")(benchmarks.fetch_command)
+app.command("fit")(models.fit_command)
+app.command("evaluate")(models.evaluate_command)
+app.command("strip")(models.strip_command)
+app.command("md")(runs.md_command)
+app.command("select")(runs.select_command)
+app.command("label")(runs.label_command)
+app.command("lammps")(runs.lammps_command)

@@ -1,0 +1,78 @@
+"""What subcommands share: which host a model file is of, where output may go."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Sequence
+
+from e2ip_plugins.errors import InputError
+
+#: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
+HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
+
+#: For commands that only evaluate.
+WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
+
+
+def opened(group: str, host: str, model: Path, **options: Any) -> Any:
+    """What a host's adapter makes of a model file."""
+    open_it = entry_point(group, host, f"this is a model of {host}")
+    try:
+        return open_it(model, **options)
+    except InputError:
+        raise
+    # Unpickling lets whatever goes wrong inside it through.
+    except Exception as error:
+        raise InputError(f"{model}: {host} cannot open it ({type(error).__name__}: {error})") from error
+
+
+def check_new(output: Path, endings: Sequence[str]) -> None:
+    if output.suffix not in endings:
+        raise InputError(f"{output}: frames go into an extxyz file, {' or '.join(endings)}")
+    if output.exists() or not output.parent.is_dir():
+        raise InputError(f"{output}: is there already, or its folder is not; choose another name")
+
+
+def host_of(model: Path, hosts: Dict[str, str] = HOSTS) -> str:
+    host = hosts.get(model.suffix)
+    if host is None:
+        raise InputError(f"{model}: is none of {', '.join(hosts)}: give a MACE model, a NequIP checkpoint or package")
+    if not model.is_file():
+        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
+    return host
+
+
+def beside(model: Path, ending: str) -> Path:
+    return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
+
+
+def check_output(output: Path, model: Path, overwrite: bool) -> None:
+    if output.exists() and (output.is_dir() or not overwrite or output.samefile(model)):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        reason = "is the model itself" if output.samefile(model) else reason
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
+
+
+def check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=name).item()
+    # torch has an error of its own, and often a long one, for every way in which a device may be missing.
+    except Exception as error:
+        raise InputError(f"--device {name}: torch cannot compute there ({str(error)[:60]}...); try cpu") from error
+
+
+def entry_point(group: str, host: str, why: str) -> Callable[..., Any]:
+    """What a host's adapter gives for a command; the core imports no adapter."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=f"e2ip_plugins.{group}", name=host)
+    if not found:
+        raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
+    try:
+        return next(iter(found)).load()
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{why}, which is not installed here ({error}): run it in an environment with e2ip-plugins[{host}]"
+        ) from error

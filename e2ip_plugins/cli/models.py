@@ -1,0 +1,141 @@
+"""Subcommands that take a model file and write one, or its predictions: fit, evaluate, strip."""
+
+from pathlib import Path
+from typing import Annotated, List, Optional
+
+import typer
+
+from e2ip_plugins.cli import checks
+from e2ip_plugins.errors import InputError
+
+
+def fit_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip; with or without a readout.")],
+    train: Annotated[List[Path], typer.Option(help="Training frames, as the model had them; may be repeated.")],
+    valid: Annotated[List[Path], typer.Option(help="Other frames, with forces, to fit constants on; may be repeated.")],
+    output: Annotated[Optional[Path], typer.Option(help="The fitted model. [default: MODEL with -e2ip]")] = None,
+    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head of the frames, where there are more.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Fit a model's uncertainty to its training set, without training.
+
+    The epistemic part of the uncertainty then grows where the training set supports an atom's
+    environment less (evidence mode leverage). A model without a readout gets one that knows one
+    standard deviation per species besides. Energies and forces stay what they are.
+    """
+    from e2ip_plugins.tools.frames import read_frames, same_frames
+
+    host = checks.host_of(model)
+    if output is None:
+        output = checks.beside(model, f"-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
+    checks.check_output(output, model, overwrite)
+    checks.check_device(device)
+    training = read_frames(train, need_forces=False)
+    validation = read_frames(valid, forces_key)
+    shared = same_frames(training, validation)
+    if shared:
+        warning = (
+            f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
+            "frames that the model was not trained on"
+        )
+        typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
+    report = checks.entry_point("fit", host, f"this is a model of {host}")(
+        model, training, validation, output, head=head, device=device, batch_size=batch_size
+    )
+    for text in report.warnings:
+        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    for line in report.lines():
+        typer.echo(line)
+    typer.echo(f"Written: {output}")
+
+
+def evaluate_command(
+    model: Annotated[
+        Path, typer.Argument(help="MACE .model, NequIP .ckpt, .nequip.zip or .nequip.pt2, with a readout.")
+    ],
+    source: Annotated[Path, typer.Argument(metavar="IN.extxyz", help="Frames, of any number.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="The frames with predictions.")],
+    batch_atoms: Annotated[
+        Optional[int], typer.Option(min=1, help="Atoms per batch, at most. [default: 512, unless --batch-edges]")
+    ] = None,
+    batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Pairs of neighbours per batch, at most.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    dtype: Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
+    calibration: Annotated[
+        Optional[Path], typer.Option(help="File of e2ip calibrate, applied to the uncertainties.")
+    ] = None,
+    stress: Annotated[bool, typer.Option("--stress", help="Also the stress of fully periodic frames.")] = False,
+    no_covariances: Annotated[
+        bool,
+        typer.Option("--no-covariances", help="Leave 3x3 columns out, which follow from the parameters."),
+    ] = False,
+    part: Annotated[str, typer.Option(metavar="I/N", help="Only the I-th of N pieces of the input.")] = "1/1",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad frames out and list them in OUT.extxyz.skipped.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Predict energies, forces and uncertainties of many frames.
+
+    Takes files larger than memory. The same command goes on where it was stopped, for whatever
+    reason: until the output is complete it is called OUT.extxyz.part. `e2ip compare` and
+    `e2ip calibrate` read it, with the references that the input has.
+
+    --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after
+    another (cat) are the whole.
+    """
+    from e2ip_plugins.scores.calibration import Calibration
+    from e2ip_plugins.tools.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
+    from e2ip_plugins.tools.progress import progress
+
+    host = checks.host_of(model, checks.WITH_COMPILED)
+    options = Options(
+        batch_atoms=512 if batch_atoms is None and batch_edges is None else batch_atoms,
+        batch_edges=batch_edges,
+        calibration=None if calibration is None else Calibration.read(calibration),
+        stress=stress,
+        covariances=not no_covariances,
+        part=part_of(part),
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+    )
+    if dtype not in (None, "float32", "float64"):
+        raise InputError(f"--dtype {dtype}: choose float32 or float64")
+    check_files(source, output, overwrite)
+    checks.check_device(device)
+    opened = checks.entry_point("evaluate", host, f"this is a model of {host}")(
+        model, device=device, dtype=dtype, head=head
+    )
+    if opened.warning:
+        typer.secho(f"e2ip: warning: {opened.warning}", fg=typer.colors.YELLOW, err=True)
+    settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
+    with progress(source, options.part) as told:
+        state = evaluate(opened, source, output, options, settings, told)
+    if state.skipped:
+        text = f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: "
+        typer.secho(f"e2ip: warning: {text}{state.skipped[0][1]}", fg=typer.colors.YELLOW, err=True)
+    typer.echo(f"Written: {output}, {state.written} frames")
+
+
+def strip_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a readout.")],
+    output: Annotated[Optional[Path], typer.Option(help="The stock model. [default: MODEL with -stock]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Take the readout off a model.
+
+    What is left is the host's own model, which needs no plugin. Energies and forces stay what they are, to the
+    last bit.
+    """
+    host = checks.host_of(model)
+    if output is None:
+        output = checks.beside(
+            model, "-stock.nequip.zip" if model.name.endswith(".nequip.zip") else f"-stock{model.suffix}"
+        )
+    checks.check_output(output, model, overwrite)
+    checks.entry_point("strip", host, f"this is a model of {host}")(model, output)
+    typer.echo(f"Written: {output}")

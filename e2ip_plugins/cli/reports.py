@@ -1,0 +1,177 @@
+"""Subcommands that read predictions: compare, ensemble, calibrate."""
+
+import dataclasses
+import enum
+from pathlib import Path
+from typing import Annotated, List, Optional
+
+import typer
+
+from e2ip_plugins.errors import InputError
+
+
+class Unit(str, enum.Enum):
+    """Energy unit of tables and figures."""
+
+    eV = "eV"
+    kcal = "kcal"
+
+
+def compare_command(
+    files: Annotated[
+        List[Path],
+        typer.Argument(metavar="BASELINE.xyz E2IP.xyz ...", help="extxyz files with predictions for the same frames."),
+    ],
+    labels: Annotated[
+        Optional[str], typer.Option(help="Names of the models, separated by commas. [default: file names]")
+    ] = None,
+    ood: Annotated[
+        Optional[List[Path]],
+        typer.Option(
+            metavar="BASELINE_ood.xyz",
+            help="The models' predictions for out-of-distribution frames: once per model, in the same order.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Optional[List[str]],
+        typer.Option(
+            metavar="FILE",
+            help="Calibration to apply first: once per model, in the same order; none for a model that stays as it is.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png and .pdf.")] = Path("e2ip_compare"),
+    unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
+    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    ref_energy: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+) -> None:
+    """Compare predictions: errors, calibration and usefulness of the uncertainties.
+
+    Reads what `mace_eval_configs` and NequIP's TestTimeXYZFileWriter write, with or without
+    uncertainties. Scores that need a distribution stay empty for a deterministic model.
+
+    With --ood every model's figures stand beside those out of distribution, and a table says how
+    well leverage and epistemic uncertainty find the frames out of distribution.
+
+    With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
+    with and without, name its file twice and give none for the first.
+    """
+    for path in [*files, *(ood or [])]:
+        if not path.is_file():
+            what = "is a folder; give the extxyz file in it" if path.is_dir() else "no such file"
+            raise InputError(f"{path}: {what}")
+    from rich.console import Console
+
+    from e2ip_plugins.report.compare import compare, load_both_sets, load_models
+    from e2ip_plugins.report.figures import write_figure
+    from e2ip_plugins.report.tables import markdown, print_tables, write_json
+    from e2ip_plugins.scores.calibration import Calibration
+
+    chosen = [None if path == "none" else Calibration.read(path) for path in calibration or []]
+    names = None if labels is None else [label.strip() for label in labels.split(",")]
+    if ood:
+        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
+    else:
+        models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
+    for m in [*models, *ood_models]:
+        for text in m.left_out:
+            typer.secho(f"e2ip: warning: {m.predictions.path}: {text}", fg=typer.colors.YELLOW, err=True)
+        if m.predictions.calibration is not None:
+            text = f"{m.predictions.path}: was calibrated already, with {m.predictions.calibration}"
+            typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
+    result = compare(models, ood_models)
+    print_tables(result, unit.value, Console())
+    write_json(result, out / "compare.json")
+    write_figure(models, unit.value, out / "compare", ood_models)
+    (out / "compare.md").write_text(markdown(result, unit.value, "compare.png"), encoding="utf-8")
+    typer.echo(f"Written: {out}/compare.md, .json, .png, .pdf")
+
+
+def ensemble_command(
+    files: Annotated[
+        List[Path],
+        typer.Argument(metavar="MEMBER_1.xyz MEMBER_2.xyz ...", help="The members' predictions for the same frames."),
+    ],
+    output: Annotated[Path, typer.Option(help="The ensemble's predictions.")] = Path("ensemble.xyz"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    ref_energy: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+) -> None:
+    """Combine predictions of several models into those of their ensemble.
+
+    Mean forces and energies; the covariance is that of the members' forces (K - 1 in the denominator)
+    plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
+    """
+    from e2ip_plugins.report.ensemble import combine
+
+    if output.exists() and (not overwrite or output.is_dir() or any(f.exists() and output.samefile(f) for f in files)):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        reason = "is a member" if any(f.exists() and output.samefile(f) for f in files) else reason
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
+    for text in combine(files, output, ref_forces, ref_energy):
+        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    typer.echo(f"Written: {output}")
+
+
+def calibrate_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="VALID.xyz", help="extxyz file with a model's predictions for validation frames.")
+    ],
+    method: Annotated[
+        Optional[List[str]],
+        typer.Option(
+            metavar="floor|scale|species-scale|conformal",
+            help="What to fit (default: scale); conformal may be given beside one of the others.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The calibration.")] = Path("calibration.json"),
+    level: Annotated[
+        Optional[List[float]],
+        typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
+    ] = None,
+    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Fit a calibration of predicted covariances to validation frames.
+
+    Reads predictions as `e2ip compare` does, of any family. `e2ip compare --calibration`, the
+    calculators and the evaluation tools of both hosts apply the result.
+
+    scale multiplies the covariance by the factor that makes the calibration error least, and
+    species-scale has a factor for every species; floor adds the least isotropic variance with which
+    coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
+    random atom of a new configuration with at least the probability of their level.
+
+    Whatever the method, the file also has quantiles of the largest uncertainty in a frame, which
+    thresholds of e2ip_plugins.md.Monitor may be given as.
+    """
+    if not file.is_file():
+        raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
+    if output.exists() and (output.is_dir() or not overwrite):
+        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
+        raise InputError(f"--output {output}: {reason}")
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: there is no folder {output.parent}")
+    from e2ip_plugins.report.predictions import read_predictions
+    from e2ip_plugins.scores import frame_maxima
+    from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
+    from e2ip_plugins.tools import calibrate
+
+    methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
+    calibrate.check(methods, levels)
+    if level and "conformal" not in methods:
+        raise InputError("--level: only --method conformal has levels")
+    predictions = read_predictions(file, ref_forces)
+    found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
+    found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
+    found.write(output)
+    for text in found.notes:
+        typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
+    for line in found.lines():
+        typer.echo(line)
+    typer.echo(f"Written: {output}")

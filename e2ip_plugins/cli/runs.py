@@ -1,0 +1,259 @@
+"""Subcommands that go from a model to new frames: md, select, label, lammps."""
+
+from pathlib import Path
+from typing import Annotated, List, Optional
+
+import typer
+
+from e2ip_plugins.cli import checks
+from e2ip_plugins.errors import InputError
+
+
+def md_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip.")],
+    start: Annotated[Path, typer.Argument(metavar="START.extxyz", help="Structure to start from.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="Frames of the run.")],
+    steps: Annotated[int, typer.Option(help="Time steps.")],
+    temperature: Annotated[str, typer.Option(help="In K; 300:1500 for a ramp.")] = "300",
+    timestep: Annotated[float, typer.Option(help="In fs.")] = 0.5,
+    thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="ASE's own.")] = "langevin",
+    friction: Annotated[float, typer.Option(help="Of langevin, in 1/fs.")] = 0.01,
+    time_constant: Annotated[float, typer.Option(help="Of bussi, in fs.")] = 100.0,
+    seed: Annotated[int, typer.Option(help="Of velocities and thermostat.")] = 0,
+    interval: Annotated[int, typer.Option(help="Steps between frames that are written.")] = 10,
+    frame: Annotated[int, typer.Option(help="Which frame of START; negative ones count from its end.")] = -1,
+    watch: Annotated[
+        Optional[List[str]],
+        typer.Option(
+            metavar="NAME=NUMBER|NAME=q0.99",
+            help="Threshold of an uncertainty, or quantile of held-out frames, for example e2ip_leverage=q0.99; may be "
+            "repeated.",
+        ),
+    ] = None,
+    held_out: Annotated[
+        Optional[Path], typer.Option(help="File of e2ip calibrate, or predictions for frames not trained on.")
+    ] = None,
+    action: Annotated[
+        Optional[List[str]], typer.Option(metavar="warn|collect|stop", help="Above a threshold. [default: stop]")
+    ] = None,
+    check_interval: Annotated[int, typer.Option(help="Steps between two looks at the thresholds.")] = 10,
+    window: Annotated[int, typer.Option(help="Checks over which values are smoothed by their median.")] = 1,
+    collected: Annotated[
+        Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")
+    ] = None,
+    calibration: Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Run molecular dynamics that knows its uncertainty.
+
+    ASE's dynamics with a model of either host. Frames are written with all uncertainties; with --watch a monitor looks
+    at them on the way and warns, collects frames or stops. Positions and forces that are no numbers end the run.
+    """
+    import warnings
+
+    from e2ip_plugins.md import UncertaintyWarning
+    from e2ip_plugins.md import run as runs
+    from e2ip_plugins.md.thresholds import parse_watch
+    from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
+
+    host = checks.host_of(model, checks.WITH_COMPILED)
+    first, last = runs.parse_temperature(temperature)
+    settings = runs.Settings(
+        steps, first, last, timestep, thermostat, friction, time_constant, seed, interval, check_interval
+    )
+    if not watch and (held_out or action or collected):
+        raise InputError("--held-out, --action and --collected are for --watch, which says what is watched")
+    thresholds = parse_watch(watch or [])
+    checks.check_new(output, TEXT)
+    frames, _ = read_trajectory(start)
+    if not -len(frames) <= frame < len(frames):
+        raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
+    watched = None
+    if thresholds:
+        place = collected or output.with_name(f"{output.stem}-monitor{output.suffix}")
+        watched = runs.Watch(thresholds, action or ["stop"], held_out, window=window, frames=place)
+    checks.check_device(device)
+    atoms = frames[frame].copy()
+    atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UncertaintyWarning)
+        shown = warnings.showwarning
+
+        def show(message, category, *where, **more) -> None:
+            if not issubclass(category, UncertaintyWarning):
+                return shown(message, category, *where, **more)
+            typer.secho(f"e2ip: warning: {message}", fg=typer.colors.YELLOW, err=True)
+
+        warnings.showwarning = show
+        outcome = runs.run(atoms, settings, output, watched)
+    for line in outcome.lines():
+        typer.echo(line)
+    typer.echo(f"Written: {output}")
+
+
+def select_command(
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a fitted leverage.")],
+    trajectories: Annotated[List[Path], typer.Argument(metavar="TRAJECTORY ...", help="Frames to choose from.")],
+    train: Annotated[List[Path], typer.Option(help="Frames that the model was trained on; may be repeated.")],
+    number: Annotated[int, typer.Option(min=1, help="Frames wanted.")],
+    output: Annotated[Path, typer.Option(help="The frames, in the order in which they were taken.")] = Path(
+        "selected.extxyz"
+    ),
+    method: Annotated[str, typer.Option(metavar="leverage|random|farthest", help="How.")] = "leverage",
+    every: Annotated[int, typer.Option(min=1, help="Take every so many frames into account.")] = 1,
+    min_distance: Annotated[float, typer.Option(help="Of atoms, in sums of covalent radii.")] = 0.6,
+    max_force: Annotated[float, typer.Option(help="Predicted, on an atom, in eV/Å.")] = 50.0,
+    max_leverage: Annotated[float, typer.Option(help="Of an atom: beyond that, a frame is of no use.")] = float("inf"),
+    allow_parts: Annotated[
+        bool, typer.Option("--allow-parts", help="Also structures in more parts than in the training set.")
+    ] = False,
+    weight: Annotated[
+        Optional[float],
+        typer.Option(help="Training atoms that an atom of a frame taken counts for. [default: atoms per feature]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of method random.")] = 0,
+    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+) -> None:
+    """Choose frames of runs that are worth a label: uncertain, unlike each other, and physically possible.
+
+    With leverage, the frame with the largest mean leverage is taken, its atoms enter the moments of the training set,
+    and all others are scored anew: what is like a frame that was taken drops out. random and farthest (farthest-point
+    selection, in the same features) are there to compare with.
+    """
+    import math
+
+    import ase.io
+
+    from e2ip_plugins.tools import select as selecting
+    from e2ip_plugins.tools.frames import read_frames
+    from e2ip_plugins.tools.predicted import without_labels
+    from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
+    from e2ip_plugins.tools.validity import Validity
+
+    host = checks.host_of(model)
+    checks.check_output(output, model, overwrite)
+    if output.suffix not in TEXT:
+        raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(TEXT)}")
+    if method not in selecting.METHODS:
+        raise InputError(f"--method {method}: choose from {', '.join(selecting.METHODS)}")
+    limits = {"--min-distance": min_distance, "--max-force": max_force, "--max-leverage": max_leverage}
+    for name, value in {**limits, **({} if weight is None else {"--weight": weight})}.items():
+        if math.isnan(value) or value < 0.0 or (name == "--weight" and not 0.0 < value < math.inf):
+            raise InputError(f"{name} {value}: a number above 0")
+    training = read_frames(train, need_forces=False)
+    candidates = []
+    for path in trajectories:
+        frames, note = read_trajectory(path)
+        if note:
+            typer.secho(f"e2ip: warning: {note}", fg=typer.colors.YELLOW, err=True)
+        chosen = range(0, len(frames), every)
+        candidates += [selecting.Candidate(frames[index], str(path), index) for index in chosen]
+    checks.check_device(device)
+    opened = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
+    validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
+    found = selecting.select(opened, training, candidates, number, method, validity, weight, seed)
+    for text in found.warnings:
+        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+    written = []
+    for rank, (taken, score) in enumerate(zip(found.frames, found.scores, strict=True)):
+        frame = without_labels(taken.atoms)
+        frame.info.update(select_rank=rank, select_score=score, select_method=method)
+        frame.info.update(select_source=taken.source, select_index=taken.index)
+        written.append(frame)
+    ase.io.write(output, written, format="extxyz")
+    rejected = selecting.told(found.rejected)
+    typer.echo(f"{len(candidates)} frames, {found.valid} candidates ({rejected}); {len(written)} taken")
+    typer.echo(f"{selecting.SCORES[method]}: {found.scores[0]:.3g} of the first, {found.scores[-1]:.3g} of the last")
+    typer.echo(f"Written: {output}")
+
+
+def label_command(
+    frames: Annotated[Path, typer.Argument(metavar="FRAMES.extxyz", help="What is to be labelled.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT.extxyz", help="Labelled frames; those that it has are not computed again.")
+    ],
+    calculator: Annotated[
+        str, typer.Option(metavar="MODULE:CLASS", help="Calculator of ASE, for example tblite.ase:TBLite.")
+    ],
+    argument: Annotated[
+        Optional[List[str]],
+        typer.Option(metavar="NAME=VALUE", help="Of the calculator, for example method=GFN2-xTB; may be repeated."),
+    ] = None,
+) -> None:
+    """Label frames with reference energies and forces (REF_energy, REF_forces), by any calculator of ASE.
+
+    Interrupted? Run it again: it goes on where it was. Frames whose calculation fails are skipped and listed, with exit
+    status 1, and tried again by the next call.
+    """
+    from e2ip_plugins.tools.label import calculator_of, label
+    from e2ip_plugins.tools.trajectories import read_trajectory
+
+    found, note = read_trajectory(frames)
+    if output.exists() and output.samefile(frames):
+        raise InputError(f"{output}: is the file of frames itself")
+    if note:
+        typer.secho(f"e2ip: warning: {note}", fg=typer.colors.YELLOW, err=True)
+
+    def say(text: str) -> None:
+        typer.secho(f"e2ip: warning: {frames}, {text}", fg=typer.colors.YELLOW, err=True)
+
+    result = label(found, output, calculator_of(calculator, argument or []), say)
+    typer.echo(f"{result.labelled} labelled, {result.there} there already, {len(result.failed)} failed")
+    typer.echo(f"Written: {output}" if result.labelled or result.there else "Written: nothing")
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def lammps_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="MACE .model, NequIP .ckpt, .nequip.zip or .pt2.")],
+    script: Annotated[Path, typer.Argument(metavar="in.lammps", help="LAMMPS input with a line '# e2ip'.")],
+    species: Annotated[str, typer.Option(help="Chemical symbol of every atom type, in order: 'C H O'.")],
+    key: Annotated[
+        Optional[List[str]],
+        typer.Option(help="Uncertainty that LAMMPS gets, may be repeated. [default: forces_epistemic_std, leverage]"),
+    ] = None,
+    watch: Annotated[
+        Optional[List[str]],
+        typer.Option(metavar="NAME=NUMBER", help="Threshold of a monitor; q0.99: a quantile of --held-out."),
+    ] = None,
+    held_out: Annotated[
+        Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
+    ] = None,
+    action: Annotated[Optional[List[str]], typer.Option(help="warn, collect, stop; may be repeated.")] = None,
+    interval: Annotated[int, typer.Option(help="Steps between checks of the monitor.")] = 10,
+    frames: Annotated[Path, typer.Option(help="Where the monitor's frames go.")] = Path("monitor.xyz"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
+
+    The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
+    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
+    the run ends it with exit status 3.
+    """
+    from e2ip_plugins.md.lammps_script import run_script, split
+    from e2ip_plugins.md.monitor import MonitorStop
+    from e2ip_plugins.md.thresholds import parse_watch
+
+    split(script)
+    thresholds = parse_watch(watch or [])
+    host = checks.host_of(model, checks.WITH_COMPILED)
+    checks.check_device(device)
+    calculator = checks.opened("calculator", host, model, device=device)
+    try:
+        run_script(
+            script,
+            calculator,
+            species.split(),
+            keys=key or None,
+            thresholds=thresholds,
+            interval=interval,
+            held_out=held_out,
+            action=action or ["warn"],
+            frames=frames,
+        )
+    except MonitorStop as stop:
+        typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
+        raise typer.Exit(3) from stop
