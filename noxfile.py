@@ -261,7 +261,7 @@ def docs(session: nox.Session) -> None:
     """Build docs/_build/html and run tutorials that have changed (minutes); -- --no-execute leaves results out."""
     build = ROOT / "docs" / "_build"
     for host, commands in COMMANDS.items():
-        wanted = [*group("kernel"), *(group("docs") if host == "nequip" else ())]
+        wanted = [*group("kernel"), *group("docs" if host == "nequip" else "active-learning")]
         pip = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *wanted)
         session.run_install(commands / "python", *pip, external=True)
         # Cells run the host's commands by name.
