@@ -1,0 +1,64 @@
+"""How long a readout trains alone on a frozen model, in units of a whole training.
+
+    python benchmarks/fixed.py --host mace --work DIR [--set aspirin] [--repeats 2]
+
+In the host's environment; data from E2IP_DATA. The trainings are those of `e2ip bench rmd17 --preset cpu`: the stock
+model, the whole of e²IP, and e²IP's readout alone (method e2ip-fixed), start, validations and fit included, without
+predictions. What counts is the processor time of the command, on one thread. Raw results go to docs/results.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from pathlib import Path
+
+from e2ip_plugins.bench import commands, data
+from e2ip_plugins.bench.plan import PRESETS, Run, dataset
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+METHODS = ("stock", "e2ip", "e2ip-fixed")
+
+
+def train(run: Run, files: dict[str, Path], work: Path) -> dict[str, float]:
+    """Seconds of the processor and of the clock."""
+    folder = work / run.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = commands.stages(run, dataset(run.dataset), PRESETS["cpu"], files, folder)[0].command
+    if run.host == "nequip":
+        command.append("run=[train]")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    before = os.times()
+    with (folder / "log.txt").open("w") as log:
+        subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=True)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"processor": used, "wall": after.elapsed - before.elapsed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", choices=("mace", "nequip"), required=True)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the trainings, made anew")
+    parser.add_argument("--set", default="aspirin")
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    roots, work = [Path(os.environ["E2IP_DATA"])], options.work.resolve()
+    files = data.prepare(options.set, dataset(options.set), roots, work / "data", PRESETS["cpu"].frames)
+    seconds: dict[str, list] = {method: [] for method in METHODS}
+    for _ in range(options.repeats):
+        for method in METHODS:
+            seconds[method].append(train(Run(options.set, options.host, method, 1), files, work))
+            print(method, {name: round(value) for name, value in seconds[method][-1].items()}, flush=True)
+    medians = {name: statistics.median(entry["processor"] for entry in found) for name, found in seconds.items()}
+    result = {"host": options.host, "set": options.set, "seconds": seconds}
+    result |= {"ratios": {name: value / medians["stock"] for name, value in medians.items()}}
+    (RESULTS / f"fixed_time_{options.host}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(result["ratios"])
+
+
+if __name__ == "__main__":
+    main()
