@@ -30,6 +30,7 @@ class Batches:
         self.species = [chemical_symbols[z] for z in self.table.zs]
         self._dtype = next(net.parameters()).dtype
         self.dtype = str(self._dtype).removeprefix("torch.")
+        self._warm = False
 
     def graph(self, atoms: Atoms) -> Tuple[data.AtomicData, int]:
         """MACE's graph of a frame, and its number of edges."""
@@ -42,6 +43,11 @@ class Batches:
         """Results of a batch."""
         with self._default_dtype():
             batch = Batch.from_data_list(list(graphs)).to(self.device)
+            if not self._warm:
+                # TorchScript optimises after its first call, which differs from later ones in the last bit: a run that
+                # goes on after a stop would differ from one that was not stopped.
+                self.net(batch.to_dict(), compute_stress=stress)
+                self._warm = True
             output = self.net(batch.to_dict(), compute_stress=stress)
         assert self.family is not None
         wanted = ["energy", "forces", *(["stress"] if stress else ())]

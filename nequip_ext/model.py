@@ -131,7 +131,10 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
         )
     sequence = force_module.func
     if find_readout(graph_model) is not None:
-        raise InputError("the inner model already has an e2ip readout: use it without E2IPModel around it")
+        raise InputError(
+            "the inner model already has an e2ip readout: use it without E2IPModel around it, or take it off first "
+            "with e2ip strip"
+        )
 
     name = _tapped(sequence)
     if name is not None:

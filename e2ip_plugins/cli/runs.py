@@ -200,7 +200,8 @@ def label_command(
     def say(text: str) -> None:
         typer.secho(f"e2ip: warning: {frames}, {text}", fg=typer.colors.YELLOW, err=True)
 
-    result = label(found, output, calculator_of(calculator, argument or []), say)
+    method = " ".join([calculator, *sorted(argument or [])])
+    result = label(found, output, calculator_of(calculator, argument or []), say, method)
     typer.echo(f"{result.labelled} labelled, {result.there} there already, {len(result.failed)} failed")
     typer.echo(f"Written: {output}" if result.labelled or result.there else "Written: nothing")
     if result.failed:
@@ -213,7 +214,7 @@ def lammps_command(
     species: Annotated[str, typer.Option(help="Chemical symbol of every atom type, in order: 'C H O'.")],
     key: Annotated[
         Optional[List[str]],
-        typer.Option(help="Uncertainty that LAMMPS gets, may be repeated. [default: forces_epistemic_std, leverage]"),
+        typer.Option(help="Uncertainty for LAMMPS, may be repeated. [default: forces_epistemic_std, e2ip_leverage]"),
     ] = None,
     watch: Annotated[
         Optional[List[str]],

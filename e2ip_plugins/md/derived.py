@@ -33,7 +33,8 @@ class Derived(NamedTuple):
 class MeanForce(NamedTuple):
     """Mean force of a group (3,) in eV/Å, and two covariances (3, 3) in eV²/Å² with the meanings of `Derived`.
 
-    The first is a bound in every direction: ``bound`` less the true covariance has no negative eigenvalue.
+    The first is a bound in every direction: ``bound`` less the true covariance has no negative eigenvalue. In one
+    direction `combined_force` has a tighter one.
     """
 
     force: np.ndarray
@@ -106,6 +107,8 @@ def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     if atoms.calc is None:
         raise InputError("the frame has neither a calculator nor forces")
     forces = atoms.get_forces(apply_constraint=False)
+    # Of a `BiasedCalculator` those without the bias, which the covariances are of.
+    forces = atoms.calc.results.get("forces_unbiased", forces)
     found = atoms.calc.results.get("forces_cov", held)
     if found is None:
         raise InputError("no forces_cov: the calculator's model has no readout, or the frame is not one of predictions")

@@ -6,10 +6,10 @@ ASE's own writers know the stock properties alone, and its `SinglePointCalculato
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.predicted import STOCK, predicted
+from e2ip_plugins.tools.predicted import STOCK, predicted, without_labels
 
 
-def with_results(atoms: Atoms) -> Atoms:
+def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     """A copy of a frame that ``ase.io.write(…, format="extxyz")`` writes with all uncertainties its calculator has.
 
     Energy, forces and stress are those of a `SinglePointCalculator`; uncertainties are arrays (3×3 as nine row-major
@@ -21,6 +21,9 @@ def with_results(atoms: Atoms) -> Atoms:
     ----------
     atoms : ase.Atoms
         With a calculator; evaluated unless that has been done.
+    keep_labels : bool
+        Whether reference energies and forces that the frame brings along are those of this geometry. In a run they
+        belong to the one that it started from, and are left out.
 
     Raises
     ------
@@ -32,7 +35,7 @@ def with_results(atoms: Atoms) -> Atoms:
     atoms.get_forces(apply_constraint=False)
     results = atoms.calc.results
     unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in STOCK}
-    frame = predicted(atoms, {**results, **unbiased})
+    frame = predicted(atoms if keep_labels else without_labels(atoms), {**results, **unbiased})
     frame.info.pop("energy_bias", None)
     if "energy_bias" in results:
         frame.info["energy_bias"] = results["energy_bias"]

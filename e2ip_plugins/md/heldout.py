@@ -103,9 +103,10 @@ class HeldOut:
                 "the predictions that it was fitted to (extxyz)"
             )
         if not math.isfinite(values[level]):
+            wanted = math.ceil(level / (1.0 - level) - 1e-9) if level < 1.0 else 1
             raise InputError(
-                f"{self.path}: its frames are too few for the quantile {level:g} of {name} ({group}), or it is "
-                "infinite; take a lower one, or 1 for the largest value"
+                f"{self.path}: its frames are too few for the quantile {level:g} of {name} ({group}), which wants "
+                f"{wanted} of them, or it is infinite; take a lower one, or 1 for the largest value"
             )
         if not values[level] > 0.0:
             raise InputError(f"{self.path}: the quantile {level:g} of {name} ({group}) is 0, which is no threshold")

@@ -1,6 +1,7 @@
 """``e2ip md``: a run with ASE's own dynamics, watched by a `Monitor`, whose frames keep their uncertainties."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
@@ -10,9 +11,10 @@ import numpy as np
 from ase import Atoms, units
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import FAMILY_KEY
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.tools.predicted import without_labels
+from e2ip_plugins.md.thresholds import UncertaintyWarning
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
@@ -154,6 +156,7 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
         raise InputError("the structure has positions that are not finite")
     if output.exists() or not output.parent.is_dir():
         raise InputError(f"{output}: is there already, or its folder is not; choose another name")
+    _try(atoms)
     rng = np.random.default_rng(settings.seed)
     _draw_velocities(atoms, settings, rng)
     dynamics = _dynamics(atoms, settings, rng)
@@ -163,7 +166,7 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
         if not (np.isfinite(atoms.positions).all() and np.isfinite(atoms.get_forces(apply_constraint=False)).all()):
             # A monitor says more; it may look at fewer steps.
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
-        frame = with_results(_unlabelled(atoms))
+        frame = with_results(atoms)
         frame.info["md_step"], frame.info["md_temperature"] = dynamics.nsteps, settings.temperature_at(dynamics.nsteps)
         ase.io.write(output, frame, format="extxyz", append=True)
         written[0] += 1
@@ -201,10 +204,20 @@ def parse_temperature(text: str) -> "tuple[float, Optional[float]]":
         raise InputError(f"--temperature {text}: a number in K, or a ramp, for example 300:1500") from error
 
 
-def _unlabelled(atoms: Atoms) -> Atoms:
-    frame = without_labels(atoms)
-    frame.calc = atoms.calc
-    return frame
+def _try(atoms: Atoms) -> None:
+    """Evaluate the first frame; the run's first step shares it."""
+    try:
+        atoms.get_forces(apply_constraint=False)
+    # What the hosts' calculators raise for an element that they do not know.
+    except (KeyError, ValueError) as error:
+        elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
+        reason = str(error).strip("'\"").splitlines()[0][:200]
+        raise InputError(
+            f"the model cannot evaluate the structure ({type(error).__name__}: {reason}): does it know {elements}?"
+        ) from error
+    if FAMILY_KEY not in atoms.calc.results:
+        text = "the model has no readout: frames are written without uncertainties (e2ip fit gives it one)"
+        warnings.warn(text, UncertaintyWarning, stacklevel=3)
 
 
 def _draw_velocities(atoms: Atoms, settings: Settings, rng: np.random.Generator) -> None:

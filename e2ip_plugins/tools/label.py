@@ -17,6 +17,9 @@ from e2ip_plugins.tools.trajectories import TEXT, read_trajectory, whole_bytes
 #: Names of labels in extxyz files; the ready configs of both hosts read them.
 ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
 
+#: What the labels are of, in the info of every frame: the method, as the user wrote it.
+METHOD = "label_method"
+
 
 @dataclass
 class Labels:
@@ -78,7 +81,11 @@ def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]
 
 
 def label(
-    frames: Sequence[Any], output: Path, make_calculator: Callable[[], Any], say: Callable[[str], None] = lambda _: None
+    frames: Sequence[Any],
+    output: Path,
+    make_calculator: Callable[[], Any],
+    say: Callable[[str], None] = lambda _: None,
+    method: str = "",
 ) -> Labels:
     """Write frames with labels, one after the other; those that the file has already are not computed again.
 
@@ -96,16 +103,18 @@ def label(
         See `calculator_of`.
     say : callable
         Takes a line on every frame that failed.
+    method : str
+        Written into every frame as ``label_method``, and what frames that are there must have.
 
     Raises
     ------
     InputError
-        An output without labels, or which cannot be read.
+        An output without labels or with those of another method, or which cannot be read.
     """
     import ase.io
 
     output = Path(output)
-    done = _there(output)
+    done = _there(output, method)
     result = Labels()
     for number, atoms in enumerate(frames):
         if not len(atoms):
@@ -121,6 +130,8 @@ def label(
         except Exception as error:
             _fail(result, say, number, f"{type(error).__name__}: {error}")
             continue
+        if method:
+            labelled.info[METHOD] = method
         ase.io.write(output, labelled, format="extxyz", append=True)
         done.add(mark)
         result.labelled += 1
@@ -143,7 +154,7 @@ def _labelled(atoms: Any, calculator: Any) -> Any:
     return frame
 
 
-def _there(output: Path) -> set:
+def _there(output: Path, method: str) -> set:
     """Fingerprints of frames that the file has; a last one that was cut off is taken out of the file."""
     if output.suffix not in TEXT:
         raise InputError(f"--output {output}: labels go into an extxyz file, {' or '.join(TEXT)}")
@@ -157,6 +168,12 @@ def _there(output: Path) -> set:
         raise InputError(
             f"--output {output}: is there already, and its frame {unlabelled[0]} has no {ENERGY} and {FORCES}: it was "
             "not written by e2ip label; choose another name"
+        )
+    others = {str(atoms.info.get(METHOD, method)) for atoms in frames} - {method}
+    if others:
+        raise InputError(
+            f"--output {output}: has labels of '{sorted(others)[0]}', new ones would be of '{method}': choose another "
+            "name"
         )
     if note:
         os.truncate(output, whole_bytes(output))

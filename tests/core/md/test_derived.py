@@ -67,6 +67,13 @@ def test_from_files_and_with_constraints(frame, tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+def test_a_bias_has_no_part_in_it(frame):
+    group = mean_force(frame, [0, 1])
+    frame.calc.extra |= {"forces_unbiased": frame.get_forces().copy(), "forces": np.ones((4, 3))}
+    frame.calc.reset()
+    np.testing.assert_allclose(mean_force(frame, [0, 1]).force, group.force)
+
+
 def test_bad_input(frame, make_atoms):
     for group, text in (([], "at least one"), ([4], "atoms 0 to 3"), ([0, -4], "twice"), ([0.5], "indices")):
         with pytest.raises(InputError, match=text):

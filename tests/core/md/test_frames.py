@@ -33,7 +33,8 @@ def test_a_file_keeps_every_key(make_atoms, tmp_path):
 def test_the_reader_of_predictions_takes_it(make_atoms, tmp_path):
     atoms = make_atoms(0.3)
     atoms.arrays["REF_forces"] = np.ones((4, 3))
-    ase.io.write(tmp_path / "frame.xyz", [with_results(atoms)] * 2, format="extxyz")
+    assert "REF_forces" not in with_results(atoms).arrays  # of another geometry, in a run
+    ase.io.write(tmp_path / "frame.xyz", [with_results(atoms, keep_labels=True)] * 2, format="extxyz")
     found = read_predictions(tmp_path / "frame.xyz")
     assert found.family.uq_family == "niw" and np.array_equal(found.reference_forces, np.ones((8, 3)))
     assert np.array_equal(found.energy, [1.0, 1.0]) and found.leverage[3] == pytest.approx(30.0)

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.md import UncertaintyWarning
 from e2ip_plugins.md.run import Settings, Watch, parse_temperature, run
 from e2ip_plugins.md.thresholds import Quantile, parse_watch
 
@@ -154,6 +155,21 @@ def test_the_command(command, held_out):
     assert "stopped: check 0" in result.stdout and "1 of 4 atoms above" in result.stdout
     assert ase.io.read("out-monitor.xyz").info["monitor_check"] == 0
     assert "out.xyz: is there already" in command().stderr
+
+
+def test_what_the_model_does_not_know(make_atoms, tmp_path):
+    """Hosts' calculators raise what they like for such an element."""
+
+    class Narrow(type(make_atoms().calc)):
+        def calculate(self, *args, **more):
+            raise ValueError("np.int64(6) is not in list")
+
+    atoms = make_atoms()
+    atoms.calc = Narrow()
+    with pytest.raises(InputError, match="does it know C, H, O"):
+        run(atoms, Settings(steps=2, temperature=300.0), tmp_path / "out.xyz")
+    with pytest.warns(UncertaintyWarning, match="no readout"):
+        run(make_atoms(uncertain=False), Settings(steps=2, temperature=300.0), tmp_path / "out.xyz")
 
 
 def test_warnings_of_the_monitor_are_lines(command):

@@ -71,7 +71,7 @@ def test_labels_and_what_fails(run):
     found, _ = read_trajectory(output)
     assert [atoms.info["REF_energy"] for atoms in found] == [2.5, 5.0]
     assert np.array_equal(found[1].arrays["REF_forces"], np.full((3, 3), 2.0)) and found[1].calc is None
-    assert found[0].info.keys() == {"select_rank", "REF_energy"} and "forces_cov" not in found[0].arrays
+    assert found[0].info.keys() == {"select_rank", "REF_energy", "label_method"} and "forces_cov" not in found[0].arrays
 
 
 def test_it_goes_on_where_it_was(run):
@@ -86,6 +86,14 @@ def test_it_goes_on_where_it_was(run):
     assert [atoms.info["REF_energy"] for atoms in read_trajectory(output)[0]] == [1.0, 2.0, 3.0, 4.0]
     output.write_bytes(whole[:20])
     assert "3 labelled" in run(frames(1.0, 2.0, 3.0))[0].stdout and output.read_bytes() == whole
+
+
+def test_labels_of_another_method_are_not_mixed(run):
+    _, output = run(frames(1.0))
+    before = output.read_bytes()
+    result, _ = run(frames(2.0), "--argument", "strength=2.5")
+    assert result.exit_code == 2 and output.read_bytes() == before
+    assert "labels of 'fussy:Fussy', new ones would be of 'fussy:Fussy strength=2.5'" in " ".join(result.stderr.split())
 
 
 def test_any_calculator_of_ase(run):
