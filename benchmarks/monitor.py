@@ -7,9 +7,10 @@
 Needs an environment with e2ip-plugins[mace] and tblite. Models of the demo's 300 K frames: one with evidence mode
 leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and
 with ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by
-all models. Thresholds are the quantile 0.99 of the demo's 150 test frames, by the rule of `Monitor`: a check is above
-where an atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of
-its own model, or of the mean of the committee.
+all models. Thresholds are quantiles of the demo's 150 test frames, by the rule of `Monitor`: a check is above where an
+atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of its own
+model, or of the mean of the committee. How well a detector can tell the runs apart at all, whatever the threshold, is
+in the last column: ramps that get higher before their error is too large than the 300 K run ever does.
 """
 
 import argparse
@@ -27,11 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "demo" / "data"
 COMMITTEE = tuple(f"stock{seed}" for seed in range(1, 6))
 READOUTS = {"leverage": ["--readout=e2ip"], "coupled": ["--readout=e2ip", "--e2ip_evidence=coupled"]}
-#: Quantile of held-out frames; checks over which the median is taken before a run is stopped.
-LEVEL, WINDOW = 0.99, 5
+#: Quantiles of held-out frames; checks over which the median is taken before a run is stopped.
+LEVELS, WINDOW = (0.95, 0.97, 0.99), 5
 #: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the test frames' errors.
 TOO_LARGE = 5.0
 INTERVAL = 10
+#: Of `LEVELS`, in the figure.
+DRAWN = "0.97"
 #: Name, file of the predictions, and per-atom column; the committee has its spread.
 DETECTORS = {
     "leverage": ("leverage", "MACE_e2ip_leverage"),
@@ -132,24 +135,31 @@ def smoothed(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def judge(checks: Checks, held_out: Checks) -> dict:
-    """A run by one detector."""
-    threshold = quantile(held_out.values.max(1), LEVEL)
+    """A run by one detector, at every threshold."""
     limit = TOO_LARGE * float(np.quantile(held_out.errors, 0.99))
     largest, error = checks.values.max(1), checks.errors.max(1)
-    above = np.flatnonzero((smoothed(checks.values, WINDOW) > threshold).any(1))
+    medians = smoothed(checks.values, WINDOW).max(1)
     bad = np.flatnonzero(error > limit)
-    stop = int(above[0]) if len(above) else None
+    end = int(bad[0]) if len(bad) else len(error)
+    levels = {}
+    for level in LEVELS:
+        threshold = quantile(held_out.values.max(1), level)
+        above = np.flatnonzero(medians > threshold)
+        stop = int(above[0]) if len(above) else None
+        levels[str(level)] = {
+            "threshold": threshold,
+            "above": int((largest > threshold).sum()),
+            "stop": None if stop is None else int(checks.steps[stop]),
+            "in_time": bool(not len(bad) or (stop is not None and stop < end)),
+        }
     return {
-        "threshold": threshold,
         "limit": limit,
         "checks": len(largest),
-        "above": int((largest > threshold).sum()),
-        "stop": None if stop is None else int(checks.steps[stop]),
-        "too_large": int(checks.steps[bad[0]]) if len(bad) else None,
-        "largest_error_until_stop": float(error[: len(error) if stop is None else stop + 1].max()),
-        "in_time": bool(not len(bad) or (stop is not None and stop < bad[0])),
+        "too_large": int(checks.steps[end]) if len(bad) else None,
+        "median_until_too_large": float(medians[:end].max()) if end else 0.0,
+        "levels": levels,
         "steps": checks.steps.tolist(),
-        "ratio": [round(float(value), 4) for value in largest / threshold],
+        "value": [round(float(value), 4) for value in largest],
         "error": [round(float(value), 4) for value in error],
     }
 
@@ -172,18 +182,30 @@ def tables(out: Path, figure: Path) -> str:
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*_*.json"))}
     cold, ramps = ([name for name in found if name.startswith(kind)] for kind in ("cold", "ramp"))
     lines = [
-        "| detector | above at 300 K | stopped at 300 K | ramps stopped in time | stop: median step |",
-        "|---" * 5 + "|",
+        "| detector | quantile | above at 300 K | stopped at 300 K, step | largest error there / limit "
+        "| ramps stopped in time | at any threshold |",
+        "|---" * 7 + "|",
     ]
-    for detector in DETECTORS:
+    for detector in DETECTORS if found else ():
         quiet = [found[name][detector] for name in cold]
         hot = [found[name][detector] for name in ramps]
-        share = sum(r["above"] for r in quiet) / max(1, sum(r["checks"] for r in quiet))
-        stops = [r["stop"] for r in hot if r["stop"] is not None]
-        median = f"{np.median(stops):.0f}" if stops else "none"
-        stopped = sum(r["stop"] is not None for r in quiet)
-        in_time = f"{sum(r['in_time'] for r in hot)} of {len(hot)}"
-        lines.append(f"| {detector} | {share:.2%} | {stopped} of {len(quiet)} | {in_time} | {median} |")
+        highest = max((r["median_until_too_large"] for r in quiet), default=0.0)
+        apart = f"{sum(r['median_until_too_large'] > highest for r in hot)} of {len(hot)}"
+        worst = max((max(r["error"]) / r["limit"] for r in quiet), default=0.0)
+        for level in map(str, LEVELS):
+            share = sum(r["levels"][level]["above"] for r in quiet) / max(1, sum(r["checks"] for r in quiet))
+            stops = [r["levels"][level]["stop"] for r in quiet if r["levels"][level]["stop"] is not None]
+            in_time = f"{sum(r['levels'][level]['in_time'] for r in hot)} of {len(hot)}"
+            cells = [
+                detector,
+                level,
+                f"{share:.1%}",
+                ", ".join(map(str, stops)) or "no",
+                f"{worst:.2f}",
+                in_time,
+                apart,
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
     if found:
         draw(found, ramps, figure)
     return "\n".join(lines)
@@ -202,12 +224,14 @@ def draw(found: dict, ramps: list[str], path: Path) -> None:
             panel.plot(
                 run_of["steps"], np.divide(run_of["error"], run_of["limit"]), color="#d55e00", alpha=0.25, lw=0.8
             )
-            panel.plot(run_of["steps"], run_of["ratio"], color="#0072b2", alpha=0.25, lw=0.8)
-            if run_of["stop"] is not None:
-                panel.axvline(run_of["stop"], color="black", alpha=0.4, lw=0.8)
+            level = run_of["levels"][DRAWN]
+            ratio = np.divide(run_of["value"], level["threshold"])
+            panel.plot(run_of["steps"], ratio, color="#0072b2", alpha=0.25, lw=0.8)
+            if level["stop"] is not None:
+                panel.axvline(level["stop"], color="black", alpha=0.4, lw=0.8)
         panel.axhline(1.0, color="black", lw=0.8, ls=":")
         panel.set(yscale="log", xlabel="step of the ramp, 300 to 1500 K", title=detector)
-    panels[0].set_ylabel("blue: largest value / threshold\nred: largest error / limit")
+    panels[0].set_ylabel(f"blue: largest value / quantile {DRAWN}\nred: largest error / limit")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

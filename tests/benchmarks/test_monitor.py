@@ -38,9 +38,11 @@ def checks(study, values, errors):
 def test_one_check_above_is_an_alarm_and_most_of_five_stop(study, held_out):
     values = [1, 3, 1, 1, 1, 1, 3, 3, 1, 3, 1, 1]
     found = study.judge(checks(study, values, np.full(12, 0.4)), held_out)
+    assert (found["checks"], found["too_large"]) == (12, None) and found["limit"] == pytest.approx(0.5)
     # Of the last five at the tenth check, three are above.
-    assert (found["above"], found["checks"], found["stop"], found["too_large"]) == (4, 12, 90, None)
-    assert found["in_time"] and found["threshold"] == 2.0 and found["limit"] == pytest.approx(0.5)
+    expected = {"threshold": 2.0, "above": 4, "stop": 90, "in_time": True}
+    assert found["levels"] == {str(level): expected for level in study.LEVELS}
+    assert found["median_until_too_large"] == 3.0
 
 
 @pytest.mark.parametrize(("bad", "in_time"), [(3, False), (4, False), (5, True)])
@@ -48,8 +50,11 @@ def test_in_time_is_before_the_error_is_too_large(study, held_out, bad, in_time)
     values, errors = np.array([1, 1, 3, 3, 3, 3]), np.full(6, 0.1)
     errors[bad] = 0.6
     found = study.judge(checks(study, values, errors), held_out)
-    assert found["stop"] == 40 and found["too_large"] == 10 * bad and found["in_time"] == in_time
-    never = study.judge(checks(study, np.ones(6), errors), held_out)
+    level = found["levels"]["0.99"]
+    assert level["stop"] == 40 and found["too_large"] == 10 * bad and level["in_time"] == in_time
+    # Of the checks before that, at most three of four are above: the median is that of an even number.
+    assert found["median_until_too_large"] == np.median(values[:bad][-5:])
+    never = study.judge(checks(study, np.ones(6), errors), held_out)["levels"]["0.99"]
     assert never["stop"] is None and not never["in_time"]
 
 
@@ -81,4 +86,5 @@ def test_tables(study, held_out, tmp_path):
     for name, result in (("cold_0", quiet), ("ramp_0", hot), ("ramp_1", hot)):
         (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(study.DETECTORS, result)))
     text = study.tables(tmp_path, tmp_path / "figure.png")
-    assert "| leverage | 25.00% | 0 of 1 | 2 of 2 | 20 |" in text and (tmp_path / "figure.png").exists()
+    # Nothing that the runs before the error say tells them from the quiet one by more than a median of 3 and 1.
+    assert "| leverage | 0.99 | 25.0% | no | 0.20 | 2 of 2 | 2 of 2 |" in text and (tmp_path / "figure.png").exists()
