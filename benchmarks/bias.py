@@ -5,7 +5,7 @@
 NVE of the last frame of START with a MACE model that has a readout, from velocities at 300 K, without a bias and with
 `BiasedCalculator` of each strength (eV); the width is 2.5 times the first frame's uncertainty unless given. Of the
 total energy per atom: the drift, which is the slope of a straight line in meV/ps, and how
-far it scatters about the line. Raw results go to docs/results/bias.json.
+far it scatters about the line. Raw results go to docs/results/bias_*fs.json.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from rich.progress import track
 
 from e2ip_plugins.md import BiasedCalculator
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "bias.json"
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
 def energies(start, calculator, seed: int, options: argparse.Namespace) -> tuple[np.ndarray, float]:
@@ -90,7 +90,8 @@ def main() -> None:
         bias = np.mean([r["bias"] for r in runs])
         print(f"| {strength} | {bias:.3f} | {drifts} | {scatter:.3f} | {scatter / plain:.2f} |")
     settings = {k: v for k, v in vars(options).items() if k not in ("model", "start")}
-    OUT.write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n", encoding="utf-8")
+    out = RESULTS / f"bias_{options.timestep:g}fs.json"
+    out.write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
