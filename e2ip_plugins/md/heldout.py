@@ -127,6 +127,16 @@ class HeldOut:
             )
         return found[level]
 
+    def check_species(self, symbols: Iterable[str]) -> None:
+        """Raise `InputError` where held-out frames have none of an element: their quantiles are not its."""
+        known = {group for table in self.maxima.values() for group in table}
+        missing = sorted(set(symbols) - known)
+        if known and missing:
+            raise InputError(
+                f"{self.path}: its frames hold no {', '.join(missing)}, which the structure has: quantiles must come "
+                "from frames of its kind"
+            )
+
     def _why_missing(self, name: str, group: str) -> str:
         if not self.maxima:
             return "has no quantiles, which earlier versions did not write; fit it anew with e2ip calibrate"

@@ -118,6 +118,8 @@ class Monitor:
         first = self._first()
         if held is not None:
             held.check(atoms.calc.results, limits)
+            if levels:
+                held.check_species(atoms.symbols)
         self.thresholds: Dict[str, np.ndarray] = {}
         for name, limit in limits.items():
             self.thresholds[name] = limit.resolve(held, self._radius, first[name])

@@ -262,6 +262,9 @@ def test_other_held_out_frames(make_atoms, held_out, calibrated, tmp_path):
     atoms.symbols[0] = "N"
     with pytest.raises(InputError, match="its frames hold no N"):
         Monitor(atoms, {STD: {"N": Quantile(0.9), "O": 0.1, "H": 0.1}}, held_out=held_out)
+    with pytest.raises(InputError, match="its frames hold no N, which the structure has"):
+        Monitor(atoms, {STD: Quantile(0.9)}, held_out=held_out)
+    Monitor(atoms, {STD: 0.05}, held_out=held_out)  # a number needs none of them
     with pytest.raises(InputError, match="no such file"):
         Monitor(make_atoms(), {STD: Quantile(0.9)}, held_out="nothing.xyz")
     path = calibrated("conformal")
