@@ -65,7 +65,8 @@ def combined_force(atoms: Atoms, weights: Any) -> Derived:
     w = np.asarray(weights, dtype=float)
     if w.shape != forces.shape or not np.isfinite(w).all():
         raise InputError(f"weights: {forces.shape} finite numbers are needed, one vector for every atom, not {w.shape}")
-    variances = np.einsum("ia,iab,ib->i", w, covariances, w)
+    # Files hold rounded numbers.
+    variances = np.maximum(np.einsum("ia,iab,ib->i", w, covariances, w), 0.0)
     return Derived(float(np.sum(w * forces)), float(np.sum(np.sqrt(variances))), float(np.sqrt(np.sum(variances))))
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from ase import Atoms, units
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FAMILY_KEY
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
 from e2ip_plugins.md.thresholds import UncertaintyWarning
@@ -211,11 +210,11 @@ def _try(atoms: Atoms) -> None:
     # What the hosts' calculators raise for an element that they do not know.
     except (KeyError, ValueError) as error:
         elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
-        reason = str(error).strip("'\"").splitlines()[0][:200]
+        reason = str(error).strip("'\"").partition("\n")[0][:200]
         raise InputError(
             f"the model cannot evaluate the structure ({type(error).__name__}: {reason}): does it know {elements}?"
         ) from error
-    if FAMILY_KEY not in atoms.calc.results:
+    if "forces_cov" not in atoms.calc.results:
         text = "the model has no readout: frames are written without uncertainties (e2ip fit gives it one)"
         warnings.warn(text, UncertaintyWarning, stacklevel=3)
 

@@ -170,7 +170,7 @@ def _there(output: Path, method: str) -> set:
             "not written by e2ip label; choose another name"
         )
     others = {str(atoms.info.get(METHOD, method)) for atoms in frames} - {method}
-    if others:
+    if method and others:
         raise InputError(
             f"--output {output}: has labels of '{sorted(others)[0]}', new ones would be of '{method}': choose another "
             "name"
