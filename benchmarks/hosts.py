@@ -71,7 +71,8 @@ def measure(settings: Settings, write) -> None:
 
                     done = len(result["times"]["e2ip"]["wall"])
                     status.update(f"{label}: time inside the readout")
-                    result["inside"] = seconds_inside(settings.host, functions["e2ip"], settings.device, done)
+                    inside, whole = seconds_inside(settings.host, functions["e2ip"], settings.device, done)
+                    result |= {"inside": inside, "inside_of": whole}
                 if settings.memory:
                     status.update(f"{label}: peak memory")
                     result["memory"] = {v: peak_memory(functions[v], settings.device) for v in functions}

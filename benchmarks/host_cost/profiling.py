@@ -43,14 +43,14 @@ _MODULES = {
 }
 
 
-def seconds_inside(host: str, function: Callable, device: str, repeats: int) -> list[float]:
-    """Seconds spent in the readout during each of several predictions in eager mode.
+def seconds_inside(host: str, function: Callable, device: str, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds spent in the readout during each of several predictions in eager mode, and those of the predictions.
 
     The difference of two whole predictions has the noise of both; this has that of the small part alone.
     """
     module, name, method = _WHOLE[host]
     owner = getattr(importlib.import_module(module), name)
-    original, spent = getattr(owner, method), []
+    original, spent, whole = getattr(owner, method), [], []
 
     def timed(*args):
         synchronise(device)
@@ -63,10 +63,13 @@ def seconds_inside(host: str, function: Callable, device: str, repeats: int) -> 
     setattr(owner, method, timed)
     try:
         for _ in range(repeats):
+            start = time.perf_counter()
             function()
+            synchronise(device)
+            whole.append(time.perf_counter() - start)
     finally:
         setattr(owner, method, original)
-    return spent
+    return spent, whole
 
 
 @contextlib.contextmanager

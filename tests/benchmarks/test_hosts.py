@@ -138,7 +138,9 @@ def test_quick_run(host, package, missing, tmp_path):
     inference, training, unavailable = report["results"]
     assert (inference["task"], training["task"], inference["same_forces"]) == ("inference", "training", True)
     assert "failed" in unavailable
-    assert len(inference["inside"]) == 2 and min(inference["inside"]) > 0
+    assert len(inference["inside"]) == 2
+    # Of the same calls, whatever else the machine does.
+    assert all(0 < part < whole for part, whole in zip(inference["inside"], inference["inside_of"], strict=True))
     for measured in (inference, training):
         assert "failed" not in measured, measured
         assert all(len(times["wall"]) == 2 and min(times["wall"]) > 0 for times in measured["times"].values())
