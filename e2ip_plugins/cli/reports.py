@@ -9,6 +9,9 @@ import typer
 
 from e2ip_plugins.errors import InputError
 
+RefForces = Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")]
+RefEnergy = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")]
+
 
 class Unit(str, enum.Enum):
     """Energy unit of tables and figures."""
@@ -41,8 +44,8 @@ def compare_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png and .pdf.")] = Path("e2ip_compare"),
     unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
-    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
-    ref_energy: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    ref_forces: RefForces = None,
+    ref_energy: RefEnergy = None,
 ) -> None:
     """Compare predictions: errors, calibration and usefulness of the uncertainties.
 
@@ -97,8 +100,8 @@ def ensemble_command(
     ],
     output: Annotated[Path, typer.Option(help="The ensemble's predictions.")] = Path("ensemble.xyz"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
-    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
-    ref_energy: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    ref_forces: RefForces = None,
+    ref_energy: RefEnergy = None,
 ) -> None:
     """Combine predictions of several models into those of their ensemble.
 
@@ -134,7 +137,7 @@ def calibrate_command(
         Optional[List[float]],
         typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
     ] = None,
-    ref_forces: Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")] = None,
+    ref_forces: RefForces = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
 ) -> None:
     """Fit a calibration of predicted covariances to validation frames.
