@@ -10,6 +10,7 @@ from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEV
 from e2ip_plugins.report.predictions import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
+from e2ip_plugins.tools.calibrate import configurations_for
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class HeldOut:
                 "the predictions that it was fitted to (extxyz)"
             )
         if not math.isfinite(values[level]):
-            wanted = math.ceil(level / (1.0 - level) - 1e-9) if level < 1.0 else 1
+            wanted = configurations_for(level) if level < 1.0 else 1
             raise InputError(
                 f"{self.path}: its frames are too few for the quantile {level:g} of {name} ({group}), which wants "
                 f"{wanted} of them, or it is infinite; take a lower one, or 1 for the largest value"
