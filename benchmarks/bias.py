@@ -4,8 +4,8 @@
 
 NVE of the last frame of START with a MACE model that has a readout, from velocities at 300 K, without a bias and with
 `BiasedCalculator` of each strength (eV); the width is 2.5 times the first frame's uncertainty unless given. Of the
-total energy per atom: the drift, which is the slope of a straight line in meV/ps, and how
-far it scatters about the line. Raw results go to docs/results/bias_*fs.json.
+total energy per atom: the drift, which is the slope of a straight line in meV/ps, and how far it scatters about the
+line. Raw results go to docs/results/bias_*fs.json.
 """
 
 import argparse
