@@ -14,6 +14,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
 from e2ip_plugins.md.thresholds import UncertaintyWarning
+from e2ip_plugins.tools.frames import check_structure
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
@@ -147,12 +148,9 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
     Raises
     ------
     InputError
-        Structures without atoms or with positions that are no numbers, and what `Monitor` refuses; before the run.
+        What `e2ip_plugins.tools.frames.check_structure` and `Monitor` refuse; before the run.
     """
-    if not len(atoms):
-        raise InputError("the structure has no atoms")
-    if not np.isfinite(atoms.positions).all():
-        raise InputError("the structure has positions that are not finite")
+    check_structure(atoms, "the structure")
     if output.exists() or not output.parent.is_dir():
         raise InputError(f"{output}: is there already, or its folder is not; choose another name")
     _try(atoms)

@@ -25,6 +25,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
+from e2ip_plugins.tools.frames import check_structure
 from e2ip_plugins.tools.predicted import keep_references, put_uncertainties, uncertainties
 from e2ip_plugins.tools.unfinished import Unfinished
 
@@ -316,15 +317,7 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
     """A frame with its neighbours, and their number; `InputError` for one that no model could take."""
     where = f"{source}, frame {chunk.number}"
     atoms = to_atoms(chunk, source)
-    if not len(atoms):
-        raise InputError(f"{where}: has no atoms")
-    # The hosts would drop such atoms without a word.
-    bad = np.flatnonzero(~np.isfinite(atoms.positions).all(-1))
-    if len(bad):
-        raise InputError(f"{where}: the position of atom {bad[0]} is not finite ({len(bad)} such atoms)")
-    vectors = atoms.cell.array[atoms.pbc]
-    if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
-        raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
+    check_structure(atoms, where)
     species = {chemical_symbols[number] for number in np.unique(atoms.numbers)}
     unknown = sorted(species - set(model.species))
     if unknown:

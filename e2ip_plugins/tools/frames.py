@@ -45,7 +45,8 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
     Raises
     ------
     InputError
-        Missing, unreadable and empty files, those without the forces, and an array that holds something else.
+        Missing, unreadable and empty files, those without the forces, an array that holds something else, and what
+        `check_structure` refuses.
     """
     import ase.io
 
@@ -63,8 +64,7 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
         if not own:
             raise InputError(f"{path}: has no frames")
         for frame in own:
-            if not np.isfinite(frame.atoms.positions).all():
-                raise InputError(f"{frame.where}: has positions that are not finite")
+            check_structure(frame.atoms, frame.where)
         if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in own):
             wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
             raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
@@ -72,8 +72,23 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
     return frames
 
 
+def check_structure(atoms: Any, where: str) -> None:
+    """Raise `InputError` for what the hosts drop, or predict numbers of, without a word.
+
+    No atoms, positions that are not finite, and a periodic structure without a cell.
+    """
+    if not len(atoms):
+        raise InputError(f"{where}: has no atoms")
+    bad = np.flatnonzero(~np.isfinite(atoms.positions).all(-1))
+    if len(bad):
+        raise InputError(f"{where}: the position of atom {bad[0]} is not finite ({len(bad)} such atoms)")
+    vectors = atoms.cell.array[atoms.pbc]
+    if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
+        raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
+
+
 def _counts(atoms: Any) -> bool:
-    return len(atoms) > 0 and not (len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom")
+    return not (len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom")
 
 
 def _forces(atoms: Any, key: Optional[str], where: str) -> np.ndarray:

@@ -114,7 +114,7 @@ def test_structures_and_files_that_do_not_go(make_atoms, tmp_path):
         with pytest.raises(InputError, match="is there already, or its folder is not"):
             run(atoms, Settings(1), tmp_path / path)
     atoms.positions[1, 2] = np.inf
-    with pytest.raises(InputError, match="positions that are not finite"):
+    with pytest.raises(InputError, match="position of atom 1 is not finite"):
         run(atoms, Settings(1), tmp_path / "run.xyz")
     with pytest.raises(InputError, match="has no atoms"):
         run(Atoms(), Settings(1), tmp_path / "run.xyz")

@@ -71,12 +71,12 @@ def test_frames_without_forces_have_nan(tmp_path):
     assert first.forces.shape == (3, 3) and np.isnan(first.forces).all() and np.isfinite(second.forces).all()
 
 
-def test_isolated_atoms_and_empty_frames_are_left_out(tmp_path):
+def test_isolated_atoms_are_left_out(tmp_path):
     lonely = [ase.Atoms("O") for _ in range(3)]
     lonely[0].info["config_type"] = "IsolatedAtom"
     pair = water()
     pair.info["config_type"] = "IsolatedAtom"
-    path = write(tmp_path / "a.xyz", *lonely, pair, ase.Atoms())
+    path = write(tmp_path / "a.xyz", *lonely, pair)
     frames = read_frames([path], need_forces=False)
     # Numbers are those of the file.
     assert [frame.where[-7:] for frame in frames] == ["frame 1", "frame 2", "frame 3"]
@@ -148,9 +148,29 @@ def test_periodic_frames_of_another_cell_are_others():
     assert same_frames(frames[:1], frames[1:]) == 0 and same_frames(frames, frames) == 2
 
 
-def test_positions_that_are_not_finite(tmp_path):
+def without_atoms(atoms):
+    del atoms[:]
+
+
+def without_position(atoms):
+    atoms.positions[1, 0] = np.nan
+
+
+def without_cell(atoms):
+    atoms.cell = None
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (without_atoms, "has no atoms"),
+        (without_position, r"the position of atom 1 is not finite \(1 such atoms\)"),
+        (without_cell, "is periodic in 3 directions, and its cell is not"),
+    ],
+)
+def test_structures_that_no_host_takes(tmp_path, spoil, message):
     bad = water(1, REF_forces=forces_of(1))
-    bad.positions[1, 0] = np.nan
+    spoil(bad)
     path = write(tmp_path / "a.xyz", water(0, REF_forces=forces_of(0)), bad)
-    with pytest.raises(InputError, match=r"a\.xyz, frame 1: has positions that are not finite"):
+    with pytest.raises(InputError, match=rf"a\.xyz, frame 1: {message}"):
         read_frames([path], need_forces=False)
