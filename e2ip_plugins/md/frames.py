@@ -12,10 +12,11 @@ from e2ip_plugins.tools.predicted import STOCK, predicted, without_labels
 def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     """A copy of a frame that ``ase.io.write(…, format="extxyz")`` writes with all uncertainties its calculator has.
 
-    Energy, forces and stress are those of a `SinglePointCalculator`; uncertainties are arrays (3×3 as nine row-major
-    columns), as NequIP's and, apart from the prefix, MACE's tools write them, ``uq_family`` and ``uq_calibration``
-    are info. ``e2ip compare`` reads such files where there are reference forces. Of a `BiasedCalculator` energy and
-    forces are those without the bias, which the uncertainties are of; ``energy_bias`` is info.
+    Energy, forces and, of a periodic structure, stress are those of a `SinglePointCalculator`; uncertainties are
+    arrays (3×3 as nine row-major columns), as NequIP's and, apart from the prefix, MACE's tools write them,
+    ``uq_family`` and ``uq_calibration`` are info. ``e2ip compare`` reads such files where there are reference forces.
+    Of a `BiasedCalculator` energy and forces are those without the bias, which the uncertainties are of;
+    ``energy_bias`` is info.
 
     Parameters
     ----------

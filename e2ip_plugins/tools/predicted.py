@@ -30,7 +30,8 @@ def uncertainties() -> Dict[str, OutputKey]:
 def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     """A copy of a frame with a model's results, and without those of an earlier evaluation.
 
-    Energy, forces and stress become those of a `SinglePointCalculator`, the rest as `put_uncertainties` has it.
+    Energy, forces and, of a periodic structure, stress become those of a `SinglePointCalculator`, the rest as
+    `put_uncertainties` has it.
 
     Parameters
     ----------
@@ -42,6 +43,9 @@ def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     frame = atoms.copy()
     put_uncertainties(frame, results, uncertainties())
     stock = {name: results[name] for name in STOCK if results.get(name) is not None}
+    if not frame.pbc.all():
+        # Hosts give one of whatever box they put a molecule into.
+        stock.pop("stress", None)
     frame.calc = SinglePointCalculator(frame, **stock)
     return frame
 

@@ -59,6 +59,13 @@ def test_results_follow_the_atoms(make_atoms):
     assert with_results(atoms).arrays["forces_epistemic_std"][-1] == pytest.approx(0.2)
 
 
+def test_only_a_periodic_structure_has_a_stress(make_atoms):
+    atoms = make_atoms()
+    assert "stress" not in with_results(atoms).calc.results
+    atoms.cell, atoms.pbc = 9.0 * np.eye(3), True
+    assert np.array_equal(with_results(atoms).get_stress(), np.zeros(6))
+
+
 def test_labels_are_of_another_geometry():
     atoms = Atoms(
         "H2", np.eye(3)[:2], tags=[1, 2], info={"REF_energy": 1.0, "config_type": "md", "MACE_uq_family": "niw"}
