@@ -20,8 +20,9 @@ from e2ip_plugins.tools.moments import Moments, distances, norms_of
 from e2ip_plugins.tools.training_atoms import TrainingAtoms
 from e2ip_plugins.tools.validity import Parts, Validity
 
-#: Mean leverage of the training frames above which they are hardly those that the model was fitted to.
-STRANGE = 1.5
+#: Mean leverage of a species in the training frames beyond which they are not those that the model was fitted to: of
+#: these it is 1 but for rounding, of other frames of the same run some percent more.
+STRANGE = 1.02
 
 
 @dataclass(frozen=True)
@@ -124,15 +125,23 @@ def select(
     if len(possible) < number:
         found.warnings.append(f"only {len(possible)} of {len(candidates)} frames are candidates: all of them are taken")
     known = collect(model, training)
-    mean = float(known.leverage.mean())
+    mean = _strangest_mean(known)
     if not 1.0 / STRANGE < mean < STRANGE:
         found.warnings.append(
-            f"the mean leverage of the training frames is {mean:.3g}, which is 1 for those that the model was fitted to"
+            f"the mean leverage of a species in the training frames is {mean:.3f}, but 1 in those that the model was "
+            "fitted to: give all of these and no others, or what is known already is selected again"
         )
     for index, score in METHODS[method](known, features, min(number, len(possible)), weight, seed):
         found.frames.append(possible[index])
         found.scores.append(score)
     return found
+
+
+def _strangest_mean(known: Features) -> float:
+    """The mean leverage of a species that is farthest from 1."""
+    means = [known.leverage[known.kinds == kind].mean() for kind in np.unique(known.kinds)]
+    # A species whose features are all the same has none.
+    return float(max((mean for mean in means if mean > 1e-6), key=lambda mean: abs(np.log(mean)), default=1.0))
 
 
 def told(rejected: Counter) -> str:

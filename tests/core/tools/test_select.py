@@ -195,5 +195,9 @@ def test_what_cannot_be_selected():
 
 
 def test_training_frames_of_another_model_are_noticed():
-    found = select(model(), rattled(30, width=0.3), candidates(water(300)), 1)
-    assert any("the mean leverage of the training frames is" in text for text in found.warnings)
+    def warnings(training):
+        found = select(model(), training, candidates(water(300)), 1)
+        return [text for text in found.warnings if "the mean leverage of a species" in text]
+
+    assert not warnings(rattled(30))
+    assert warnings(rattled(30, width=0.3)) and warnings(rattled(30)[:20])
