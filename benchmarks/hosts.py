@@ -269,11 +269,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-committee-atoms", type=int, default=10**9, help="no committee for larger systems")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
     parser.add_argument("--profile", action="store_true", help="where the readout's time goes (eager mode)")
+    parser.add_argument("--backbone", choices=("painn", "alphanet"), help="with --host nequip: in place of its own")
     parser.add_argument("--quick", action="store_true", help="tiny models, few rounds: shows that everything runs")
     arguments = parser.parse_args(argv)
     if arguments.host and arguments.out is None:
         arguments.out = ROOT.parent / "runs" / f"hosts_{arguments.host}.json"
-    arguments.size = "tiny" if arguments.quick else "full"
+    arguments.size = arguments.backbone or ("tiny" if arguments.quick else "full")
+    if arguments.backbone and arguments.host != "nequip":
+        parser.error("--backbone goes with --host nequip")
     if arguments.quick:
         arguments.rounds = min(arguments.rounds, 3)
     arguments.systems = arguments.systems or ((21, 24, 96) if arguments.quick else SYSTEMS)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 from ase import Atoms
+from hydra.utils import get_method
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform, NonPeriodicCellTransform
-from nequip.model import NequIPGNNModel
 from nequip.nn.compile import DictInputOutputWrapper
 from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
 from nequip.train import EMALightningModule
@@ -18,7 +18,6 @@ from nequip.utils.global_state import set_global_state
 from host_cost.measure import as_fitted
 from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
-from nequip_ext import E2IPModel
 from nequip_ext.readout import find_readout
 
 warnings.filterwarnings("ignore", message=".*trainer.*reference is not registered")  # its steps log through a trainer
@@ -53,7 +52,6 @@ class Host:
 
     def _config(self, variant: str, seed: int, **options) -> dict:
         inner = {
-            "_target_": "nequip.model.NequIPGNNModel",
             "seed": seed,
             "model_dtype": self.settings.dtype,
             "type_names": list(SPECIES),
@@ -67,8 +65,7 @@ class Host:
 
     def _model(self, variant: str, seed: int) -> torch.nn.Module:
         config = self._config(variant, seed)
-        build = E2IPModel if config.pop("_target_") == "nequip_ext.E2IPModel" else NequIPGNNModel
-        model = build(**config)
+        model = get_method(config.pop("_target_"))(**config)
         if variant == "e2ip":
             as_fitted(find_readout(model))
         return model.to(self.settings.device).eval()

@@ -63,7 +63,9 @@ def _heading(report: dict, clock: str) -> str:
     if report["device"] == "cpu" and spent["wall"] > 0:
         share = spent["cpu"] / spent["wall"] / report["threads"]
         line += f" The measured process had {share:.0%} of its cores" + ("." if share > 0.9 else ": a busy machine.")
-    return f"## {report['host']}\n\n{line}"
+    network = report.get("size", "full")
+    title = report["host"] if network in ("full", "tiny") else f"{report['host']}, {network}"
+    return f"## {title}\n\n{line}"
 
 
 def _table(results: list[dict], clock: str) -> str:

@@ -16,11 +16,16 @@ UNAVAILABLE = {
     ("mace", "aoti"): "MACE has no export through AOTInductor",
 }
 
-#: Architecture by size: `full` is what people train, `tiny` only shows that everything runs.
+_NEQUIP = {"_target_": "nequip.model.NequIPGNNModel", "l_max": 2}
+
+#: Architecture by size: `full` is what people train, `tiny` only shows that everything runs; and NequIP's backbones of
+#: this project, in the sizes that they have by default.
 ARCHITECTURES = {
     "nequip": {
-        "full": {"r_max": 5.0, "l_max": 2, "num_layers": 3, "num_features": 32, "parity": True},
-        "tiny": {"r_max": 3.0, "l_max": 2, "num_layers": 2, "num_features": 2, "parity": False, "radial_mlp_width": 8},
+        "full": {**_NEQUIP, "r_max": 5.0, "num_layers": 3, "num_features": 32, "parity": True},
+        "tiny": {**_NEQUIP, "r_max": 3.0, "num_layers": 2, "num_features": 2, "parity": False, "radial_mlp_width": 8},
+        "painn": {"_target_": "nequip_ext.PaiNNModel", "r_max": 5.0},
+        "alphanet": {"_target_": "nequip_ext.AlphaNetModel", "r_max": 5.0},
     },
     "mace": {
         "full": {"r_max": 5.0, "hidden_irreps": "64x0e+64x1o", "num_interactions": 2},
@@ -45,6 +50,8 @@ class Settings:
         In a batch, all of this one system, each shaken differently.
     committee : bool
         Whether the committee is built and measured, too: five sevenths of the time.
+    size : str
+        Of `ARCHITECTURES`.
     cutoff : float
         In Å; 0 is the architecture's own.
     cache : str
