@@ -1,7 +1,9 @@
-"""What subcommands share: which host a model file is of, where output may go."""
+"""What subcommands share: which host a model file is of, where output may go, warnings."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
+
+import typer
 
 from e2ip_plugins.errors import InputError
 
@@ -10,6 +12,11 @@ HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 
 #: For commands that only evaluate.
 WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
+
+
+def warn(text: str) -> None:
+    """On standard error."""
+    typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
 
 
 def opened(group: str, host: str, model: Path, **options: Any) -> Any:
@@ -51,6 +58,14 @@ def check_output(output: Path, model: Path, overwrite: bool) -> None:
         raise InputError(f"--output {output}: {reason}")
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
+
+
+def check_model_output(output: Path, model: Path, overwrite: bool) -> None:
+    """`check_output` for another model of the same host."""
+    check_output(output, model, overwrite)
+    endings = [ending for ending, host in HOSTS.items() if host == HOSTS[model.suffix]]
+    if output.suffix not in endings:
+        raise InputError(f"--output {output}: the name of such a model ends with {' or '.join(endings)}")
 
 
 def check_device(name: str) -> None:

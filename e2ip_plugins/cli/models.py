@@ -26,27 +26,31 @@ def fit_command(
     environment less (evidence mode leverage). A model without a readout gets one that knows one
     standard deviation per species besides. Energies and forces stay what they are.
     """
+    import numpy as np
+
     from e2ip_plugins.tools.frames import read_frames, same_frames
 
     host = checks.host_of(model)
     if output is None:
         output = checks.beside(model, f"-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
-    checks.check_output(output, model, overwrite)
+    checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
     training = read_frames(train, need_forces=False)
     validation = read_frames(valid, forces_key)
     shared = same_frames(training, validation)
     if shared:
-        warning = (
+        checks.warn(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-        typer.secho(f"e2ip: warning: {warning}", fg=typer.colors.YELLOW, err=True)
+    lacking = sum(int((~np.isfinite(frame.forces).all(-1)).sum()) for frame in validation)
+    if lacking:
+        checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
     report = checks.entry_point("fit", host, f"this is a model of {host}")(
         model, training, validation, output, head=head, device=device, batch_size=batch_size
     )
     for text in report.warnings:
-        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(text)
     for line in report.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
@@ -111,13 +115,13 @@ def evaluate_command(
         model, device=device, dtype=dtype, head=head
     )
     if opened.warning:
-        typer.secho(f"e2ip: warning: {opened.warning}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(opened.warning)
     settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
     with progress(source, options.part) as told:
         state = evaluate(opened, source, output, options, settings, told)
     if state.skipped:
-        text = f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: "
-        typer.secho(f"e2ip: warning: {text}{state.skipped[0][1]}", fg=typer.colors.YELLOW, err=True)
+        first = state.skipped[0][1]
+        checks.warn(f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: {first}")
     typer.echo(f"Written: {output}, {state.written} frames")
 
 
@@ -136,6 +140,6 @@ def strip_command(
         output = checks.beside(
             model, "-stock.nequip.zip" if model.name.endswith(".nequip.zip") else f"-stock{model.suffix}"
         )
-    checks.check_output(output, model, overwrite)
+    checks.check_model_output(output, model, overwrite)
     checks.entry_point("strip", host, f"this is a model of {host}")(model, output)
     typer.echo(f"Written: {output}")

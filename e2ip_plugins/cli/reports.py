@@ -7,6 +7,7 @@ from typing import Annotated, List, Optional
 
 import typer
 
+from e2ip_plugins.cli import checks
 from e2ip_plugins.errors import InputError
 
 RefForces = Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")]
@@ -81,7 +82,7 @@ def compare_command(
         raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
     for m in [*models, *ood_models]:
         for text in m.left_out:
-            typer.secho(f"e2ip: warning: {m.predictions.path}: {text}", fg=typer.colors.YELLOW, err=True)
+            checks.warn(f"{m.predictions.path}: {text}")
         if m.predictions.calibration is not None:
             text = f"{m.predictions.path}: was calibrated already, with {m.predictions.calibration}"
             typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
@@ -117,7 +118,7 @@ def ensemble_command(
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
     for text in combine(files, output, ref_forces, ref_energy):
-        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(text)
     typer.echo(f"Written: {output}")
 
 

@@ -82,7 +82,7 @@ def md_command(
         def show(message, category, *where, **more) -> None:
             if not issubclass(category, UncertaintyWarning):
                 return shown(message, category, *where, **more)
-            typer.secho(f"e2ip: warning: {message}", fg=typer.colors.YELLOW, err=True)
+            checks.warn(message)
 
         warnings.showwarning = show
         outcome = runs.run(atoms, settings, output, watched)
@@ -148,7 +148,7 @@ def select_command(
     for path in trajectories:
         frames, note = read_trajectory(path)
         if note:
-            typer.secho(f"e2ip: warning: {note}", fg=typer.colors.YELLOW, err=True)
+            checks.warn(note)
         chosen = range(0, len(frames), every)
         candidates += [selecting.Candidate(frames[index], str(path), index) for index in chosen]
     checks.check_device(device)
@@ -156,7 +156,7 @@ def select_command(
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     found = selecting.select(opened, training, candidates, number, method, validity, weight, seed)
     for text in found.warnings:
-        typer.secho(f"e2ip: warning: {text}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(text)
     written = []
     for rank, (taken, score) in enumerate(zip(found.frames, found.scores, strict=True)):
         frame = without_labels(taken.atoms)
@@ -195,10 +195,10 @@ def label_command(
     if output.exists() and output.samefile(frames):
         raise InputError(f"{output}: is the file of frames itself")
     if note:
-        typer.secho(f"e2ip: warning: {note}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(note)
 
     def say(text: str) -> None:
-        typer.secho(f"e2ip: warning: {frames}, {text}", fg=typer.colors.YELLOW, err=True)
+        checks.warn(f"{frames}, {text}")
 
     method = " ".join([calculator, *sorted(argument or [])])
     result = label(found, output, calculator_of(calculator, argument or []), say, method)

@@ -167,7 +167,10 @@ def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
     ax.axhline(1.0, **_IDEAL)
     top = 1.5
     for i, m in enumerate(models):
-        z_rms = np.sqrt(np.square(m.scores["z_scores"]).mean(0))
+        directed = m.scores["z_scores"][m.scores["directed"]]
+        if not len(directed):
+            continue
+        z_rms = np.sqrt(np.square(directed).mean(0))
         x = np.arange(3) + 0.12 * (i - 0.5 * (len(models) - 1))
         ax.plot(x, z_rms, "o-", color=colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
         top = max(top, 1.15 * z_rms.max())

@@ -155,7 +155,10 @@ def _force_names(frame: dict) -> List[str]:
 
 
 def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
-    names = _force_names(frame)
+    predicted = [n for n in _force_names(frame) if _has_uncertainties(frame, n[: -len("forces")])]
+    names = [n for n in _force_names(frame) if n not in predicted]
+    if wanted in predicted:
+        raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
     if wanted is not None:
         if np.shape(frame["arrays"].get(wanted))[1:] != (3,):
             raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
@@ -164,9 +167,9 @@ def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
     if not found:
         raise InputError(
             f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "
-            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps references with "
-            "output_fields_from_original_dataset: [total_energy, forces]; mace_eval_configs keeps them unless "
-            "they are called 'energy' and 'forces'"
+            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps "
+            "references with output_fields_from_original_dataset: [total_energy, forces]; mace_eval_configs keeps them "
+            "unless they are called 'energy' and 'forces'"
         )
     if len(found) > 1:
         raise InputError(f"{path}: several columns may be the reference: {_listed(found)}; choose with --ref-forces")
@@ -186,8 +189,12 @@ def _prediction_prefix(path: Path, frame: dict, reference: str) -> str:
 
 def _uncertain(frame: dict, prefix: str) -> bool:
     """Whether forces of this prefix come with a family's name, parameters or views."""
+    return prefix + FAMILY_KEY in frame["info"] or _has_uncertainties(frame, prefix)
+
+
+def _has_uncertainties(frame: dict, prefix: str) -> bool:
     views = any(prefix + key.name in frame["arrays"] for key in FORCE_VIEWS)
-    return views or prefix + FAMILY_KEY in frame["info"] or _of_columns(frame, prefix) is not None
+    return views or _of_columns(frame, prefix) is not None
 
 
 def _of_columns(frame: dict, prefix: str) -> Optional[Type[Family]]:

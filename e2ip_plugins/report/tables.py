@@ -78,9 +78,10 @@ NOTES = """\
   distance of observed from expected coverage over p = 0.01 … 0.99. Bands in the figures and `interval95` in the JSON
   are 95 % of a bootstrap that draws whole configurations.
 - RMS z: error along the principal axes of the predicted covariance in units of its standard deviation there. A
-  covariance of the right size that points the wrong way has RMS z > 1 on the minor and < 1 on the major axis.
+  covariance of the right size that points the wrong way has RMS z > 1 on the minor and < 1 on the major axis. Isotropic
+  covariances, as those of a model that was fitted without training, have no axes.
 - Spearman: rank correlation of the predicted standard deviation (epistemic part or total) with the error ‖y − γ‖.
-  The table per species has ρ for the total one.
+  The table per species has ρ for the total one: over all atoms, part of it is that some species err more than others.
   AUROC: probability that an atom among the worst 10 % errors has a larger total standard deviation than one that is
   not (0.5 is chance). AUSE: area between the sparsification curves by total standard deviation and by the error.
 - An empty cell means that the file carries no distribution to compute it from.
@@ -100,7 +101,9 @@ CONFORMAL_NOTE = """\
 OOD_NOTE = """\
 - OOD: the same model on the frames out of distribution. AUROC of frames: probability that a frame out of distribution
   has a larger value than one in distribution (0.5 is chance). Values are the mean leverage, and the largest and the
-  mean epistemic standard deviation, over the atoms of a frame.
+  mean epistemic standard deviation, over the atoms of a frame. Coverage over all atoms can hide a species that is too
+  certain behind others that are too cautious: see the table per species. Beyond a mean leverage of about ten,
+  uncertainties grow, but are not calibrated.
 """
 
 

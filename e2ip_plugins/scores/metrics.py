@@ -125,6 +125,9 @@ def frame_scores(
     }
 
 
+#: Condition number of a covariance up to which its principal axes mean nothing: files keep eight decimals.
+ISOTROPIC = 1.001
+
 #: Everything that is computed once per atom, by name; tables of subsets only average these.
 AtomScores = Dict[str, np.ndarray]
 
@@ -138,7 +141,7 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional
         ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å; ``leverage`` (N,) as given. With a law also ``nll``,
         ``pit`` (N,), or per component (N, 3), ``energy_score``, ``energy_score_error`` (its standard error from
         sampling), ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3) along the principal
-        axes, smallest predicted variance first.
+        axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes.
     """
     scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
     if law is not None:
@@ -146,6 +149,7 @@ def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional
         scores |= {"energy_score": law.energy_score(error), "energy_score_error": law.energy_score_error(error)}
         scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
+        scores |= {"directed": law.condition_number() > ISOTROPIC}
     if leverage is not None:
         scores["leverage"] = leverage
     return scores
@@ -155,8 +159,8 @@ def _ranking(score: Callable[[np.ndarray, np.ndarray], float], std: str) -> Call
     return lambda s: score(s[std], s["error_norm"])
 
 
-def _of_axis(i: int, score: str, average: Callable[[np.ndarray], float]) -> Callable[[AtomScores], float]:
-    return lambda s: average(s[score][:, i])
+def _of_axis(i: int, score: str, average: Callable[[np.ndarray], float]) -> Callable[[AtomScores], Optional[float]]:
+    return lambda s: average(s[score][s["directed"], i]) if s["directed"].any() else None
 
 
 def _coverage(level: float) -> Callable[[AtomScores], float]:
@@ -184,8 +188,9 @@ _AXES = ("minor", "middle", "major")
 
 #: Averages over atoms that need a distribution. ``energy_score_error`` is the standard error that sampling, where a law
 #: needs it, leaves in their mean energy score. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of
-#: smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each.
-UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], float]] = {
+#: smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each, and None where all
+#: covariances are isotropic.
+UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], Optional[float]]] = {
     "nll": lambda s: s["nll"].mean(),
     "calibration_error": lambda s: calibration_error(s["pit"]),
     **{f"coverage{round(100 * level)}": _coverage(level) for level in COVERAGE_LEVELS},
@@ -213,4 +218,5 @@ def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
         "force_rmse": _rms(s["error"]),
         "leverage": _finite_mean(s["leverage"]) if "leverage" in s else None,
     }
-    return errors | {name: float(of(s)) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()}
+    figures = {name: of(s) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()}
+    return errors | {name: None if value is None else float(value) for name, value in figures.items()}

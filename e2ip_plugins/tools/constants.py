@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from scipy.stats import norm, t
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Support, inflate
@@ -15,6 +16,9 @@ from e2ip_plugins.families.interface import Support, inflate
 #: from where the training set does and say little about it.
 PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
 _STARTS = (PRIOR_GROWTH, 0.2)
+
+#: Probability below one standard error of a Gaussian.
+ONE_SIGMA = float(norm.cdf(1.0))
 
 
 @dataclass
@@ -144,7 +148,11 @@ class Samples:
         )
 
     def _standard_errors(self, constants: np.ndarray, step: float = 1e-2) -> np.ndarray:
-        """Of both constants, by the sandwich estimator over configurations."""
+        """Of both constants, by the sandwich estimator over configurations.
+
+        Few configurations may happen to agree: errors are those of Student's t with their number, and of atoms that are
+        independent of each other at least. One configuration counts like one atom.
+        """
         prior_curvature = np.diag([PRIOR_WIDTH**-2, 0.0])
         at = {
             (i, j): self.per_configuration(constants + step * np.array([i, j])) for i in (-1, 0, 1) for j in (-1, 0, 1)
@@ -155,9 +163,11 @@ class Samples:
         curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
         curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
         inverse = np.linalg.pinv(curvature / step**2 + prior_curvature, hermitian=True)
-        if score.shape[1] < 2:  # nothing scatters
-            return np.sqrt(np.diag(inverse).clip(min=0.0))
-        return np.sqrt(np.diag(inverse @ (np.cov(score) * score.shape[1] + prior_curvature) @ inverse).clip(min=0.0))
+        count, least = score.shape[1], np.diag(inverse).clip(min=0.0)
+        if count < 2:  # nothing scatters
+            return np.sqrt(least)
+        variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
+        return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, least / self.sizes.mean()))
 
 
 def _minimum(objective: Callable[[np.ndarray], float], starts: Sequence[np.ndarray]) -> np.ndarray:

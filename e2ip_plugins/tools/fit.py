@@ -21,6 +21,10 @@ from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples
 from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 
+#: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
+#: a tenth (docs/calibrate.md).
+FEW = 10
+
 
 @dataclass
 class Labelled:
@@ -54,6 +58,9 @@ class Report:
     regions : int
         Of all species.
     warnings : list of str
+    species_std : dict
+        By head and name of the species, standard deviation at leverage 1 in eV/Å, where a readout that knows the
+        species alone was fitted.
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
@@ -61,6 +68,7 @@ class Report:
     constants: Dict[int, Constants] = field(default_factory=dict)
     regions: int = 0
     warnings: List[str] = field(default_factory=list)
+    species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
 
     def lines(self, heads: Sequence[str] = ()) -> List[str]:
         """The fit in words, one line per data set."""
@@ -71,11 +79,14 @@ class Report:
         for head, c in self.constants.items():
             where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
             low, high = c.growth_interval
+            factor, error = math.exp(0.5 * c.log_scale), 0.5 * c.log_scale_error
+            size = f"standard deviation times {factor:.3g} +- {error * factor:.2g} at leverage 1"
+            if head in self.species_std:
+                listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
+                size = f"standard deviation at leverage 1 {listed} eV/Å +- {error:.0%}"
             lines.append(
-                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), standard deviation times "
-                f"{math.exp(0.5 * c.log_scale):.3g} +- {0.5 * c.log_scale_error * math.exp(0.5 * c.log_scale):.2g} at "
-                "leverage 1; NLL of "
-                f"{c.configurations} validation configurations {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of {c.configurations} "
+                f"validation configuration{'s' * (c.configurations != 1)} {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
             )
         return lines
 
@@ -159,12 +170,19 @@ def fit_leverage(
     report.regions = len(leverage.region_kinds)
     report.warnings += _warnings(report, leverage, species)
     if readout.family.takes_support:
-        fit = _fit_constant if constant else _fit_trained
-        report.constants = {
-            head: fit(readout, head, table) for head, table in _collect(readout, validation, report).items()
-        }
-        for found in () if constant else report.constants.values():
-            if found.nll[1] > found.nll[0]:
+        for head, table in _collect(readout, validation, report).items():
+            if constant:
+                report.constants[head], by_kind = _fit_constant(readout, head, table)
+                report.species_std[head] = {_name(kind % per_head, species): std for kind, std in by_kind.items()}
+            else:
+                report.constants[head] = _fit_trained(readout, head, table)
+        for found in report.constants.values():
+            if found.configurations < FEW:
+                report.warnings.append(
+                    f"{found.configurations} validation configuration{'s' * (found.configurations != 1)} can hardly "
+                    "tell how large the error bars must be: give some dozens"
+                )
+            if not constant and found.nll[1] > found.nll[0]:
                 report.warnings.append(
                     f"the {found.configurations} validation configurations are described worse than without leverage "
                     f"(NLL {found.nll[0]:.3f} -> {found.nll[1]:.3f}): are they few, or unlike what the model was "
@@ -180,21 +198,22 @@ def fit_leverage(
     return report
 
 
-def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> List[str]:
-    def name(kind: int) -> str:
-        return species[kind] if kind < len(species) else f"species {kind}"
+def _name(kind: int, species: Sequence[str]) -> str:
+    return species[kind] if kind < len(species) else f"species {kind}"
 
+
+def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> List[str]:
     found, features = [], leverage.centres.shape[1]
     few = sorted({kind for (_, kind), count in report.atoms.items() if count < features})
     if few:
         listed = ", ".join(
-            f"{name(kind)} ({report.atoms[key]} atoms, {report.shrinkage[key]:.0%} of the pooled moments)"
+            f"{_name(kind, species)} ({report.atoms[key]} atoms, {report.shrinkage[key]:.0%} of the pooled moments)"
             for key in sorted(report.atoms)
             for kind in [key[1]]
             if report.atoms[key] < features
         )
         found.append(f"fewer training atoms than features ({features}): {listed}")
-    missing = [name(kind) for kind in range(len(species)) if kind not in {kind for _, kind in report.atoms}]
+    missing = [_name(kind, species) for kind in range(len(species)) if kind not in {kind for _, kind in report.atoms}]
     if missing:
         found.append(
             f"no training atoms of {', '.join(missing)}: their leverage is {FAR:g}, their epistemic variance at its "
@@ -264,8 +283,11 @@ def _fit_trained(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> C
     return found
 
 
-def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Constants:
-    """The same, with the 0e coefficients that the trunk gives to every atom and a scale for every species."""
+def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Tuple[Constants, Dict[int, float]]:
+    """The same, with the 0e coefficients that the trunk gives to every atom and a scale for every species.
+
+    Also returns the standard deviation at leverage 1 by kind, in eV/Å.
+    """
     leverage, family, atoms = readout.leverage, readout.family, len(table["residual"])
     best: Any = None
     for scalars in family.constant_scalars():
@@ -276,8 +298,9 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
         variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
         found, log_scale = _samples(family, parameters, {**table, "typical": variance.numpy()}).fit_by_species()
         if best is None or found.nll[1] < best[0].nll[1]:
-            best = found, log_scale, scalars, float(variance[0])
-    found, log_scale, scalars, variance = best
+            std = float(family.law(parameters).total_std()[0])
+            best = found, log_scale, scalars, float(variance[0]), std
+    found, log_scale, scalars, variance, std = best
     trunk: Any = readout.trunks[head]
     trunk.make_constant(scalars)
     leverage.growth[head] = found.growth
@@ -286,7 +309,7 @@ def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> 
     leverage.log_variance[_kinds(leverage, head)] = variance
     for kind, value in log_scale.items():
         leverage.log_factor[kind] = value
-    return found
+    return found, {kind: std * math.exp(0.5 * value) for kind, value in log_scale.items()}
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:

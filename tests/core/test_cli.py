@@ -130,6 +130,13 @@ def test_fit_refuses_models_that_are_not_there_or_of_no_host(fit, files, calls):
     assert calls == []
 
 
+def test_fit_counts_what_it_leaves_out(fit, files, calls):
+    frames = ase.io.read(files / "valid.xyz", ":")
+    frames[2].arrays["REF_forces"][1, 0] = np.nan
+    ase.io.write(files / "valid.xyz", frames, format="extxyz")
+    assert "warning: 1 validation atoms have no finite reference force and are left out" in fit().stderr
+
+
 def test_fit_does_not_write_over_the_model(fit, files, calls):
     assert "--output" in one_line(fit("my.model", "--output", files / "my.model"))
     (files / "link.model").symlink_to(files / "my.model")
@@ -142,6 +149,7 @@ def test_fit_writes_over_other_files_only_where_it_is_told_to(fit, files, calls)
     assert "my-e2ip.model: is there already" in one_line(fit())
     assert f"--output {files}: is a folder" in one_line(fit("my.model", "--overwrite", "--output", files))
     assert "there is no folder" in one_line(fit("my.model", "--output", files / "nowhere" / "a.model"))
+    assert "the name of such a model ends with .model" in one_line(fit("my.model", "--output", files / "fitted"))
     assert calls == []
     assert fit("my.model", "--overwrite").exit_code == 0 and calls
 

@@ -222,6 +222,16 @@ def test_bad_files_say_what_is_wrong(tmp_path, change, message):
     assert str(error.value).startswith(str(tmp_path / "p.xyz"))
 
 
+def test_predictions_are_no_references(tmp_path):
+    frames = make_frames()
+    without("REF_forces")(frames)
+    path = write(tmp_path / "p.xyz", frames)
+    with pytest.raises(InputError, match=r"'MACE_forces' \(--ref-forces\) are the predictions"):
+        read_predictions(path, ref_forces="MACE_forces")
+    with pytest.raises(InputError, match="there are: none"):
+        read_predictions(path)
+
+
 def test_unreadable_files(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_predictions(tmp_path / "none.xyz")

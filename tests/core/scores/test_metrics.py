@@ -56,6 +56,14 @@ def test_a_wrong_direction_shows_along_the_axes(draw, law):
     for axis in ("minor", "middle", "major"):
         assert right_summary[f"z_rms_{axis}"] == pytest.approx(1.0, abs=0.03)
     assert summary["z_rms_minor"] > 1.5 and summary["z_rms_major"] < 0.8
+    # Those of an isotropic covariance are none.
+    round_ones = np.arange(len(error)) < 10_000
+    log_sigma0[round_ones] = [-4.0, -4.0, -4.0, 0.0, 0.0, 0.0]
+    scores = metrics.score_atoms(error, law(log_sigma0, nu, kappa))
+    assert np.array_equal(scores["directed"], ~round_ones)
+    assert metrics.summarise(scores)["z_rms_minor"] == pytest.approx(1.0, abs=0.03)
+    some = metrics.summarise({name: values[round_ones] for name, values in scores.items()})
+    assert some["z_rms_minor"] is None and some["axis_coverage95_major"] is None and some["coverage95"] > 0.0
 
 
 def test_every_figure_is_that_of_others(draw, law):

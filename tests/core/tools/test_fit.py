@@ -266,7 +266,7 @@ def test_atoms_that_are_all_alike_borrow_it_too():
 def test_species_without_training_atoms_are_named_and_far():
     readout = make_readout()
     only = {"species": (0,)}
-    report = fit_frames(readout, make_frames(20, **only), make_frames(9, seed=1, **only), species=("O", "Xe"))
+    report = fit_frames(readout, make_frames(20, **only), make_frames(12, seed=1, **only), species=("O", "Xe"))
     (warning,) = report.warnings
     assert warning.startswith("no training atoms of Xe: their leverage is 1e+06")
     found, _ = run(readout, make_frames(2, seed=3))
@@ -455,10 +455,20 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
 def test_a_single_configuration_is_enough_for_finite_errors(training):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = fit_frames(make_readout(), training, make_frames(1, seed=3)).constants[0]
+        report = fit_frames(make_readout(), training, make_frames(1, seed=3))
+    found = report.constants[0]
     assert found.configurations == 1
+    assert report.warnings[0].startswith("1 validation configuration can hardly tell")
     assert np.isfinite([found.growth, *found.growth_interval, found.log_scale, found.log_scale_error]).all()
     assert found.growth_interval[0] < found.growth < found.growth_interval[1] and found.log_scale_error > 0
+
+
+def test_few_configurations_that_happen_to_agree_are_not_taken_for_many(training):
+    readout, frames = make_readout(), make_frames(40, seed=3)
+    many, one = (fit_frames(readout, training, frames[:n]).constants[0].log_scale_error for n in (40, 1))
+    twins = fit_frames(readout, training, [frames[0], frames[0]]).constants[0].log_scale_error
+    # Independent atoms of two configurations of five, at least.
+    assert twins > one / math.sqrt(10.5) > many
 
 
 def test_atoms_without_finite_reference_forces_are_left_out(training):
@@ -490,6 +500,8 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
     report = fit_frames(readout, training, validation, constant=True)
     found = report.constants[0]
+    for name, expected in (("species 0", 0.03), ("species 1", 0.3)):
+        assert report.species_std[0][name] == pytest.approx(expected * math.sqrt(8.0 / 6.0), rel=0.1)
     low, high = found.growth_interval
     assert abs(math.log(found.growth / growth)) < 3.0 * 0.5 * math.log(high / low)
     # Scale of the Student-t at leverage 1, from the trunk, the law and the constants of the readout.
@@ -617,7 +629,7 @@ def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning(
     readout = make_readout(num_heads=2)
     readout.leverage.growth.fill_(77.0)
     training = make_frames(40) + make_frames(30, seed=3, head=1)
-    report = fit_frames(readout, training, make_frames(9, seed=1))
+    report = fit_frames(readout, training, make_frames(12, seed=1))
     (warning,) = report.warnings
     assert warning.startswith("no validation atoms with forces for head 1: the growth is the expected 2.5")
     assert set(report.constants) == {0} and readout.leverage.growth[1] == PRIOR_GROWTH
@@ -646,6 +658,8 @@ def test_report_in_words():
         "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL of 30 validation "
         "configurations -4.500 -> -4.750",
     ]
+    report.species_std[0] = {"C": 0.12345, "H": 0.06}
+    assert "standard deviation at leverage 1 C 0.123, H 0.06 eV/Å +- 5%; NLL of 30" in report.lines()[1]
     report.constants[1] = constants
     assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
 
