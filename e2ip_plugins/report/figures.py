@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -199,10 +199,11 @@ def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> 
         std[seen], error[seen], xscale="log", yscale="log", extent=extent, gridsize=45, mincnt=1, cmap=shades,
         alpha=0.7, linewidths=0, bins="log", rasterized=True,
     )  # fmt: skip
+    # Which has set the axes anew.
+    _plain_ticks(ax.xaxis, ax.yaxis)
     ax.set(xlim=(low, high), ylim=(low, high))
-    bar = ax.figure.colorbar(cells, ax=ax, label="atoms", shrink=0.8, pad=0.02, aspect=30, format="{x:g}")
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar = ax.figure.colorbar(cells, ax=ax, label="atoms", shrink=0.8, pad=0.02, aspect=30)
+    _plain_ticks(bar.ax.yaxis)
 
 
 def _std_and_error(m: Model, factor: float) -> Tuple[np.ndarray, np.ndarray]:
@@ -223,9 +224,18 @@ def _equal_axes(ax: Axes, spans: Sequence[np.ndarray], force: str) -> Tuple[floa
     low, high = min(map(min, spans)) / 1.3, max(map(max, spans)) * 1.3
     ax.plot([low, high], [low, high], **_IDEAL | {"zorder": 3})
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    _plain_ticks(ax.xaxis, ax.yaxis)
     ax.set_xlabel(f"predicted total standard deviation ({force})")
     ax.set_ylabel(f"force error per component ({force})")
     return low, high
+
+
+def _plain_ticks(*axes: Any) -> None:
+    """Of logarithmic axes that span a decade or two: numbers, and not so many that they overlap."""
+    for axis in axes:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
