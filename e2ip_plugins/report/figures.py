@@ -199,9 +199,9 @@ def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> 
         std[seen], error[seen], xscale="log", yscale="log", extent=extent, gridsize=45, mincnt=1, cmap=shades,
         alpha=0.7, linewidths=0, bins="log", rasterized=True,
     )  # fmt: skip
-    # Which has set the axes anew.
-    _plain_ticks(ax.xaxis, ax.yaxis)
+    # It has set the axes anew.
     ax.set(xlim=(low, high), ylim=(low, high))
+    _plain_ticks(ax.xaxis, ax.yaxis)
     bar = ax.figure.colorbar(cells, ax=ax, label="atoms", shrink=0.8, pad=0.02, aspect=30)
     _plain_ticks(bar.ax.yaxis)
 
@@ -231,9 +231,10 @@ def _equal_axes(ax: Axes, spans: Sequence[np.ndarray], force: str) -> Tuple[floa
 
 
 def _plain_ticks(*axes: Any) -> None:
-    """Of logarithmic axes that span a decade or two: numbers, and not so many that they overlap."""
+    """Of logarithmic axes: numbers, and not so many that they overlap."""
     for axis in axes:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300.0 * low else (1,)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
 
