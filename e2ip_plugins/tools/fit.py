@@ -83,7 +83,7 @@ class Report:
             size = f"standard deviation times {factor:.3g} +- {error * factor:.2g} at leverage 1"
             if head in self.species_std:
                 listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
-                size = f"standard deviation at leverage 1 {listed} eV/Å +- {error:.0%}"
+                size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
             lines.append(
                 f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of {c.configurations} "
                 f"validation configuration{'s' * (c.configurations != 1)} {c.nll[0]:.3f} -> {c.nll[1]:.3f}"

@@ -471,6 +471,16 @@ def test_few_configurations_that_happen_to_agree_are_not_taken_for_many(training
     assert twins > one / math.sqrt(10.5) > many
 
 
+def test_two_configurations_that_differ_are_known_worse_than_by_their_number(training):
+    """Ten copies of each have a tenth of the variance; of two, a standard error is that of Student's t besides."""
+    readout = make_readout()
+    small, large = make_frames(2, seed=3)
+    pair = [small._replace(residual=0.2 * small.residual), large._replace(residual=5.0 * large.residual)]
+    two, twenty = (fit_frames(readout, training, pair * n).constants[0].log_scale_error for n in (1, 10))
+    student = 1.837 / 1.027  # at 84.13 %, with 1 and 19 degrees of freedom
+    assert two / twenty == pytest.approx(math.sqrt(19.0) * student, rel=0.15)
+
+
 def test_atoms_without_finite_reference_forces_are_left_out(training):
     validation = make_frames(12, seed=1)
     partly = [frame._replace(residual=frame.residual.clone()) for frame in validation]
@@ -659,7 +669,7 @@ def test_report_in_words():
         "configurations -4.500 -> -4.750",
     ]
     report.species_std[0] = {"C": 0.12345, "H": 0.06}
-    assert "standard deviation at leverage 1 C 0.123, H 0.06 eV/Å +- 5%; NLL of 30" in report.lines()[1]
+    assert "standard deviation at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL of 30" in report.lines()[1]
     report.constants[1] = constants
     assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
 
