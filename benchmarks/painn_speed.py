@@ -11,7 +11,6 @@ docs/results/painn_speed.json.
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -116,7 +115,7 @@ def main() -> None:
         found["results"].append({"task": task, "ours": mode, "weights of theirs": weights, "seconds": times.tolist()})
         print(
             f"{task}, {count} frames of {name}: SchNetPack {1e3 * np.median(times[:, 0]):.1f} ms, ours ({mode}) "
-            f"{1e3 * np.median(times[:, 1]):.1f} ms, ratio {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+            f"{1e3 * np.median(times[:, 1]):.1f} ms, ratio {np.median(ratios):.2f} ({low:.2f} to {high:.2f})"
         )
     RESULTS.write_text(json.dumps(found) + "\n")
 

@@ -155,9 +155,9 @@ def _force_names(frame: dict) -> List[str]:
 
 
 def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
-    predicted = [n for n in _force_names(frame) if _has_uncertainties(frame, n[: -len("forces")])]
-    names = [n for n in _force_names(frame) if n not in predicted]
-    if wanted in predicted:
+    all_names = _force_names(frame)
+    names = [n for n in all_names if not _has_uncertainties(frame, n[: -len("forces")])]
+    if wanted in all_names and wanted not in names:
         raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
     if wanted is not None:
         if np.shape(frame["arrays"].get(wanted))[1:] != (3,):
