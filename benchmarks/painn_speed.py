@@ -1,7 +1,6 @@
 """Is our PaiNN as fast as SchNetPack's, of the same size, in one process and in alternation?
 
-    pip install --no-deps schnetpack==2.1.1 && pip install dirsync fasteners h5py      # beside this project and NequIP
-    python benchmarks/painn_speed.py
+    python benchmarks/painn_speed.py        # with SchNetPack installed: see schnetpack_painn.py
 
 One aspirin frame (with E2IP_DATA; else seven water molecules) for predictions of energy and forces, batches of five for
 training steps. Ours goes through NequIP: predictions also have the stress, as NequIP's always do, training steps are
@@ -14,62 +13,27 @@ import json
 import sys
 import tempfile
 import time
-import typing
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.utils.data.dataloader
-from ase.neighborlist import neighbor_list
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+import schnetpack_painn as spk  # noqa: E402
 from host_cost import nequip_models  # noqa: E402
 from host_cost.settings import Settings  # noqa: E402
 from host_cost.systems import make_system, with_labels  # noqa: E402
 
-# SchNetPack 2.1.1 imports a name that torch 2.13 has no more.
-torch.utils.data.dataloader.T_co = typing.TypeVar("T_co", covariant=True)
-
-import schnetpack  # noqa: E402
-from schnetpack import properties as keys  # noqa: E402
-
 RESULTS = ROOT.parent / "docs" / "results" / "painn_speed.json"
-CUTOFF, FRAMES = 5.0, 5
+FRAMES = 5
 
 
 def theirs(frames: list, task: str):
     """A function that predicts or trains once with SchNetPack's PaiNN, and the number of its weights."""
-    torch.set_default_dtype(torch.float32)
-    model = schnetpack.model.NeuralNetworkPotential(
-        representation=schnetpack.representation.PaiNN(
-            n_atom_basis=128,
-            n_interactions=3,
-            radial_basis=schnetpack.nn.BesselRBF(n_rbf=20, cutoff=CUTOFF),
-            cutoff_fn=schnetpack.nn.CosineCutoff(CUTOFF),
-        ),
-        input_modules=[schnetpack.atomistic.PairwiseDistances()],
-        output_modules=[
-            schnetpack.atomistic.Atomwise(n_in=128, output_key="energy"),
-            schnetpack.atomistic.Forces(),
-        ],
-    )
-    sizes = [len(atoms) for atoms in frames]
-    first = np.cumsum([0, *sizes[:-1]])
-    pairs = [np.stack(neighbor_list("ij", atoms, CUTOFF)) + n for atoms, n in zip(frames, first, strict=True)]
-    i, j = np.concatenate(pairs, axis=1)
-    inputs = {
-        keys.Z: torch.as_tensor(np.concatenate([atoms.numbers for atoms in frames])),
-        keys.R: torch.as_tensor(np.concatenate([atoms.positions for atoms in frames]), dtype=torch.float32),
-        keys.idx_i: torch.as_tensor(i),
-        keys.idx_j: torch.as_tensor(j),
-        keys.offsets: torch.zeros(len(i), 3),
-        keys.idx_m: torch.as_tensor(np.repeat(np.arange(len(frames)), sizes)),
-        keys.n_atoms: torch.as_tensor(sizes),
-        keys.cell: torch.zeros(len(frames), 3, 3),
-        keys.pbc: torch.zeros(3 * len(frames), dtype=torch.bool),
-    }
+    model = spk.make_model()
+    inputs = spk.batch_of([spk.inputs_of(frame) for frame in frames])
     energy = torch.tensor([atoms.info["REF_energy"] for atoms in frames], dtype=torch.float32)
     forces = torch.as_tensor(np.concatenate([a.arrays["REF_forces"] for a in frames]), dtype=torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
@@ -94,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     name, frame = make_system(21)
-    found = {"system": name, "schnetpack": schnetpack.__version__, "torch": torch.__version__, "results": []}
+    found = {"system": name, "schnetpack": spk.VERSION, "torch": torch.__version__, "results": []}
     for task, mode in (("inference", "eager"), ("inference", "aoti"), ("training", "eager"), ("training", "compile")):
         count = 1 if task == "inference" else FRAMES
         with tempfile.TemporaryDirectory() as cache:
