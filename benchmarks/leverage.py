@@ -29,10 +29,11 @@ NIW = families.get("e2ip")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1, "relative": 0.5,
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1, "relative": (0.5, 10.0),
            "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
-#: One thing changed at a time. `tau`: None is the squared Mahalanobis distance itself.
+#: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
+#: training set, and the h + h̄ from where on it is 1. `tau`: None is the squared Mahalanobis distance itself.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -45,10 +46,14 @@ ALTERNATIVES = {
     "psi(t) = t": {"tau": None, "prior": (0.5, 0.3)},
     "psi(t) = t, variance a (h'^2 + h)": {"tau": None, "form": "quadratic", "prior": (0.5, 0.3)},
     "psi(t) = t, one region, variance a (h'^2 + h), relative 0": {
-        "tau": None, "regions": None, "relative": 0.0, "form": "quadratic", "prior": (0.5, 0.3)},
+        "tau": None, "regions": None, "relative": (0.0, np.inf), "form": "quadratic", "prior": (0.5, 0.3)},
     "variance 1 + a (h' + h)": {"form": "linear variance"},
-    "relative 0": {"relative": 0.0},
-    "relative 1": {"relative": 1.0},
+    "relative 0": {"relative": (0.0, np.inf)},
+    "relative 1/2": {"relative": (0.5, np.inf)},
+    "relative 1": {"relative": (1.0, np.inf)},
+    "relative 0, 1 from 10 on": {"relative": (0.0, 10.0)},
+    "relative 1/2, 1 from 5 on": {"relative": (0.5, 5.0)},
+    "relative 1/2, 1 from 20 on": {"relative": (0.5, 20.0)},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -227,7 +232,9 @@ class Alternative:
             "quadratic": (growth * (mean**2 + h), 1 + 2 * growth),
         }[self.form]
         species = np.array([self.typical.get(kind, np.nan) for kind in data.species])
-        excess = excess * np.exp(self.relative * (species - self._log_variance(data)))
+        near, far = self.relative
+        weight = 1 - (1 - near) * np.exp(-np.square(distance / far))
+        excess = excess * np.exp(weight * (species - self._log_variance(data)))
         return (1 + excess) / typical, excess / (1 + excess)
 
     def fit(self, valid):

@@ -18,6 +18,9 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 #: Of epistemic and aleatoric variance, either way.
 MAX_RATIO = 1e6
 
+#: Leverage plus neighbours' mean from where on a predicted variance, too, is taken for an extrapolation (`inflate`).
+TRUSTED = 10.0
+
 
 class Option(NamedTuple):
     """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
@@ -237,11 +240,14 @@ class Family(nn.Module):
                 raise InputError(f"{name} is no option of readout '{cls.name}', whose options are: {listed}")
 
 
-def inflate(support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO) -> Tuple[Tensor, Tensor]:
+def inflate(
+    support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO, trusted: float = TRUSTED
+) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
-    The excess is the epistemic part in units of the other: (1 + a · distance)² - 1, weighted by the square root of the
-    ratio of the species' variance to the atom's own, because what has grown by itself need not grow twice.
+    The excess is the epistemic part in units of the other, (1 + a · distance)² - 1, times (v̄ / v)^w with v the atom's own
+    variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice. Far
+    from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄.
 
     Parameters
     ----------
@@ -250,13 +256,16 @@ def inflate(support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO
         `Family.log_variance` without support.
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
+    trusted : float
+        w = 1 - ½ exp(-(distance / trusted)²).
 
     Returns
     -------
     log_factor, excess : (N,)
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
-    relative = torch.exp(0.5 * (support.log_variance - log_variance))
+    weight = 1.0 - 0.5 * torch.exp(-(support.distance / trusted).square())
+    relative = torch.exp(weight * (support.log_variance - log_variance))
     grown = support.growth * support.distance
     excess = grown * (grown + 2.0) * relative
     log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)

@@ -47,10 +47,10 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 
 def test_factor_by_hand():
-    """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + 0.5·6)² - 1 = 15, times 2."""
+    """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + 0.5·6)² - 1 = 15, times 4^(1 - ½ e^-0.36)."""
     support = support_of(trained(1), distance=6.0, growth=0.5, log_scale=0.1, relative=math.log(4.0))
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    assert excess.item() == pytest.approx(30.0)
+    assert excess.item() == pytest.approx(15.0 * 4.0 ** (1.0 - 0.5 * math.exp(-0.36)))
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(2.0))
 
 
@@ -77,7 +77,17 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
     _, excess = inflate(support, one.log_variance * spread)
     assert (excess.diff() > 0).all()
     _, of_large = inflate(support, one.log_variance * spread + 2.0)
-    torch.testing.assert_close(of_large, excess / math.e)
+    assert (of_large.diff() > 0).all()
+    torch.testing.assert_close(of_large[0], excess[0] / math.e, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("own", [-6.0, 0.0, 6.0])
+def test_far_away_only_the_species_variance_counts(own):
+    """What the network says there is an extrapolation, up or down."""
+    support = Support(*torch.tensor([[30.0], [60.0], [2.5], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
+    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64))
+    epistemic = math.exp(own + log_factor.item()) * excess.item()
+    assert epistemic == pytest.approx(math.exp(-3.0 + 0.2) * (151.0**2 - 1.0) / 6.0**2, rel=1e-9)
 
 
 # Evidence mode leverage
