@@ -29,8 +29,8 @@ NIW = families.get("e2ip")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1, "relative": (0.5, 10.0),
-           "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
+           "relative": (0.5, 10.0), "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set, and the h + h̄ from where on it is 1. `tau`: None is the squared Mahalanobis distance itself.

@@ -245,9 +245,9 @@ def inflate(
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
-    The excess is the epistemic part in units of the other, (1 + a · distance)² - 1, times (v̄ / v)^w with v the atom's own
-    variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice. Far
-    from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄.
+    The excess is the epistemic part in units of the other, (1 + a · distance)² - 1, times (v̄ / v)^w with v the atom's
+    own variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice.
+    Far from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄.
 
     Parameters
     ----------
