@@ -1,0 +1,60 @@
+"""Training of the backbones' learning curves."""
+
+import functools
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase import Atoms
+
+pytest.importorskip("nequip")
+pytest.importorskip("torch_geometric")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import backbones
+
+
+@pytest.fixture
+def short(monkeypatch, tmp_path):
+    """Function that trains a small network for two epochs in a folder, or is killed after the first: its result."""
+    rng = np.random.default_rng(0)
+    frames = []
+    for _ in range(14):
+        frame = Atoms("CHHO", rng.normal(scale=1.5, size=(4, 3)))
+        frame.info["REF_energy"], frame.arrays["REF_forces"] = rng.normal(), rng.normal(size=(4, 3))
+        frames.append(frame)
+    network = {**backbones.NETWORKS["painn"], "num_features": 8, "num_layers": 1}
+    monkeypatch.setattr(backbones, "NETWORKS", {"painn": network})
+    monkeypatch.setattr(backbones, "Ours", functools.partial(backbones.Ours, compile_mode="eager"))
+    monkeypatch.setattr(backbones, "read", lambda: dict(train=frames[:8], valid=frames[8:11], test=frames[11:]))
+    monkeypatch.setattr(backbones, "BATCH", 4)
+    monkeypatch.setattr(backbones, "TRAIN", 8)
+
+    replace = backbones._replace
+
+    def killed(path, write):
+        replace(path, write)
+        if path.suffix == ".pt":
+            raise KeyboardInterrupt
+
+    def run(name, kill=False):
+        monkeypatch.setattr(backbones, "RESULTS", tmp_path / name)
+        monkeypatch.setattr(backbones, "_replace", killed if kill else replace)
+        backbones.train(Namespace(network="painn", seed=1, epochs=2, lr=1e-3, work=tmp_path / name / "work"))
+        return json.loads((tmp_path / name / "painn_2_s1.json").read_text())
+
+    return run
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(short):
+    whole = short("whole")
+    with pytest.raises(KeyboardInterrupt):
+        short("parts", kill=True)
+    parts = short("parts")
+    for key in ("forces", "energy"):
+        assert [point[key] for point in parts["curve"]] == [point[key] for point in whole["curve"]]
+        assert parts["test"][key] == whole["test"][key]
+    assert len(whole["curve"]) == 2 and whole["curve"][0]["forces"] != whole["curve"][1]["forces"]
+    assert whole["weights"] == sum(w.numel() for w in backbones.Ours("painn", 1).model.parameters())
