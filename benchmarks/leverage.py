@@ -30,7 +30,7 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 10.0), "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+           "relative": (0.5, 12.0), "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set, and the h + h̄ from where on it is 1. `tau`: None is the squared Mahalanobis distance itself.
@@ -51,9 +51,9 @@ ALTERNATIVES = {
     "relative 0": {"relative": (0.0, np.inf)},
     "relative 1/2": {"relative": (0.5, np.inf)},
     "relative 1": {"relative": (1.0, np.inf)},
-    "relative 0, 1 from 10 on": {"relative": (0.0, 10.0)},
-    "relative 1/2, 1 from 5 on": {"relative": (0.5, 5.0)},
-    "relative 1/2, 1 from 20 on": {"relative": (0.5, 20.0)},
+    "relative 0, 1 from 12 on": {"relative": (0.0, 12.0)},
+    "relative 1/2, 1 from 6 on": {"relative": (0.5, 6.0)},
+    "relative 1/2, 1 from 24 on": {"relative": (0.5, 24.0)},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -233,7 +233,7 @@ class Alternative:
         }[self.form]
         species = np.array([self.typical.get(kind, np.nan) for kind in data.species])
         near, far = self.relative
-        weight = 1 - (1 - near) * np.exp(-np.square(distance / far))
+        weight = 1 - (1 - near) * np.exp(-((distance / far) ** 4))
         excess = excess * np.exp(weight * (species - self._log_variance(data)))
         return (1 + excess) / typical, excess / (1 + excess)
 

@@ -19,7 +19,7 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 MAX_RATIO = 1e6
 
 #: Leverage plus neighbours' mean from where on a predicted variance, too, is taken for an extrapolation (`inflate`).
-TRUSTED = 10.0
+TRUSTED = 12.0
 
 
 class Option(NamedTuple):
@@ -257,14 +257,14 @@ def inflate(
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
     trusted : float
-        w = 1 - ½ exp(-(distance / trusted)²).
+        w = 1 - ½ exp(-(distance / trusted)⁴).
 
     Returns
     -------
     log_factor, excess : (N,)
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
-    weight = 1.0 - 0.5 * torch.exp(-(support.distance / trusted).square())
+    weight = 1.0 - 0.5 * torch.exp(-(support.distance / trusted).square().square())
     relative = torch.exp(weight * (support.log_variance - log_variance))
     grown = support.growth * support.distance
     excess = grown * (grown + 2.0) * relative

@@ -47,10 +47,10 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 
 def test_factor_by_hand():
-    """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + 0.5·6)² - 1, times 4^(1 - ½ e^-0.36)."""
+    """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + 0.5·6)² - 1, times 4^(1 - ½ e^-0.0625)."""
     support = support_of(trained(1), distance=6.0, growth=0.5, log_scale=0.1, relative=math.log(4.0))
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    assert excess.item() == pytest.approx(15.0 * 4.0 ** (1.0 - 0.5 * math.exp(-0.36)))
+    assert excess.item() == pytest.approx(15.0 * 4.0 ** (1.0 - 0.5 * math.exp(-0.0625)))
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(2.0))
 
 

@@ -386,7 +386,7 @@ def posterior_mode(readout, validation):
         average = (0.5 * np.eye(n) + 0.5) / (1 + 0.5 * (n - 1))
         mean[number.numpy() == frame] = average @ own_h
 
-    weight = 1 - 0.5 * np.exp(-(((h + mean) / 10) ** 2))
+    weight = 1 - 0.5 * np.exp(-(((h + mean) / 12) ** 4))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
