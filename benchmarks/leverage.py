@@ -30,10 +30,11 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 12.0), "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+           "relative": (0.5, 12.0), "power": 0.75, "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
-#: training set, and the h + h̄ from where on it is 1. `tau`: None is the squared Mahalanobis distance itself.
+#: training set, and the h + h̄ from where on it is 1. `power`: of the growth from h + h̄ = 12 on. `tau`: None is the
+#: squared Mahalanobis distance itself.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -54,6 +55,9 @@ ALTERNATIVES = {
     "relative 0, 1 from 12 on": {"relative": (0.0, 12.0)},
     "relative 1/2, 1 from 6 on": {"relative": (0.5, 6.0)},
     "relative 1/2, 1 from 24 on": {"relative": (0.5, 24.0)},
+    "power 1 far out": {"power": 1.0},
+    "power 1/2 far out": {"power": 0.5},
+    "power 1 far out, relative 1/2": {"power": 1.0, "relative": (0.5, np.inf)},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -165,10 +169,11 @@ def figures(data, law) -> dict:
 class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
-    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, form, prior):
+    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, power, form, prior):
         last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
         self.columns = slice(None) if features == "all" else slice(last, None)
-        self.tau, self.rounds, self.relative, self.form, self.prior = tau, rounds, relative, form, prior
+        self.tau, self.rounds, self.form, self.prior = tau, rounds, form, prior
+        self.relative, self.power = relative, power
         kinds = np.unique(train.species)
         x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
         own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
@@ -226,8 +231,9 @@ class Alternative:
         """Factor on the covariance, 1 at leverage 1 and typical variance, and its epistemic share (N,)."""
         h, mean = data.leverages
         distance = h + mean
+        reach, usual = (d * (1 + (d / 12) ** 2) ** (0.5 * (self.power - 1)) for d in (distance, 2.0))
         excess, typical = {
-            "linear std": ((1 + growth * distance) ** 2 - 1, (1 + 2 * growth) ** 2),
+            "linear std": ((1 + growth * reach) ** 2 - 1, (1 + usual * growth) ** 2),
             "linear variance": (growth * distance, 1 + 2 * growth),
             "quadratic": (growth * (mean**2 + h), 1 + 2 * growth),
         }[self.form]

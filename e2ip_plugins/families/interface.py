@@ -18,7 +18,8 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 #: Of epistemic and aleatoric variance, either way.
 MAX_RATIO = 1e6
 
-#: Leverage plus neighbours' mean from where on a predicted variance, too, is taken for an extrapolation (`inflate`).
+#: Leverage plus neighbours' mean up to where a standard deviation grows linearly and the predicted variance counts; see
+#: `inflate`.
 TRUSTED = 12.0
 
 
@@ -245,9 +246,10 @@ def inflate(
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
-    The excess is the epistemic part in units of the other, (1 + a · distance)² - 1, times (v̄ / v)^w with v the atom's
-    own variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice.
-    Far from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄.
+    The excess is the epistemic part in units of the other, (1 + a · r)² - 1, times (v̄ / v)^w with v the atom's own
+    variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice, and
+    r is the distance. Far from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄;
+    and r grows with the power 3/4 of the distance. Both are measured: docs/leverage.md.
 
     Parameters
     ----------
@@ -257,18 +259,20 @@ def inflate(
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
     trusted : float
-        w = 1 - ½ exp(-(distance / trusted)⁴).
+        w = 1 - ½ exp(-q²) and r = distance / (1 + q)^(1/8) with q = (distance / trusted)².
 
     Returns
     -------
     log_factor, excess : (N,)
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
-    weight = 1.0 - 0.5 * torch.exp(-(support.distance / trusted).square().square())
+    square = (support.distance / trusted).square()
+    weight = 1.0 - 0.5 * torch.exp(-square.square())
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    grown = support.growth * support.distance
+    grown = support.growth * support.distance * (1.0 + square).pow(-0.125)
     excess = grown * (grown + 2.0) * relative
-    log_factor = support.log_scale - 2.0 * torch.log1p(2.0 * support.growth)
+    usual = 2.0 * (1.0 + (2.0 / trusted) ** 2) ** -0.125
+    log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
 

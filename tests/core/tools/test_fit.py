@@ -387,12 +387,13 @@ def posterior_mode(readout, validation):
         mean[number.numpy() == frame] = average @ own_h
 
     weight = 1 - 0.5 * np.exp(-(((h + mean) / 12) ** 4))
+    reach, usual = (d / (1 + (d / 12) ** 2) ** (1 / 8) for d in (h + mean, 2.0))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
         a, log_scale = math.exp(constants[0]), constants[1]
-        growth = 1 + ((1 + a * (h + mean)) ** 2 - 1) * relative
-        factor = math.exp(log_scale) * growth / (1 + 2 * a) ** 2
+        growth = 1 + ((1 + a * reach) ** 2 - 1) * relative
+        factor = math.exp(log_scale) * growth / (1 + a * usual) ** 2
         nll = np.empty(len(h))
         for i in range(len(h)):
             covariance = nu[i] / (nu[i] - 2) * (1 + 1 / kappa[i]) * sigma0[i] * factor[i]
