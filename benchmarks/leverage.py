@@ -231,7 +231,7 @@ class Alternative:
         """Factor on the covariance, 1 at leverage 1 and typical variance, and its epistemic share (N,)."""
         h, mean = data.leverages
         distance = h + mean
-        reach, usual = (d * (1 + (d / 12) ** 2) ** (0.5 * (self.power - 1)) for d in (distance, 2.0))
+        reach, usual = (d * (1 + (d / 12) ** 4) ** (0.25 * (self.power - 1)) for d in (distance, 2.0))
         excess, typical = {
             "linear std": ((1 + growth * reach) ** 2 - 1, (1 + usual * growth) ** 2),
             "linear variance": (growth * distance, 1 + 2 * growth),

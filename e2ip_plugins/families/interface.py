@@ -63,7 +63,7 @@ class Support(NamedTuple):
     distance : (N,)
         Leverage of the atom plus its mean over neighbours, finite: 2 on average.
     growth : (N,) or (1,)
-        Constant a: the standard deviation grows like 1 + a · distance.
+        Constant a: the standard deviation grows like 1 + a · distance, more slowly far out.
     log_variance : (N,)
         `Family.log_variance` of the training atoms of the same species, on average.
     log_scale : (N,)
@@ -259,19 +259,19 @@ def inflate(
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
     trusted : float
-        w = 1 - ½ exp(-q²) and r = distance / (1 + q)^(1/8) with q = (distance / trusted)².
+        w = 1 - ½ exp(-q) and r = distance / (1 + q)^(1/16) with q = (distance / trusted)⁴.
 
     Returns
     -------
     log_factor, excess : (N,)
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
-    square = (support.distance / trusted).square()
-    weight = 1.0 - 0.5 * torch.exp(-square.square())
+    far = (support.distance / trusted).square().square()
+    weight = 1.0 - 0.5 * torch.exp(-far)
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    grown = support.growth * support.distance * (1.0 + square).pow(-0.125)
+    grown = support.growth * support.distance * (1.0 + far).pow(-0.0625)
     excess = grown * (grown + 2.0) * relative
-    usual = 2.0 * (1.0 + (2.0 / trusted) ** 2) ** -0.125
+    usual = 2.0 * (1.0 + (2.0 / trusted) ** 4) ** -0.0625
     log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 

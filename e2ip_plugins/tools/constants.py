@@ -28,7 +28,7 @@ class Constants:
     Attributes
     ----------
     growth : float
-        a; the standard deviation grows by 1 + a (h + h̄).
+        a; the standard deviation grows by 1 + a (h + h̄), more slowly far out.
     growth_interval : tuple of float
         What the configurations leave open, one standard error up and down.
     log_scale : float
