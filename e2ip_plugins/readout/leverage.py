@@ -51,8 +51,8 @@ class Leverage(nn.Module):
 
     With h̄ the mean of h over an atom and its neighbours, because a force is a derivative of their energies, too, the
     predicted standard deviation grows by the factor (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1, and more
-    slowly far out (`e2ip_plugins.families.interface.inflate`). Smooth in
-    the positions, invariant, and the same for an atom whatever else is in the batch.
+    slowly far out (`e2ip_plugins.families.interface.inflate`). Smooth in the positions, invariant, and the same for an
+    atom whatever else is in the batch.
 
     Buffers are by kind of atom (head and species), and by region of a kind. No name contains ``scale`` or ``shift``,
     see `e2ip_plugins.readout.readout.Readout`.
