@@ -448,6 +448,7 @@ def in_and_out(studies: dict[str, dict]) -> list[str]:
             rows += [("`leverage`, `forces: host`", apart, "leverage")]
             rows += [(f"`leverage`, {EARLIER}, `forces: host`", apart, EARLIER)]
             rows += [("`leverage` on a stock model, untrained", stock, "leverage")]
+            rows += [(f"`leverage`, {EARLIER}, on a stock model, untrained", stock, EARLIER)]
             rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
             for title, runs, key in rows:
                 chosen = [run.get(key) or run.get("alternatives", {}).get(key) for run in runs]
