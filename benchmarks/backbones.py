@@ -272,6 +272,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--same", action="store_true")
     options = parser.parse_args()
+    if not (options.network or options.same or options.table):
+        parser.error("nothing to do: name a network, or give --table or --same")
     sys.path.insert(0, str(ROOT))
     if options.network:
         train(options)
