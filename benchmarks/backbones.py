@@ -24,6 +24,8 @@ import ase.units
 import numpy as np
 import torch
 
+from e2ip_plugins.files import replacing, save
+
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT.parent / "docs" / "results" / "backbones"
 UNIT = ase.units.kcal / ase.units.mol  # eV
@@ -169,7 +171,8 @@ def train(options: argparse.Namespace) -> None:
     def write(**more: dict) -> None:
         about = {"network": name, "seed": seed, "epochs": options.epochs, "lr": options.lr, "torch": torch.__version__}
         about |= {"weights": sum(weight.numel() for weight in weights), "curve": curve}
-        _replace(result, lambda path: path.write_text(json.dumps(about | more) + "\n"))
+        with replacing(result) as unfinished:
+            unfinished.write_text(json.dumps(about | more) + "\n")
 
     while len(curve) < options.epochs:
         began = time.monotonic()
@@ -186,16 +189,9 @@ def train(options: argparse.Namespace) -> None:
         print(f"{label}: epoch {len(curve)}, forces {curve[-1]['forces']:.2f} meV/Å", flush=True)
         state = {"weights": weights, "averages": averages, "curve": curve}
         state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-        _replace(saved, lambda path, state=state: torch.save(state, path))
+        save(state, saved)
         write()
     write(test=judge("test"))
-
-
-def _replace(path: Path, write) -> None:
-    """Never half a file."""
-    whole = path.with_suffix(".tmp")
-    write(whole)
-    whole.replace(path)
 
 
 def same() -> None:

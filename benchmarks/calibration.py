@@ -105,6 +105,10 @@ _CRYSTAL = Dataset(
     nequip=("max_epochs=24", "+training_module.lr_scheduler.scheduler.gamma=0.88"),
 )
 DATASETS |= {name: _CRYSTAL._replace(species=f"[{','.join(c.species)}]") for name, c in crystals.CRYSTALS.items()}
+#: The same frames for MACE with half as many channels: how errors grow far out differs between networks.
+NARROW = "-16"
+_NARROW_MACE = (*_CRYSTAL.mace, "--num_channels=16")
+DATASETS |= {name + NARROW: DATASETS[name]._replace(mace=_NARROW_MACE) for name in crystals.CRYSTALS}
 
 #: Variant -> plugin options, in the words that both hosts share; None: the stock baseline.
 VARIANTS = {
@@ -175,6 +179,7 @@ def plan() -> list[Run]:
     runs += [Run(h, d, "baseline", s) for s in (4, 5) for d in ("demo", "acac") for h in hosts]
     runs += [Run(h, d, "leverage", s) for s in (1, 2, 3) for d in ("silica", "water") for h in hosts]
     runs += [Run(h, d, "leverage", 1) for d in crystals.CRYSTALS for h in hosts]
+    runs += [Run("mace", d + NARROW, "leverage", 1) for d in crystals.CRYSTALS]
     runs += [Run("mace", d, v, 1) for d in ("aspirin", "acac") for v in VARIANTS]
     return list(dict.fromkeys(runs))
 
@@ -192,8 +197,8 @@ def read_frames(source: Path) -> list[str]:
 def dataset_files(name: str) -> dict[str, Path]:
     """Paths of train, valid and the test sets; the split is made on first use."""
     dataset = DATASETS[name]
-    if name in crystals.CRYSTALS:
-        return crystals.files(name, RUNS / "data")
+    if (metal := name.removesuffix(NARROW)) in crystals.CRYSTALS:
+        return crystals.files(metal, RUNS / "data")
     if not dataset.source:
         return {label: ROOT / "demo" / "data" / f"{label}.extxyz" for label in ("train", "valid", *dataset.tests)}
     if "E2IP_DATA" not in os.environ:

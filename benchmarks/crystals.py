@@ -14,6 +14,8 @@ from ase.calculators.emt import EMT
 from ase.io import write
 from ase.md.langevin import Langevin
 
+from e2ip_plugins.files import replacing
+
 
 class Crystal(NamedTuple):
     """32 atoms on a face-centred cubic lattice.
@@ -95,7 +97,6 @@ def files(name: str, folder: Path) -> dict[str, Path]:
         paths[part] = folder / f"{name}_{part}.extxyz"
         if not paths[part].exists():
             frames = make(CRYSTALS[name], count, np.random.default_rng(seed))
-            unfinished = paths[part].with_suffix(".tmp")
-            write(unfinished, frames, format="extxyz")
-            unfinished.replace(paths[part])
+            with replacing(paths[part]) as unfinished:
+                write(unfinished, frames, format="extxyz")
     return paths

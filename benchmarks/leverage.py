@@ -56,6 +56,7 @@ ALTERNATIVES = {
     "relative 1/2, 1 from 6 on": {"relative": (0.5, 6.0)},
     "relative 1/2, 1 from 24 on": {"relative": (0.5, 24.0)},
     "power 1 far out": {"power": 1.0},
+    "power 5/8 far out": {"power": 0.625},
     "power 1/2 far out": {"power": 0.5},
     "power 1 far out, relative 1/2": {"power": 1.0, "relative": (0.5, np.inf)},
     "prior 1": {"prior": (1.0, 0.3)},

@@ -1,6 +1,5 @@
-"""``.model`` files of `mace_run_train`: opened with a check of what they are, written whole or not at all."""
+"""``.model`` files of `mace_run_train`: opened with a check of what they are."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,3 @@ def open_file(path: Path, device: str = "cpu") -> Any:
     if not hasattr(net, "heads"):  # published before MACE had any
         net.heads = ["Default"]
     return net
-
-
-def save_file(net: Any, path: Path) -> None:
-    """Write a model so that there is never half a file under its name."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save(net, unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

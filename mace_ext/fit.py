@@ -19,10 +19,11 @@ from mace.tools.torch_geometric.dataloader import DataLoader
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame
-from mace_ext.files import open_file, save_file
+from mace_ext.files import open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
 
@@ -236,7 +237,7 @@ def fit_file(
     others = [name for name in net.heads if name != own_head]
     if others:
         report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
-    save_file(net, output)
+    save(net, output)
     return report
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from e2ip_plugins.errors import InputError
-from mace_ext.files import open_file, save_file
+from e2ip_plugins.files import save
+from mace_ext.files import open_file
 from mace_ext.foundation import without_readout
 from mace_ext.readout import find_readout
 
@@ -19,4 +20,4 @@ def strip_file(model: Path, output: Path) -> None:
     net = open_file(model)
     if find_readout(net) is None:
         raise InputError(f"{model}: has no readout to be stripped of")
-    save_file(without_readout(net), output)
+    save(without_readout(net), output)

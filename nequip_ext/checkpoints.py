@@ -1,8 +1,6 @@
 """NequIP's checkpoint files: training modules from them, leverages in them."""
 
 import copy
-import os
-import tempfile
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator
 
@@ -12,6 +10,7 @@ from nequip.train import NequIPLightningModule
 
 from e2ip_plugins.contract import installed
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
 from e2ip_plugins.readout.leverage import Leverage
 from nequip_ext.readout import GraphReadout
 
@@ -64,22 +63,3 @@ def store(path: str, fitted: Dict[str, Leverage]) -> None:
     for prefix, leverage in fitted.items():
         checkpoint["state_dict"].update({prefix + name: value for name, value in leverage.state_dict().items()})
     save(checkpoint, path)
-
-
-def save(checkpoint: Dict[str, Any], path: str) -> None:
-    """Write a checkpoint so that there is never half a file under its name."""
-    with replacing(path) as temporary:
-        torch.save(checkpoint, temporary)
-
-
-@contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """A temporary file beside ``path`` that takes its place at the end, unless there is an error."""
-    folder, name = os.path.split(os.path.realpath(path))
-    # A folder, since packages have the name of the file in them.
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as place:
-        temporary = os.path.join(place, name)
-        yield temporary
-        if os.path.exists(path):
-            os.chmod(temporary, os.stat(path).st_mode)
-        os.replace(temporary, os.path.join(folder, name))

@@ -9,6 +9,7 @@ from nequip.data import AtomicDataDict
 from nequip.data.datamodule import MD22DataModule, WaterDataModule, rMD17DataModule
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import replacing
 
 
 class Source(NamedTuple):
@@ -74,9 +75,8 @@ def fetch(name: str, folder: Path, seed: int = 0) -> List[Path]:
         ("test", module.test_dataset, source.test_frames),
     ):
         path = folder / name / f"{name}_{label}.extxyz"
-        part = path.with_suffix(".part")
-        ase.io.write(part, list(_frames(dataset, most)), format="extxyz")
-        part.replace(path)
+        with replacing(path) as unfinished:
+            ase.io.write(unfinished, list(_frames(dataset, most)), format="extxyz")
         written.append(path)
     return written
 

@@ -12,9 +12,10 @@ from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.checkpoints import explained, leverages, rebuild, save
+from nequip_ext.checkpoints import explained, leverages, rebuild
 from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
@@ -104,7 +105,7 @@ def fit_file(
     )
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=stock))
     checkpoint["hyper_parameters"] = hparams
-    save(checkpoint, str(output))
+    save(checkpoint, output)
     return report
 
 

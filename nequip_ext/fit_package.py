@@ -18,10 +18,10 @@ from nequip.utils import get_current_code_versions
 from nequip.utils.global_state import get_latest_global_state
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import replacing
 from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.checkpoints import replacing
 from nequip_ext.compat import cpu_deserialize
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
@@ -55,10 +55,10 @@ class Package(NamedTuple):
 
     def write(self, path: Path) -> None:
         """The models as they are now, with the code that they use and all else that the package had."""
-        with replacing(str(path)) as temporary, _suppress_package_importer_exporter_warnings():
+        with replacing(path) as unfinished, _suppress_package_importer_exporter_warnings():
             # As `nequip-package modify` does it.
             importers = (self.importer, torch.package.importer.sys_importer)
-            with torch.package.PackageExporter(temporary, importer=importers) as exporter:
+            with torch.package.PackageExporter(str(unfinished), importer=importers) as exporter:
                 exporter.mock([f"{package}.**" for package in _MOCK_MODULES])
                 exporter.extern([f"{package}.**" for package in _EXTERNAL_MODULES])
                 exporter.intern([f"{package}.**" for package in _INTERNAL_MODULES])

@@ -11,7 +11,8 @@ from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
-from nequip_ext.checkpoints import explained, rebuild, save
+from e2ip_plugins.files import save
+from nequip_ext.checkpoints import explained, rebuild
 from nequip_ext.fit import MODEL, read_checkpoint, training_module
 from nequip_ext.fit_package import Package
 from nequip_ext.readout import find_readout
@@ -68,7 +69,7 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
     # Of an optimiser that knew the readout.
     for name in ("optimizer_states", "lr_schedulers"):
         checkpoint.pop(name, None)
-    save(checkpoint, str(output))
+    save(checkpoint, output)
 
 
 def _stock(config: Any) -> Any:

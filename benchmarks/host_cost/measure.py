@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from e2ip_plugins.tools.moments import ATOMS_PER_FEATURE, MAX_REGIONS, MAX_REGIONS_OF_SPECIES
+
 _MIN_ROUNDS, _MIN_ROUNDS_SLOW, _SLOW = 5, 3, 10.0
 
 
@@ -146,11 +148,16 @@ def available_memory() -> float:
     return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
 
 
-def as_fitted(readout: Any) -> None:
-    """Give an untrained readout a leverage as large as a training set of some hundred frames makes it."""
+def as_fitted(readout: Any, atoms: int = 450 * 7) -> None:
+    """Give an untrained readout a leverage as large as that many training atoms of every species make it.
+
+    Aspirin has seven of a species on average.
+    """
     leverage = readout.leverage
-    kinds = len(leverage.centres)
-    leverage.resize(4 * kinds)
-    leverage.region_kinds.copy_(torch.arange(4 * kinds) % kinds)
+    kinds, features = leverage.centres.shape
+    most = min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // kinds)
+    regions = kinds * min(max(1, atoms // (ATOMS_PER_FEATURE * features)), most)
+    leverage.resize(regions)
+    leverage.region_kinds.copy_(torch.arange(regions) % kinds)
     leverage.region_whitening.normal_(std=0.1)
     leverage.fitted.fill_(True)

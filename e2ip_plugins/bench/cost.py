@@ -11,6 +11,7 @@ import numpy as np
 
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.plan import METHODS, Run, framework
+from e2ip_plugins.files import replacing
 
 #: Calls of every model: warm up first, then measured.
 WARM_UP, ROUNDS = 5, 30
@@ -37,7 +38,9 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
         if models and not {run.name for run in models} <= set(before["models"]):
             tell(f"{dataset}, {host}: timing {len(models)} models")
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(_measure(models, out / "data" / f"{dataset}_test.extxyz"), indent=1) + "\n")
+            measured = _measure(models, out / "data" / f"{dataset}_test.extxyz")
+            with replacing(kept) as unfinished:
+                unfinished.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def _measure(models: Dict[Run, Path], frames: Path) -> dict:

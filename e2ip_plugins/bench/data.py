@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Dict, List, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from e2ip_plugins.bench.plan import DataSet, labels
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import replacing
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -99,10 +99,8 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
 
 
 def _write(path: Path, frames: Sequence[str]) -> None:
-    # Whole or not at all: a later call takes what is there.
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text("".join(frames), encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as unfinished:  # a later call takes what is there
+        unfinished.write_text("".join(frames), encoding="utf-8")
 
 
 def rotations(count: int) -> np.ndarray:
@@ -120,6 +118,5 @@ def _rotate(source: Path, target: Path) -> None:
         atoms.positions = atoms.positions @ rotation.T
         atoms.cell = atoms.cell.array @ rotation.T
         atoms.arrays["REF_forces"] = atoms.arrays["REF_forces"] @ rotation.T
-    part = target.with_suffix(f".{os.getpid()}.part")
-    ase.io.write(part, frames, format="extxyz")
-    part.replace(target)
+    with replacing(target) as unfinished:
+        ase.io.write(unfinished, frames, format="extxyz")

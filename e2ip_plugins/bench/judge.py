@@ -8,6 +8,7 @@ import numpy as np
 
 from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
+from e2ip_plugins.files import replacing
 from e2ip_plugins.report.compare import Model, compare, load_models
 from e2ip_plugins.report.ensemble import combine
 from e2ip_plugins.report.predictions import read_predictions
@@ -88,9 +89,8 @@ def judge(case: Case) -> Dict[str, Any]:
             result.setdefault("frame_auroc", {})[name] = both["ood"]["frame_auroc"][0]
     if uncertain:
         result["rotation"] = rotation(case)
-    part = kept.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(kept)
+    with replacing(kept) as unfinished:
+        unfinished.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -15,6 +15,7 @@ from e2ip_plugins.bench import commands, data
 from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, Method, Preset, Run, dataset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
+from e2ip_plugins.files import replacing
 from e2ip_plugins.readout.trace import VARIABLE
 
 #: Of what `settings` means.
@@ -97,7 +98,8 @@ def execute(run: Run, preset: Preset, roots: Sequence[Path], out: Path, tell: Ca
             fcntl.flock(lock, fcntl.LOCK_EX)
         if finished(run, out):
             return True
-        (folder / "run.json").write_text(json.dumps(settings(run, preset, roots), indent=1) + "\n")
+        with replacing(folder / "run.json") as unfinished:
+            unfinished.write_text(json.dumps(settings(run, preset, roots), indent=1) + "\n")
         return _work(run, preset, roots, out, folder, lock.fileno(), tell)
 
 

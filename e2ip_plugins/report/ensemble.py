@@ -8,6 +8,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
+from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, UNFITTED
 from e2ip_plugins.maths.spd import log_spd
 from e2ip_plugins.report.compare import read_same_frames
@@ -127,7 +128,5 @@ def _write(output: Path, frames: Predictions, columns: Dict[str, np.ndarray], en
         atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}
         atoms.info[FAMILY_KEY] = Ensemble.uq_family
         written.append(atoms)
-    # Whole or not at all.
-    part = output.with_name(output.name + ".part")
-    ase.io.write(part, written, format="extxyz")
-    part.replace(output)
+    with replacing(output) as unfinished:
+        ase.io.write(unfinished, written, format="extxyz")

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import io
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Type
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
@@ -398,10 +398,8 @@ def _list_skipped(output: Path, state: State) -> None:
         path.unlink(missing_ok=True)
         return
     text = "".join(f"{number}\t{why}\n" for number, why in state.skipped)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written ({error.strerror}); run the same command again") from error

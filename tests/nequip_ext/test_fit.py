@@ -14,9 +14,9 @@ import torch
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
 from e2ip_plugins.tools.frames import read_frames
 from nequip_ext import E2IPCalculator
-from nequip_ext.checkpoints import save
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.fit import fit_file
 from nequip_ext.readout import find_readout

@@ -1,0 +1,45 @@
+"""Files that are whole or not there."""
+
+import stat
+
+import pytest
+import torch
+
+from e2ip_plugins.files import replacing, save
+
+
+def test_takes_the_place_of_what_was_there(tmp_path):
+    path = tmp_path / "model.extxyz"
+    path.write_text("before")
+    with replacing(path) as unfinished:
+        unfinished.write_text("after")
+        assert unfinished.name == path.name
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text("before")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as unfinished:
+        unfinished.write_text("aft")
+        raise KeyboardInterrupt
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_pickled_leaves_no_file(tmp_path):
+    with pytest.raises(AttributeError, match="lambda"):
+        save({"weight": torch.ones(2), "wrong": lambda: None}, tmp_path / "model.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_and_permissions_stay(tmp_path):
+    target, link = tmp_path / "target.pt", tmp_path / "link.pt"
+    target.touch(0o600)
+    link.symlink_to(target)
+    save(torch.ones(2), link)
+    assert link.is_symlink()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert torch.equal(torch.load(target), torch.ones(2))
