@@ -30,7 +30,7 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 12.0), "power": 0.75, "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+           "relative": (0.5, 12.0), "power": 0.625, "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set, and the h + h̄ from where on it is 1. `power`: of the growth from h + h̄ = 12 on. `tau`: None is the
@@ -56,7 +56,7 @@ ALTERNATIVES = {
     "relative 1/2, 1 from 6 on": {"relative": (0.5, 6.0)},
     "relative 1/2, 1 from 24 on": {"relative": (0.5, 24.0)},
     "power 1 far out": {"power": 1.0},
-    "power 5/8 far out": {"power": 0.625},
+    "power 3/4 far out": {"power": 0.75},
     "power 1/2 far out": {"power": 0.5},
     "power 1 far out, relative 1/2": {"power": 1.0, "relative": (0.5, np.inf)},
     "prior 1": {"prior": (1.0, 0.3)},

@@ -22,6 +22,9 @@ MAX_RATIO = 1e6
 #: `inflate`.
 TRUSTED = 12.0
 
+#: With which power of that sum it grows farther out.
+POWER = 0.625
+
 
 class Option(NamedTuple):
     """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
@@ -242,14 +245,18 @@ class Family(nn.Module):
 
 
 def inflate(
-    support: Support, log_variance: Tensor, max_ratio: float = MAX_RATIO, trusted: float = TRUSTED
+    support: Support,
+    log_variance: Tensor,
+    max_ratio: float = MAX_RATIO,
+    trusted: float = TRUSTED,
+    power: float = POWER,
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
     The excess is the epistemic part in units of the other, (1 + a · r)² - 1, times (v̄ / v)^w with v the atom's own
     variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice, and
     r is the distance. Far from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄;
-    and r grows with the power 3/4 of the distance. Both are measured: docs/leverage.md.
+    and r grows with the power 5/8 of the distance. Both are measured: docs/leverage.md.
 
     Parameters
     ----------
@@ -258,8 +265,8 @@ def inflate(
         `Family.log_variance` without support.
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
-    trusted : float
-        w = 1 - ½ exp(-q) and r = distance / (1 + q)^(1/16) with q = (distance / trusted)⁴.
+    trusted, power : float
+        w = 1 - ½ exp(-q) and r = distance / (1 + q)^((1 - power)/4) with q = (distance / trusted)⁴.
 
     Returns
     -------
@@ -269,9 +276,9 @@ def inflate(
     far = (support.distance / trusted).square().square()
     weight = 1.0 - 0.5 * torch.exp(-far)
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    grown = support.growth * support.distance * (1.0 + far).pow(-0.0625)
+    grown = support.growth * support.distance * (1.0 + far).pow(0.25 * (power - 1.0))
     excess = grown * (grown + 2.0) * relative
-    usual = 2.0 * (1.0 + (2.0 / trusted) ** 4) ** -0.0625
+    usual = 2.0 * (1.0 + (2.0 / trusted) ** 4) ** (0.25 * (power - 1.0))
     log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 

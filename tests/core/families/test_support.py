@@ -50,7 +50,7 @@ def test_factor_by_hand():
     """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^(1 - ½ e^(-1/16))."""
     support = support_of(trained(1), distance=6.0, growth=0.5, log_scale=0.1, relative=math.log(4.0))
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    reach, usual = 6.0 / (17.0 / 16.0) ** 0.0625, 2.0 / (1297.0 / 1296.0) ** 0.0625
+    reach, usual = 6.0 / (17.0 / 16.0) ** 0.09375, 2.0 / (1297.0 / 1296.0) ** 0.09375
     expected = ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (1.0 - 0.5 * math.exp(-1.0 / 16.0))
     assert excess.item() == pytest.approx(expected)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
@@ -89,7 +89,7 @@ def test_far_away_only_the_species_variance_counts(own):
     support = Support(*torch.tensor([[30.0], [60.0], [2.5], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
     log_factor, excess = inflate(support, torch.tensor([own], dtype=F64))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    reach, usual = 60.0 / 626.0**0.0625, 2.0 / (1297.0 / 1296.0) ** 0.0625
+    reach, usual = 60.0 / 626.0**0.09375, 2.0 / (1297.0 / 1296.0) ** 0.09375
     grown = ((1.0 + 2.5 * reach) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
     assert epistemic == pytest.approx(math.exp(-3.0 + 0.2) * grown, rel=1e-9)
 

@@ -387,7 +387,7 @@ def posterior_mode(readout, validation):
         mean[number.numpy() == frame] = average @ own_h
 
     weight = 1 - 0.5 * np.exp(-(((h + mean) / 12) ** 4))
-    reach, usual = (d / (1 + (d / 12) ** 4) ** (1 / 16) for d in (h + mean, 2.0))
+    reach, usual = (d / (1 + (d / 12) ** 4) ** (3 / 32) for d in (h + mean, 2.0))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
