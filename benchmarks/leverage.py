@@ -30,11 +30,12 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 12.0), "power": 0.625, "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+           "relative": (0.5, 0.8), "trusted": 16.0, "slope": 0.4,
+           "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
-#: training set, and the h + h̄ from where on it is 1. `power`: of the growth from h + h̄ = 12 on. `tau`: None is the
-#: squared Mahalanobis distance itself.
+#: training set and far from it; `slope`: of the growth far from it; `trusted`: where far begins, or, a pair, with the
+#: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -47,18 +48,20 @@ ALTERNATIVES = {
     "psi(t) = t": {"tau": None, "prior": (0.5, 0.3)},
     "psi(t) = t, variance a (h'^2 + h)": {"tau": None, "form": "quadratic", "prior": (0.5, 0.3)},
     "psi(t) = t, one region, variance a (h'^2 + h), relative 0": {
-        "tau": None, "regions": None, "relative": (0.0, np.inf), "form": "quadratic", "prior": (0.5, 0.3)},
+        "tau": None, "regions": None, "relative": (0.0, 0.0), "form": "quadratic", "prior": (0.5, 0.3)},
     "variance 1 + a (h' + h)": {"form": "linear variance"},
-    "relative 0": {"relative": (0.0, np.inf)},
-    "relative 1/2": {"relative": (0.5, np.inf)},
-    "relative 1": {"relative": (1.0, np.inf)},
-    "relative 0, 1 from 12 on": {"relative": (0.0, 12.0)},
-    "relative 1/2, 1 from 6 on": {"relative": (0.5, 6.0)},
-    "relative 1/2, 1 from 24 on": {"relative": (0.5, 24.0)},
-    "power 1 far out": {"power": 1.0},
-    "power 3/4 far out": {"power": 0.75},
-    "power 1/2 far out": {"power": 0.5},
-    "power 1 far out, relative 1/2": {"power": 1.0, "relative": (0.5, np.inf)},
+    "relative 0": {"relative": (0.0, 0.0)},
+    "relative 1/2": {"relative": (0.5, 0.5)},
+    "relative 1/2, far 0.7": {"relative": (0.5, 0.7)},
+    "relative 1/2, far 1": {"relative": (0.5, 1.0)},
+    "relative 1": {"relative": (1.0, 1.0)},
+    "far from 12 on": {"trusted": 12.0},
+    "far from 20 on": {"trusted": 20.0},
+    "slope 1 far out": {"slope": 1.0},
+    "slope 1/2 far out": {"slope": 0.5},
+    "slope 0.3 far out": {"slope": 0.3},
+    "power 5/8 from 12 on, relative 1/2, far 1": {"trusted": (12.0, 0.625), "relative": (0.5, 1.0)},
+    "power 1 far out, relative 1/2": {"slope": 1.0, "relative": (0.5, 0.5)},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -170,11 +173,11 @@ def figures(data, law) -> dict:
 class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
-    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, power, form, prior):
+    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, trusted, slope, form, prior):
         last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
         self.columns = slice(None) if features == "all" else slice(last, None)
         self.tau, self.rounds, self.form, self.prior = tau, rounds, form, prior
-        self.relative, self.power = relative, power
+        self.relative, self.trusted, self.slope = relative, trusted, slope
         kinds = np.unique(train.species)
         x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
         own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
@@ -232,7 +235,7 @@ class Alternative:
         """Factor on the covariance, 1 at leverage 1 and typical variance, and its epistemic share (N,)."""
         h, mean = data.leverages
         distance = h + mean
-        reach, usual = (d * (1 + (d / 12) ** 4) ** (0.25 * (self.power - 1)) for d in (distance, 2.0))
+        reach, usual = self._reach(distance), self._reach(2.0)
         excess, typical = {
             "linear std": ((1 + growth * reach) ** 2 - 1, (1 + usual * growth) ** 2),
             "linear variance": (growth * distance, 1 + 2 * growth),
@@ -240,9 +243,15 @@ class Alternative:
         }[self.form]
         species = np.array([self.typical.get(kind, np.nan) for kind in data.species])
         near, far = self.relative
-        weight = 1 - (1 - near) * np.exp(-((distance / far) ** 4))
+        trusted = np.atleast_1d(self.trusted)[0]
+        weight = far + (near - far) / (1 + (2 * distance / trusted) ** 4)
         excess = excess * np.exp(weight * (species - self._log_variance(data)))
         return (1 + excess) / typical, excess / (1 + excess)
+
+    def _reach(self, distance):
+        trusted, *power = np.atleast_1d(self.trusted)
+        far = (distance / trusted) ** 4
+        return distance * ((1 + far) ** (0.25 * (power[0] - 1)) if power else self.slope + (1 - self.slope) / (1 + far))
 
     def fit(self, valid):
         """ln a and ln of the scale, a configuration counting like one atom."""

@@ -18,12 +18,11 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 #: Of epistemic and aleatoric variance, either way.
 MAX_RATIO = 1e6
 
-#: Leverage plus neighbours' mean up to where a standard deviation grows linearly and the predicted variance counts; see
-#: `inflate`.
-TRUSTED = 12.0
+#: Leverage plus neighbours' mean around which the training set ceases to say what is right; see `inflate`.
+TRUSTED = 16.0
 
-#: With which power of that sum it grows farther out.
-POWER = 0.625
+#: Beyond, the share of the species' variance in what grows, and how steeply it grows in units of the slope before.
+FAR_WEIGHT, FAR_SLOPE = 0.8, 0.4
 
 
 class Option(NamedTuple):
@@ -249,14 +248,15 @@ def inflate(
     log_variance: Tensor,
     max_ratio: float = MAX_RATIO,
     trusted: float = TRUSTED,
-    power: float = POWER,
+    far_weight: float = FAR_WEIGHT,
+    far_slope: float = FAR_SLOPE,
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
     The excess is the epistemic part in units of the other, (1 + a · r)² - 1, times (v̄ / v)^w with v the atom's own
     variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice, and
-    r is the distance. Far from it w = 1: there v, which nothing was trained on, may be anything, and what grows is v̄;
-    and r grows with the power 5/8 of the distance. Both are measured: docs/leverage.md.
+    r is the distance. Far from it nothing was trained on v: it still tells which atoms are worse, hardly how bad they
+    are, and w is larger; and errors grow less than the distance first. All is measured: docs/leverage.md.
 
     Parameters
     ----------
@@ -265,8 +265,9 @@ def inflate(
         `Family.log_variance` without support.
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
-    trusted, power : float
-        w = 1 - ½ exp(-q) and r = distance / (1 + q)^((1 - power)/4) with q = (distance / trusted)⁴.
+    trusted, far_weight, far_slope : float
+        r / distance goes from 1 to far_slope as 1 / (1 + (distance / trusted)⁴) goes from 1 to 0, and w from 1/2 to
+        far_weight at half that distance: later it would undo the growth of atoms with a large v.
 
     Returns
     -------
@@ -274,11 +275,12 @@ def inflate(
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
     far = (support.distance / trusted).square().square()
-    weight = 1.0 - 0.5 * torch.exp(-far)
+    near = (far + 1.0).reciprocal()
+    weight = far_weight + (0.5 - far_weight) * (16.0 * far + 1.0).reciprocal()
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    grown = support.growth * support.distance * (1.0 + far).pow(0.25 * (power - 1.0))
+    grown = support.growth * support.distance * (far_slope + (1.0 - far_slope) * near)
     excess = grown * (grown + 2.0) * relative
-    usual = 2.0 * (1.0 + (2.0 / trusted) ** 4) ** (0.25 * (power - 1.0))
+    usual = 2.0 * (far_slope + (1.0 - far_slope) / (1.0 + (2.0 / trusted) ** 4))
     log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 

@@ -47,12 +47,11 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 
 def test_factor_by_hand():
-    """a = 0.5, distance 6, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^(1 - ½ e^(-1/16))."""
-    support = support_of(trained(1), distance=6.0, growth=0.5, log_scale=0.1, relative=math.log(4.0))
+    """a = 0.5, distance 8, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w."""
+    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0))
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    reach, usual = 6.0 / (17.0 / 16.0) ** 0.09375, 2.0 / (1297.0 / 1296.0) ** 0.09375
-    expected = ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (1.0 - 0.5 * math.exp(-1.0 / 16.0))
-    assert excess.item() == pytest.approx(expected)
+    reach, usual = 8.0 * (0.4 + 0.6 * 16.0 / 17.0), 2.0 * (0.4 + 0.6 * 4096.0 / 4097.0)
+    assert excess.item() == pytest.approx(((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
 
 
@@ -84,14 +83,23 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
 
 
 @pytest.mark.parametrize("own", [-6.0, 0.0, 6.0])
-def test_far_away_only_the_species_variance_counts(own):
+def test_far_away_mostly_the_species_variance_counts(own):
     """What the network says there is an extrapolation, up or down."""
-    support = Support(*torch.tensor([[30.0], [60.0], [2.5], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
-    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64))
+    support = Support(*torch.tensor([[3e4], [6e4], [2.5], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
+    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), max_ratio=1e12)
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    reach, usual = 60.0 / 626.0**0.09375, 2.0 / (1297.0 / 1296.0) ** 0.09375
-    grown = ((1.0 + 2.5 * reach) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
-    assert epistemic == pytest.approx(math.exp(-3.0 + 0.2) * grown, rel=1e-9)
+    usual = 2.0 * (0.4 + 0.6 * 4096.0 / 4097.0)
+    grown = ((1.0 + 2.5 * 0.4 * 6e4) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
+    assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
+
+
+@pytest.mark.parametrize("own", [-3.0, 0.0, 3.0])
+def test_factor_grows_everywhere(own):
+    """Also where its slope is least, and for atoms whose variance has grown by itself to 20 times their species'."""
+    distance = torch.linspace(0.1, 200.0, 4000, dtype=F64)
+    one = torch.ones_like(distance)
+    _, excess = inflate(Support(one, distance, 2.5 * one, 0.0 * one, 0.0 * one, torch.tensor(True)), own * one)
+    assert (excess.diff() > 0).all()
 
 
 # Evidence mode leverage

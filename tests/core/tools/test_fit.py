@@ -386,8 +386,8 @@ def posterior_mode(readout, validation):
         average = (0.5 * np.eye(n) + 0.5) / (1 + 0.5 * (n - 1))
         mean[number.numpy() == frame] = average @ own_h
 
-    weight = 1 - 0.5 * np.exp(-(((h + mean) / 12) ** 4))
-    reach, usual = (d / (1 + (d / 12) ** 4) ** (3 / 32) for d in (h + mean, 2.0))
+    weight = 0.8 - 0.3 / (1 + ((h + mean) / 8) ** 4)
+    reach, usual = (d * (0.4 + 0.6 / (1 + (d / 16) ** 4)) for d in (h + mean, 2.0))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
