@@ -32,16 +32,15 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(backbones, "BATCH", 4)
     monkeypatch.setattr(backbones, "TRAIN", 8)
 
-    replace = backbones._replace
+    save = backbones.save
 
-    def killed(path, write):
-        replace(path, write)
-        if path.suffix == ".pt":
-            raise KeyboardInterrupt
+    def killed(state, path):
+        save(state, path)
+        raise KeyboardInterrupt
 
     def run(name, kill=False):
         monkeypatch.setattr(backbones, "RESULTS", tmp_path / name)
-        monkeypatch.setattr(backbones, "_replace", killed if kill else replace)
+        monkeypatch.setattr(backbones, "save", killed if kill else save)
         backbones.train(Namespace(network="painn", seed=1, epochs=2, lr=1e-3, work=tmp_path / name / "work"))
         return json.loads((tmp_path / name / "painn_2_s1.json").read_text())
 
