@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from e2ip_plugins.tools.moments import ATOMS_PER_FEATURE, MAX_REGIONS, MAX_REGIONS_OF_SPECIES
+from e2ip_plugins.tools.moments import number_of_regions
 
 _MIN_ROUNDS, _MIN_ROUNDS_SLOW, _SLOW = 5, 3, 10.0
 
@@ -148,15 +148,11 @@ def available_memory() -> float:
     return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
 
 
-def as_fitted(readout: Any, atoms: int = 450 * 7) -> None:
-    """Give an untrained readout a leverage as large as that many training atoms of every species make it.
-
-    Aspirin has seven of a species on average.
-    """
+def as_fitted(readout: Any) -> None:
+    """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each."""
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
-    most = min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // kinds)
-    regions = kinds * min(max(1, atoms // (ATOMS_PER_FEATURE * features)), most)
+    regions = kinds * number_of_regions(450 * 7, features, kinds)
     leverage.resize(regions)
     leverage.region_kinds.copy_(torch.arange(regions) % kinds)
     leverage.region_whitening.normal_(std=0.1)

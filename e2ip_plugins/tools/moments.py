@@ -73,10 +73,9 @@ class Moments:
         self.ridge = ridge
         self.total = {kind: Scatter(x) for kind, x in features.items()}
         self.regions: Dict[int, List[Scatter]] = {}
-        most = max(1, min(MAX_REGIONS_OF_SPECIES, MAX_REGIONS // len(features)))
         pooled = self._pooled()
         for kind, x in features.items():
-            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), most)
+            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), number_of_regions(*x.shape, len(features)))
 
     def weight(self, kind: int) -> float:
         """Of the pool in the moments of a kind.
@@ -200,12 +199,16 @@ def distances(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray
     return torch.cat(parts).double().cpu().numpy()
 
 
-def _regions(x: np.ndarray, covariance: np.ndarray, most: int) -> List[Scatter]:
+def number_of_regions(count: int, size: int, kinds: int) -> int:
+    """Regions, at least one, that ``count`` atoms of one of ``kinds`` kinds are divided into by ``size`` features."""
+    return max(1, min(count // (ATOMS_PER_FEATURE * size), MAX_REGIONS_OF_SPECIES, MAX_REGIONS // kinds))
+
+
+def _regions(x: np.ndarray, covariance: np.ndarray, number: int) -> List[Scatter]:
     """Regions of a kind, from its features (n, D); an empty list for a single one."""
-    count, size = x.shape
-    number = min(count // (ATOMS_PER_FEATURE * size), most)
     if number < 2:
         return []
+    count = len(x)
     # The directions that vary most are those in which phases and sites differ.
     _, axes = np.linalg.eigh(covariance)
     projected = (x - x.mean(0)) @ axes[:, -16:]
