@@ -276,7 +276,7 @@ def inflate(
     """
     far = (support.distance / trusted).square().square()
     near = (far + 1.0).reciprocal()
-    weight = far_weight + (0.5 - far_weight) * (16.0 * far + 1.0).reciprocal()
+    weight = far_weight + (0.5 - far_weight) * (16.0 * far + 1.0).reciprocal()  # 16 = 2⁴: at half the distance
     relative = torch.exp(weight * (support.log_variance - log_variance))
     grown = support.growth * support.distance * (far_slope + (1.0 - far_slope) * near)
     excess = grown * (grown + 2.0) * relative
