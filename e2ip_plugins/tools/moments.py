@@ -75,7 +75,8 @@ class Moments:
         self.regions: Dict[int, List[Scatter]] = {}
         pooled = self._pooled()
         for kind, x in features.items():
-            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), number_of_regions(*x.shape, len(features)))
+            number = number_of_regions(len(x), x.shape[1], len(features))
+            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), number)
 
     def weight(self, kind: int) -> float:
         """Of the pool in the moments of a kind.
