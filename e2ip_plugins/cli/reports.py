@@ -54,7 +54,8 @@ def compare_command(
     uncertainties. Scores that need a distribution stay empty for a deterministic model.
 
     With --ood every model's figures stand beside those out of distribution, and a table says how
-    well leverage and epistemic uncertainty find the frames out of distribution.
+    well leverage and epistemic uncertainty find the frames out of distribution. These need no
+    reference forces for that; without them their errors and coverages stay empty.
 
     With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
     with and without, name its file twice and give none for the first.

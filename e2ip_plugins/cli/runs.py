@@ -127,6 +127,7 @@ def select_command(
 
     import ase.io
 
+    from e2ip_plugins.files import replacing
     from e2ip_plugins.tools import select as selecting
     from e2ip_plugins.tools.frames import read_frames
     from e2ip_plugins.tools.predicted import without_labels
@@ -163,7 +164,8 @@ def select_command(
         frame.info.update(select_rank=rank, select_score=score, select_method=method)
         frame.info.update(select_source=taken.source, select_index=taken.index)
         written.append(frame)
-    ase.io.write(output, written, format="extxyz")
+    with replacing(output) as unfinished:
+        ase.io.write(unfinished, written, format="extxyz")
     rejected = selecting.told(found.rejected)
     typer.echo(f"{len(candidates)} frames, {found.valid} candidates ({rejected}); {len(written)} taken")
     typer.echo(f"{selecting.SCORES[method]}: {found.scores[0]:.3g} of the first, {found.scores[-1]:.3g} of the last")

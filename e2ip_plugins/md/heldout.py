@@ -57,7 +57,7 @@ class HeldOut:
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
             return cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
-        predictions = read_predictions(path)
+        predictions = read_predictions(path, required=False)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})

@@ -39,9 +39,9 @@ class Model:
     label : str
     predictions : Predictions
     kept : (N,)
-        False for atoms whose reference force is not finite; scores leave them out.
+        False for atoms whose reference force is not finite; scores leave them out. All True where no atom has one.
     scores : AtomScores
-        Of the kept atoms.
+        Of the kept atoms; without references, those that need none.
     species : (kept atoms,)
     energy_error : (frames with both energies,)
         (Reference - predicted energy) / number of atoms, in eV.
@@ -76,6 +76,8 @@ class Model:
     def left_out(self) -> List[str]:
         """What the scores leave out, for the user."""
         texts = []
+        if "error" not in self.scores:
+            texts.append("no reference forces: nothing but leverage, standard deviations and the AUROC of frames")
         if self.masked:
             texts.append(f"{self.masked} atoms with NaN or Inf reference forces left out")
         missing = np.count_nonzero(~np.isfinite(self.predictions.reference_energy))
@@ -126,15 +128,16 @@ def load_both_sets(
     Raises
     ------
     InputError
-        As `load_models`, for either set; not as many files out of distribution as models; both sets hold the same
-        frames; a model's two files are of different predictive families.
+        As `load_models`, for either set, but that frames out of distribution need no references; not as many files out
+        of distribution as models; both sets hold the same frames; a model's two files are of different predictive
+        families.
     """
     files, ood_files = [Path(p) for p in paths], [Path(p) for p in ood_paths]
     labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
     if len(ood_files) != len(files):
         raise InputError(f"--ood: {len(ood_files)} files for {len(files)} models; give one for each, in the same order")
     inside = read_same_frames(files, ref_forces, ref_energy)
-    outside = read_same_frames(ood_files, ref_forces, ref_energy)
+    outside = read_same_frames(ood_files, ref_forces, ref_energy, required=False)
     if _difference(inside[0], outside[0]) is None:
         raise InputError(
             f"--ood {ood_files[0]}: holds the same frames as {files[0]}; give predictions for other frames, those out "
@@ -153,10 +156,16 @@ def load_both_sets(
 
 
 def read_same_frames(
-    files: Sequence[Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+    files: Sequence[Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None, required: bool = True
 ) -> List[Predictions]:
-    """Predictions of several models; `InputError` unless they are for the same frames in the same order."""
-    predictions = [read_predictions(p, ref_forces, ref_energy) for p in files]
+    """Predictions of several models; `InputError` unless they are for the same frames in the same order.
+
+    With ``required`` every file needs a reference force.
+    """
+    predictions = [read_predictions(p, ref_forces, ref_energy, required) for p in files]
+    for p in predictions:
+        if required and not np.isfinite(p.reference_forces).all(-1).any():
+            raise InputError(f"{p.path}: no atom has a finite reference force")
     for other in predictions[1:]:
         problem = _difference(predictions[0], other)
         if problem:
@@ -227,9 +236,8 @@ def _score(label: str, p: Predictions, calibration: Optional[Calibration] = None
     if calibration is not None:
         p = _calibrated(p, calibration)
     kept = np.isfinite(p.reference_forces).all(-1)
-    if not kept.any():
-        raise InputError(f"{p.path}: no atom has a finite reference force")
-    error = (p.reference_forces - p.forces)[kept]
+    error = (p.reference_forces - p.forces)[kept] if kept.any() else None
+    kept |= error is None
     law = p.family.law({name: values[kept] for name, values in p.parameters.items()}) if p.family else None
     energy_error = (p.reference_energy - p.energy) / p.sizes
     return Model(
@@ -302,7 +310,7 @@ def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
 
 
 def _report(model: Model) -> dict:
-    overall = _with_kcal(summarise(model.scores))
+    overall = {"atoms": len(model.species)} | _with_kcal(summarise(model.scores))
     overall["energy_mae"] = float(np.abs(model.energy_error).mean()) if len(model.energy_error) else None
     pit = model.scores.get("pit")
     return {
@@ -348,17 +356,19 @@ def _of_calibration(model: Model, calibration: Calibration) -> dict:
 
     The regions' guarantee is for configurations that count alike, whatever their size.
     """
-    distance = np.linalg.norm(model.scores["z_scores"], axis=-1)
-    _, frame = np.unique(model.frame, return_inverse=True)
-    atoms = np.bincount(frame)
-    conformal = {
-        f"{level:g}": {
-            "radius": radius,
-            "coverage": float(np.mean(np.bincount(frame, distance <= radius) / atoms)),
+    conformal = {}
+    if "z_scores" in model.scores:
+        distance = np.linalg.norm(model.scores["z_scores"], axis=-1)
+        _, frame = np.unique(model.frame, return_inverse=True)
+        atoms = np.bincount(frame)
+        conformal = {
+            f"{level:g}": {
+                "radius": radius,
+                "coverage": float(np.mean(np.bincount(frame, distance <= radius) / atoms)),
+            }
+            for level, radius in calibration.radii.items()
+            if np.isfinite(radius)
         }
-        for level, radius in calibration.radii.items()
-        if np.isfinite(radius)
-    }
     return {
         "file": calibration.path,
         "methods": list(calibration.methods),
@@ -370,7 +380,8 @@ def _of_calibration(model: Model, calibration: Calibration) -> dict:
 
 def _of_species(model: Model, symbol: str) -> dict:
     chosen = model.species == symbol
-    return _without_nan(_with_kcal(summarise({name: values[chosen] for name, values in model.scores.items()})))
+    scores = {name: values[chosen] for name, values in model.scores.items()}
+    return _without_nan({"atoms": int(chosen.sum())} | _with_kcal(summarise(scores)))
 
 
 def _with_kcal(summary: dict) -> dict:

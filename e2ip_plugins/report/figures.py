@@ -60,7 +60,7 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
             sets = {"": uncertain}
             if ood:
                 outside = [m for m in ood if "pit" in m.scores]
-                sets = {", in distribution": uncertain, ", out of distribution": outside}
+                sets = {", in distribution": uncertain} | ({", out of distribution": outside} if outside else {})
             panels = [
                 *(partial(_reliability, models=shown, colours=colours, of=of) for of, shown in sets.items()),
                 *(partial(_pit_deviation, models=shown, colours=colours, of=of) for of, shown in sets.items()),
@@ -77,7 +77,10 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
             ]
         for a, b in zip(models, ood, strict=False):
             panels += _leverage_panels(a, b, colours[a.label], factor, force)
-        panels.append(partial(_errors_per_species, models=models, ood=ood, colours=colours, factor=factor, force=force))
+        judged = [m for m in ood if "error" in m.scores]
+        panels.append(
+            partial(_errors_per_species, models=models, ood=judged, colours=colours, factor=factor, force=force)
+        )
 
         # Three in a row, or four where that leaves less room empty.
         columns = min(min((3, 4), key=lambda n: -len(panels) % n), len(panels))

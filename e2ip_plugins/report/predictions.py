@@ -72,7 +72,10 @@ class Predictions:
 
 
 def read_predictions(
-    path: Union[str, Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+    path: Union[str, Path],
+    ref_forces: Optional[str] = None,
+    ref_energy: Optional[str] = None,
+    required: bool = True,
 ) -> Predictions:
     """Read one file of predictions.
 
@@ -82,6 +85,8 @@ def read_predictions(
         extxyz file with predicted and reference forces.
     ref_forces, ref_energy
         Names of the reference columns; found by their usual prefixes when not given.
+    required
+        Whether a file without reference forces is an error; else they are NaN there, and the reference energy.
 
     Raises
     ------
@@ -91,12 +96,11 @@ def read_predictions(
     path = Path(path)
     frames = _read_frames(path)
     first = frames[0]
-    reference = _reference_name(path, first, ref_forces)
+    reference = _reference_name(path, first, ref_forces, required)
     prefix = _prediction_prefix(path, first, reference)
     family = _family(path, frames, prefix)
 
-    energy_name = ref_energy or reference[: -len("forces")] + "energy"
-    if ref_energy is not None and ref_energy not in first["info"]:
+    if reference and ref_energy is not None and ref_energy not in first["info"]:
         raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(first['info'])}")
     parameters = {}
     for key in family.parameter_keys if family else ():
@@ -106,11 +110,12 @@ def read_predictions(
         parameters[key.name] = values
     forces = _column(path, frames, prefix + "forces", (3,))
     _refuse(path, frames, ~np.isfinite(forces), f"{prefix}forces is not finite")
+    energy_name = ref_energy or reference[: -len("forces")] + "energy" if reference else None
     return Predictions(
         path=path,
         sizes=np.array([len(f["species"]) for f in frames]),
         species=np.concatenate([f["species"] for f in frames]),
-        reference_forces=_column(path, frames, reference, (3,)),
+        reference_forces=_column(path, frames, reference, (3,)) if reference else np.full_like(forces, np.nan),
         forces=forces,
         reference_energy=_energies(path, frames, energy_name),
         energy=_energies(path, frames, prefix + "energy"),
@@ -154,16 +159,19 @@ def _force_names(frame: dict) -> List[str]:
     return [n for n, v in frame["arrays"].items() if n.endswith("forces") and np.shape(v)[1:] == (3,)]
 
 
-def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
+def _reference_name(path: Path, frame: dict, wanted: Optional[str], required: bool) -> Optional[str]:
+    """Column of the reference forces; None where there is none and none is ``required``."""
     all_names = _force_names(frame)
     names = [n for n in all_names if not _has_uncertainties(frame, n[: -len("forces")])]
     if wanted in all_names and wanted not in names:
         raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
-    if wanted is not None:
-        if np.shape(frame["arrays"].get(wanted))[1:] != (3,):
-            raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
+    if wanted is not None and np.shape(frame["arrays"].get(wanted))[1:] == (3,):
         return wanted
-    found = [n for n in names if REFERENCE_PREFIX.match(n)]
+    if wanted is not None and required:
+        raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
+    found = [n for n in names if REFERENCE_PREFIX.match(n)] if wanted is None else []
+    if not found and not required:
+        return None
     if not found:
         raise InputError(
             f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "
@@ -176,14 +184,14 @@ def _reference_name(path: Path, frame: dict, wanted: Optional[str]) -> str:
     return found[0]
 
 
-def _prediction_prefix(path: Path, frame: dict, reference: str) -> str:
+def _prediction_prefix(path: Path, frame: dict, reference: Optional[str]) -> str:
     """What stands before ``forces`` in the name of the predictions; uncertainties tell which they are."""
     names = [n for n in _force_names(frame) if n != reference]
     uncertain = [n for n in names if _uncertain(frame, n[: -len("forces")])]
     found = uncertain or names
     if len(found) != 1:
         problem = "no predicted forces" if not found else f"several columns may be the prediction: {_listed(found)}"
-        raise InputError(f"{path}: {problem} beside the reference '{reference}'")
+        raise InputError(f"{path}: {problem}" + (f" beside the reference '{reference}'" if reference else ""))
     return found[0][: -len("forces")]
 
 
@@ -250,7 +258,7 @@ def _leverage(path: Path, frames: List[dict], name: str) -> Optional[np.ndarray]
     return values
 
 
-def _energies(path: Path, frames: List[dict], name: str) -> np.ndarray:
+def _energies(path: Path, frames: List[dict], name: Optional[str]) -> np.ndarray:
     values = np.full(len(frames), np.nan)
     for i, frame in enumerate(frames):
         if name in frame["info"]:

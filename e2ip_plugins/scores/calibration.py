@@ -20,6 +20,7 @@ from torch import Tensor
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
 from e2ip_plugins.scores.frame_maxima import Tables
 
@@ -222,7 +223,8 @@ class Calibration:
             "frames": " ".join(self.frames),
         }
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        Path(path).write_text(text, encoding="utf-8")
+        with replacing(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Calibration":

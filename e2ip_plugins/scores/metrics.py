@@ -132,26 +132,29 @@ ISOTROPIC = 1.001
 AtomScores = Dict[str, np.ndarray]
 
 
-def score_atoms(error: np.ndarray, law: Optional[Law] = None, leverage: Optional[np.ndarray] = None) -> AtomScores:
+def score_atoms(
+    error: Optional[np.ndarray], law: Optional[Law] = None, leverage: Optional[np.ndarray] = None
+) -> AtomScores:
     """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only, and the leverage (N,) if there is one.
 
     Returns
     -------
     dict
-        ``error`` (N, 3) and ``error_norm`` (N,) in eV/Å; ``leverage`` (N,) as given. With a law also ``nll``,
-        ``pit`` (N,), or per component (N, 3), ``energy_score``, ``energy_score_error`` (its standard error from
-        sampling), ``epistemic_std``, ``total_std`` (N,), and ``z_scores`` and ``axis_pit`` (N, 3) along the principal
-        axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes.
+        ``leverage`` (N,) as given; ``epistemic_std``, ``total_std`` (N,) of a law. With errors also ``error`` (N, 3)
+        and ``error_norm`` (N,) in eV/Å. With both ``nll``, ``pit`` (N,), or per component (N, 3), ``energy_score``,
+        ``energy_score_error`` (its standard error from sampling), and ``z_scores`` and ``axis_pit`` (N, 3) along the
+        principal axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes.
     """
-    scores = {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
+    scores: AtomScores = {} if leverage is None else {"leverage": leverage}
     if law is not None:
+        scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
+    if error is not None:
+        scores |= {"error": error, "error_norm": np.linalg.norm(error, axis=-1)}
+    if law is not None and error is not None:
         scores |= {"nll": law.negative_log_likelihood(error), "pit": law.pit(error)}
         scores |= {"energy_score": law.energy_score(error), "energy_score_error": law.energy_score_error(error)}
-        scores |= {"epistemic_std": law.epistemic_std(), "total_std": law.total_std()}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
         scores |= {"directed": law.condition_number() > ISOTROPIC}
-    if leverage is not None:
-        scores["leverage"] = leverage
     return scores
 
 
@@ -186,10 +189,10 @@ def _finite_mean(values: np.ndarray) -> float:
 
 _AXES = ("minor", "middle", "major")
 
-#: Averages over atoms that need a distribution. ``energy_score_error`` is the standard error that sampling, where a law
-#: needs it, leaves in their mean energy score. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of
-#: smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each, and None where all
-#: covariances are isotropic.
+#: Averages over atoms that need a distribution and errors. ``energy_score_error`` is the standard error that sampling,
+#: where a law needs it, leaves in their mean energy score. ``z_rms_*`` and ``axis_coverage95_*`` belong to the
+#: principal axes of smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each, and None
+#: where all covariances are isotropic.
 UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], Optional[float]]] = {
     "nll": lambda s: s["nll"].mean(),
     "calibration_error": lambda s: calibration_error(s["pit"]),
@@ -199,24 +202,22 @@ UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], Optional[float]]] = {
     **{f"spearman_{kind}": _ranking(spearman, f"{kind}_std") for kind in ("epistemic", "total")},
     **{f"auroc_{kind}": _ranking(auroc_worst, f"{kind}_std") for kind in ("epistemic", "total")},
     **{f"ause_{kind}": _ranking(ause, f"{kind}_std") for kind in ("epistemic", "total")},
-    "epistemic_std": lambda s: s["epistemic_std"].mean(),
-    "total_std": lambda s: s["total_std"].mean(),
     **{f"z_rms_{axis}": _of_axis(i, "z_scores", _rms) for i, axis in enumerate(_AXES)},
     **{f"axis_coverage95_{axis}": _of_axis(i, "axis_pit", _axis_coverage95) for i, axis in enumerate(_AXES)},
 }
 
 
 def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
-    """Averages over atoms; those of `UNCERTAINTY_FIGURES` are None for predictions without a distribution.
+    """Averages over atoms; None where predictions lack the distribution, the leverage or the errors for it.
 
     Force MAE and RMSE run over components, as in both hosts' own tables; forces in eV/Å. The mean leverage is that of
-    atoms with a finite one, and None for predictions without leverage.
+    atoms with a finite one.
     """
-    errors: Dict[str, Optional[float]] = {
-        "atoms": len(s["error"]),
-        "force_mae": float(np.abs(s["error"]).mean()),
-        "force_rmse": _rms(s["error"]),
+    figures = {
+        "force_mae": np.abs(s["error"]).mean() if "error" in s else None,
+        "force_rmse": _rms(s["error"]) if "error" in s else None,
         "leverage": _finite_mean(s["leverage"]) if "leverage" in s else None,
+        **{name: s[name].mean() if name in s else None for name in ("epistemic_std", "total_std")},
+        **{name: of(s) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()},
     }
-    figures = {name: of(s) if "pit" in s else None for name, of in UNCERTAINTY_FIGURES.items()}
-    return errors | {name: None if value is None else float(value) for name, value in figures.items()}
+    return {name: None if value is None else float(value) for name, value in figures.items()}

@@ -109,6 +109,39 @@ def test_frames_need_no_reference_to_be_found(frames, write):
     assert result["ood"]["models"][1]["overall"]["atoms"] == len(SIZES["ood"])
 
 
+@pytest.mark.parametrize("missing", ["column", "numbers"])
+def test_frames_without_any_reference(frames, write, tmp_path, missing):
+    """Found as before; what needs an error stays empty, and everything is written."""
+    expected = compare(*load_both_sets(*write(), MODELS))["ood"]
+    for model in MODELS:
+        for atoms in frames[model, "ood"]:
+            if missing == "column":
+                del atoms.arrays["REF_forces"]
+            else:
+                atoms.arrays["REF_forces"][:] = np.nan
+    inside, outside = write()
+    done = run(inside, outside, tmp_path / "out", "--labels", ",".join(MODELS))
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("no reference forces") == 2
+    found = json.loads((tmp_path / "out" / "compare.json").read_text())["ood"]
+    assert found["frame_auroc"] == expected["frame_auroc"]
+    needless = {"baseline": {"atoms"}, "e2ip": {"atoms", "leverage", "epistemic_std", "total_std"}}
+    for before, after in zip(expected["models"], found["models"], strict=True):
+        kept = needless[after["label"]]
+        for figures, known in ((before["overall"], after["overall"]), (before["species"]["O"], after["species"]["O"])):
+            assert {name: value for name, value in known.items() if value is not None} == {n: figures[n] for n in kept}
+    shown = titles(inside, outside)
+    assert "Uncertainty against leverage, e2ip_ood" not in shown and "Force MAE" in shown
+    assert "Reliability, out of distribution" not in shown
+
+
+def test_references_are_wanted_in_distribution(frames, write, tmp_path):
+    for atoms in frames["e2ip", "test"]:
+        del atoms.arrays["REF_forces"]
+    done = run(*write(), tmp_path / "out")
+    assert done.exit_code == 2 and "e2ip_test.xyz: no reference forces" in done.stderr
+
+
 def test_leverage_without_a_number(frames, write, tmp_path):
     """Infinite: the frame is the farthest, the mean leaves the atom out. NaN: as if it were not there."""
     test, ood = (frames["e2ip", kind] for kind in SIZES)

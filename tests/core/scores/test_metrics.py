@@ -98,7 +98,6 @@ def test_every_figure_is_that_of_others(draw, law):
         return np.array([norm[order[: n - i]].mean() / norm.mean() for i in range(n)])
 
     expected = {
-        "atoms": n,
         "force_mae": np.mean([abs(x) for e in error for x in e]),
         "force_rmse": np.sqrt(np.mean([x * x for e in error for x in e])),
         "leverage": sum(leverage) / n,
@@ -202,6 +201,6 @@ def test_without_distribution_nothing_is_invented(draw, law):
     error = np.array([[3.0, 0.0, 0.0], [0.0, -1.0, 2.0]])
     summary = metrics.summarise(metrics.score_atoms(error))
     assert summary["force_mae"] == pytest.approx(1.0) and summary["force_rmse"] == pytest.approx(np.sqrt(14 / 6))
-    assert {k for k, v in summary.items() if v is not None} == {"atoms", "force_mae", "force_rmse"}
+    assert {k for k, v in summary.items() if v is not None} == {"force_mae", "force_rmse"}
     full = metrics.summarise(metrics.score_atoms(error, law(*draw(2)[1:])))
     assert set(full) == set(summary)
