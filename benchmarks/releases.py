@@ -284,6 +284,10 @@ def open_others(host: str, out: Path) -> dict[str, Any]:
     return {"opens": opens}
 
 
+def _numbers(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
 
@@ -294,7 +298,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| release | Python | torch | e3nn | contract | stock | e²IP: train, predict, calculate | opens files of |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(rows, key=lambda row: (row["host"], [int(part) for part in row["release"].split(".")])):
+    for row in sorted(rows, key=lambda row: (row["host"], _numbers(row["release"]), _numbers(row["python"]))):
         name = {"mace": "mace-torch", "nequip": "NequIP"}[row["host"]]
         three = [mark(row.get(step)) for step in ("readout", "evaluation", "calculator")]
         opened = [other if entry["ok"] else f"~~{other}~~" for other, entry in row["opens"].items()]
@@ -318,8 +322,8 @@ def main() -> None:
     if args.host is None:
         parser.error("give a host, or --table with result files")
     warnings.simplefilter("ignore")
-    torch = version("torch").partition("+")[0]
-    result = args.out / f"{args.host}-{version(PACKAGES[args.host])}-torch{torch}.json"
+    python, torch = ".".join(platform.python_version_tuple()[:2]), version("torch").partition("+")[0]
+    result = args.out / f"{args.host}-{version(PACKAGES[args.host])}-python{python}-torch{torch}.json"
     if args.open:
         row = {**json.loads(result.read_text()), **open_others(args.host, args.out)}
     else:
