@@ -40,6 +40,7 @@ _MODULES = {
     "Readout": "readout, rest",
     "Trunk": "trunk",
     "EdgePool": "edge pool",
+    "Leverage": "leverage",
 }
 
 
