@@ -31,11 +31,11 @@ def opened(group: str, host: str, model: Path, **options: Any) -> Any:
         raise InputError(f"{model}: {host} cannot open it ({type(error).__name__}: {error})") from error
 
 
-def check_new(output: Path, endings: Sequence[str]) -> None:
+def check_new(output: Path, endings: Sequence[str], option: str = "") -> None:
     if output.suffix not in endings:
-        raise InputError(f"{output}: frames go into an extxyz file, {' or '.join(endings)}")
+        raise InputError(f"{option}{output}: frames go into an extxyz file, {' or '.join(endings)}")
     if output.exists() or not output.parent.is_dir():
-        raise InputError(f"{output}: is there already, or its folder is not; choose another name")
+        raise InputError(f"{option}{output}: is there already, or its folder is not; choose another name")
 
 
 def host_of(model: Path, hosts: Dict[str, str] = HOSTS) -> str:
@@ -51,18 +51,21 @@ def beside(model: Path, ending: str) -> Path:
     return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
 
 
-def check_output(output: Path, model: Path, overwrite: bool) -> None:
-    if output.exists() and (output.is_dir() or not overwrite or output.samefile(model)):
-        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
-        reason = "is the model itself" if output.samefile(model) else reason
-        raise InputError(f"--output {output}: {reason}")
+def check_output(output: Path, inputs: Sequence[Path], overwrite: bool) -> None:
+    """What a command reads is never replaced, whatever the user says."""
+    if output.is_dir():
+        raise InputError(f"--output {output}: is a folder")
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise InputError(f"--output {output}: is a file that this command reads; choose another name")
+    if output.exists() and not overwrite:
+        raise InputError(f"--output {output}: is there already; choose another name, or --overwrite")
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
 
 
 def check_model_output(output: Path, model: Path, overwrite: bool) -> None:
     """`check_output` for another model of the same host."""
-    check_output(output, model, overwrite)
+    check_output(output, [model], overwrite)
     endings = [ending for ending, host in HOSTS.items() if host == HOSTS[model.suffix]]
     if output.suffix not in endings:
         raise InputError(f"--output {output}: the name of such a model ends with {' or '.join(endings)}")

@@ -111,13 +111,11 @@ def ensemble_command(
     plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
     """
     from e2ip_plugins.report.ensemble import combine
+    from e2ip_plugins.tools.trajectories import TEXT
 
-    if output.exists() and (not overwrite or output.is_dir() or any(f.exists() and output.samefile(f) for f in files)):
-        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
-        reason = "is a member" if any(f.exists() and output.samefile(f) for f in files) else reason
-        raise InputError(f"--output {output}: {reason}")
-    if not output.parent.is_dir():
-        raise InputError(f"--output {output}: there is no folder {output.parent}")
+    checks.check_output(output, files, overwrite)
+    if output.suffix not in TEXT:
+        raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(TEXT)}")
     for text in combine(files, output, ref_forces, ref_energy):
         checks.warn(text)
     typer.echo(f"Written: {output}")
@@ -157,12 +155,8 @@ def calibrate_command(
     """
     if not file.is_file():
         raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
-    if output.exists() and (output.is_dir() or not overwrite):
-        reason = "is a folder" if output.is_dir() else "is there already; choose another name, or --overwrite"
-        raise InputError(f"--output {output}: {reason}")
-    if not output.parent.is_dir():
-        raise InputError(f"--output {output}: there is no folder {output.parent}")
-    from e2ip_plugins.report.predictions import read_predictions
+    checks.check_output(output, [file], overwrite)
+    from e2ip_plugins.report.predictions import distinct, read_predictions
     from e2ip_plugins.scores import frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.tools import calibrate
@@ -171,7 +165,9 @@ def calibrate_command(
     calibrate.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    predictions = read_predictions(file, ref_forces)
+    predictions, copies = distinct(read_predictions(file, ref_forces))
+    if copies:
+        checks.warn(f"{file}: {copies} frames are there more than once, and count once")
     found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
     found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
     found.write(output)

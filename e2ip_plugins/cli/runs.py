@@ -1,12 +1,12 @@
 """Subcommands that go from a model to new frames: md, select, label, lammps."""
 
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import Annotated, Dict, List, Optional
 
 import typer
 
 from e2ip_plugins.cli import checks
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 
 def md_command(
@@ -17,9 +17,9 @@ def md_command(
     temperature: Annotated[str, typer.Option(help="In K; 300:1500 for a ramp.")] = "300",
     timestep: Annotated[float, typer.Option(help="In fs.")] = 0.5,
     thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="ASE's own.")] = "langevin",
-    friction: Annotated[float, typer.Option(help="Of langevin, in 1/fs.")] = 0.01,
-    time_constant: Annotated[float, typer.Option(help="Of bussi, in fs.")] = 100.0,
-    seed: Annotated[int, typer.Option(help="Of velocities and thermostat.")] = 0,
+    friction: Annotated[Optional[float], typer.Option(help="Of langevin, in 1/fs. [default: 0.01]")] = None,
+    time_constant: Annotated[Optional[float], typer.Option(help="Of bussi, in fs. [default: 100]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of velocities and thermostat.")] = 0,
     interval: Annotated[int, typer.Option(help="Steps between frames that are written.")] = 10,
     frame: Annotated[int, typer.Option(help="Which frame of START; negative ones count from its end.")] = -1,
     watch: Annotated[
@@ -36,8 +36,12 @@ def md_command(
     action: Annotated[
         Optional[List[str]], typer.Option(metavar="warn|collect|stop", help="Above a threshold. [default: stop]")
     ] = None,
-    check_interval: Annotated[int, typer.Option(help="Steps between two looks at the thresholds.")] = 10,
-    window: Annotated[int, typer.Option(help="Checks over which values are smoothed by their median.")] = 1,
+    check_interval: Annotated[
+        Optional[int], typer.Option(help="Steps between two looks at the thresholds. [default: 10]")
+    ] = None,
+    window: Annotated[
+        Optional[int], typer.Option(help="Checks over which values are smoothed by their median. [default: 1]")
+    ] = None,
     collected: Annotated[
         Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")
     ] = None,
@@ -51,19 +55,38 @@ def md_command(
     """
     import warnings
 
-    from e2ip_plugins.md import UncertaintyWarning
     from e2ip_plugins.md import run as runs
     from e2ip_plugins.md.thresholds import parse_watch
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     first, last = runs.parse_temperature(temperature)
+    for option, value, owner in (("--friction", friction, "langevin"), ("--time-constant", time_constant, "bussi")):
+        if value is not None and thermostat != owner:
+            raise InputError(f"{option} is for --thermostat {owner}, not {thermostat}")
     settings = runs.Settings(
-        steps, first, last, timestep, thermostat, friction, time_constant, seed, interval, check_interval
+        steps,
+        first,
+        last,
+        timestep,
+        thermostat,
+        runs.Settings.friction if friction is None else friction,
+        runs.Settings.time_constant if time_constant is None else time_constant,
+        seed,
+        interval,
+        runs.Settings.check_interval if check_interval is None else check_interval,
     )
-    if not watch and (held_out or action or collected):
-        raise InputError("--held-out, --action and --collected are for --watch, which says what is watched")
-    thresholds = parse_watch(watch or [])
+    watching: Dict[str, object] = {
+        "--held-out": held_out,
+        "--action": action,
+        "--check-interval": check_interval,
+        "--window": window,
+        "--collected": collected,
+    }
+    given = [name for name, value in watching.items() if value is not None]
+    if given and not watch:
+        raise InputError(f"{', '.join(given)}: for --watch, which says what is watched")
+    thresholds = parse_watch(watch or [], held_out)
     checks.check_new(output, TEXT)
     frames, _ = read_trajectory(start)
     if not -len(frames) <= frame < len(frames):
@@ -71,7 +94,12 @@ def md_command(
     watched = None
     if thresholds:
         place = collected or output.with_name(f"{output.stem}-monitor{output.suffix}")
-        watched = runs.Watch(thresholds, action or ["stop"], held_out, window=window, frames=place)
+        checks.check_new(place, TEXT, "--collected ")
+        if place.resolve() == output.resolve():
+            raise InputError(f"--collected {place}: is where all frames go; choose another name")
+        watched = runs.Watch(
+            thresholds, action or ["stop"], held_out, window=1 if window is None else window, frames=place
+        )
     checks.check_device(device)
     atoms = frames[frame].copy()
     atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration)
@@ -111,7 +139,7 @@ def select_command(
         Optional[float],
         typer.Option(help="Training atoms that an atom of a frame taken counts for. [default: atoms per feature]"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of method random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of method random.")] = 0,
     head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
@@ -135,7 +163,7 @@ def select_command(
     from e2ip_plugins.tools.validity import Validity
 
     host = checks.host_of(model)
-    checks.check_output(output, model, overwrite)
+    checks.check_output(output, [model, *trajectories, *train], overwrite)
     if output.suffix not in TEXT:
         raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(TEXT)}")
     if method not in selecting.METHODS:
@@ -241,7 +269,7 @@ def lammps_command(
     from e2ip_plugins.md.thresholds import parse_watch
 
     split(script)
-    thresholds = parse_watch(watch or [])
+    thresholds = parse_watch(watch or [], held_out)
     host = checks.host_of(model, checks.WITH_COMPILED)
     checks.check_device(device)
     calculator = checks.opened("calculator", host, model, device=device)

@@ -1,10 +1,11 @@
 """Molecular dynamics with ASE that knows its uncertainty: watched (`Monitor`) or driven by it (`BiasedCalculator`)."""
 
+from e2ip_plugins.errors import UncertaintyWarning
 from e2ip_plugins.md.bias import BiasedCalculator
 from e2ip_plugins.md.derived import combined_force, mean_force
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.md.thresholds import Quantile, UncertaintyWarning
+from e2ip_plugins.md.thresholds import Quantile
 
 __all__ = [
     "BiasedCalculator",

@@ -1,13 +1,14 @@
 """What frames say that the model was not trained on: a file of ``e2ip calibrate``, or predictions for such frames."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, PRINCIPAL_STD
-from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.report.predictions import distinct, read_predictions
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
 from e2ip_plugins.tools.calibrate import configurations_for
@@ -57,7 +58,10 @@ class HeldOut:
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
             return cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
-        predictions = read_predictions(path, required=False)
+        predictions, copies = distinct(read_predictions(path, required=False))
+        if copies:
+            text = f"{path}: {copies} frames are there more than once, and count once"
+            warnings.warn(text, UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})

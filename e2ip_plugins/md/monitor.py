@@ -10,11 +10,11 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.heldout import HeldOut
-from e2ip_plugins.md.thresholds import WATCHED, Threshold, UncertaintyWarning, parse
+from e2ip_plugins.md.thresholds import WATCHED, Threshold, parse
 from e2ip_plugins.scores.frame_maxima import principal_std
 from e2ip_plugins.tools.predicted import without_labels
 

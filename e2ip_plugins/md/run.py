@@ -10,10 +10,9 @@ import ase.io
 import numpy as np
 from ase import Atoms, units
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.md.thresholds import UncertaintyWarning
 from e2ip_plugins.tools.frames import check_structure
 
 THERMOSTATS = ("nve", "langevin", "bussi")
@@ -74,6 +73,8 @@ class Settings:
         for name, value in positive.items():
             if not (math.isfinite(value) and value > 0):
                 raise InputError(f"{name} {value}: a number above 0")
+        if self.seed < 0:
+            raise InputError(f"--seed {self.seed}: 0 or more")
         if self.thermostat == "nve" and self.final_temperature is not None:
             raise InputError("--temperature: a ramp needs a thermostat, and nve has none")
 

@@ -3,11 +3,12 @@
 import math
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 import numpy as np
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, FORCE_VIEWS, LEVERAGE, PRINCIPAL_STD, OutputKey
 from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.scores.frame_maxima import ALL
@@ -20,10 +21,6 @@ WATCHED: Dict[str, OutputKey] = {key.name: key for key in (_EPISTEMIC_STD, LEVER
 #: Numbers that are by this factor above the largest value of held-out frames or below their median, or below or above
 #: all values of the first frame: very likely in another unit.
 FROM_HELD_OUT, BELOW_FIRST, ABOVE_FIRST = 10.0, 100.0, 1000.0
-
-
-class UncertaintyWarning(UserWarning):
-    """An uncertainty has risen above its threshold, or a threshold is hardly meant as it is given."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +153,13 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def parse_watch(given: Iterable[str]) -> Dict[str, Union[float, Quantile]]:
-    """Thresholds of ``--watch``: ``NAME=NUMBER`` or, a quantile of held-out frames, ``NAME=q0.99``."""
+def parse_watch(given: Iterable[str], held_out: Optional[Path]) -> Dict[str, Union[float, Quantile]]:
+    """Thresholds of ``--watch``: ``NAME=NUMBER`` or, a quantile of the held-out frames, ``NAME=q0.99``."""
     found: Dict[str, Union[float, Quantile]] = {}
     for text in given:
         name, _, value = text.partition("=")
+        if name.strip() in found:
+            raise InputError(f"--watch {text}: {name.strip()} has a threshold already; give one for each")
         try:
             found[name.strip()] = Quantile(float(value[1:])) if value.startswith("q") else float(value)
         except ValueError as error:
@@ -170,4 +169,6 @@ def parse_watch(given: Iterable[str]) -> Dict[str, Union[float, Quantile]]:
                 f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
                 "forces_epistemic_std=0.5"
             ) from error
+    if held_out is None and any(isinstance(t, Quantile) or n == CONFORMAL_EXTENT.name for n, t in found.items()):
+        raise InputError("--watch: quantiles and conformal regions come from held-out frames; give --held-out")
     return found

@@ -178,24 +178,35 @@ def _kind(p: Predictions) -> str:
 
 
 def _difference(a: Predictions, b: Predictions) -> Optional[str]:
-    """Where two files differ in number of frames, species or reference forces, for the user; None: nowhere."""
+    """Where two files differ in number of frames, species or reference forces, for the user; None: nowhere.
+
+    Without references it is positions that must agree, apart from where the origin is.
+    """
     if len(a.sizes) != len(b.sizes):
         return (
             f"{b.path}: has {len(b.sizes)} frames, but {a.path} has {len(a.sizes)}; compare predictions for the same "
             "frames (NequIP's xyz writer appends to a file that is already there)"
         )
+    labelled = [bool(np.isfinite(p.reference_forces).any()) for p in (a, b)]
+    if labelled[0] != labelled[1]:
+        with_them, without = (a, b) if labelled[0] else (b, a)
+        return f"{without.path}: has no reference forces, but {with_them.path} has; give both with them, or neither"
     ends = np.cumsum(a.sizes)
     for i, (size, other_size) in enumerate(zip(a.sizes, b.sizes, strict=True)):
         atoms = slice(ends[i] - size, ends[i])
         if size != other_size or (a.species[atoms] != b.species[atoms]).any():
             return f"{b.path}: the species of frame {i} differ from those in {a.path}"
-        x, y = a.reference_forces[atoms], b.reference_forces[atoms]
+        x, y = (p.reference_forces[atoms] if labelled[0] else _from_centre(p.positions[atoms]) for p in (a, b))
         if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
             return (
-                f"{b.path}: the reference forces of frame {i} differ from those in {a.path}; "
-                "compare predictions for the same frames in the same order"
+                f"{b.path}: the {'reference forces' if labelled[0] else 'positions'} of frame {i} differ from those in "
+                f"{a.path}; compare predictions for the same frames in the same order"
             )
     return None
+
+
+def _from_centre(positions: np.ndarray) -> np.ndarray:
+    return positions - positions.mean(0)
 
 
 def _one_each(files: List[Path], calibrations: Sequence[Optional[Calibration]]) -> List[Optional[Calibration]]:

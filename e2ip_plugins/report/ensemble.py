@@ -51,8 +51,8 @@ def combine(
     files
         Predictions of K ≥ 2 members of any families, or of none, for the same frames.
     output
-        extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references as ``REF_forces``
-        and ``REF_energy``, and the mean leverage of members that have one.
+        extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references, where there are
+        some, as ``REF_forces`` and ``REF_energy``, and the mean leverage of members that have one.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def combine(
     for i, file in enumerate(files):
         if any(file.exists() and other.exists() and file.samefile(other) for other in files[:i]):
             raise InputError(f"{file} is given twice; members that are copies say nothing of each other")
-    members = read_same_frames(files, ref_forces, ref_energy)
+    members = read_same_frames(files, ref_forces, ref_energy, required=False)
     warnings = []
     if all(member.family is None for member in members) and len(members) < FULL_RANK:
         warnings.append(
@@ -97,7 +97,9 @@ def combine(
     leverages = [member.leverage for member in members if member.leverage is not None]
     if leverages:
         columns[LEVERAGE.name] = np.nan_to_num(np.mean(leverages, axis=0), nan=UNFITTED, posinf=np.inf)
-    columns |= {"forces": forces.mean(0), "REF_forces": members[0].reference_forces}
+    columns["forces"] = forces.mean(0)
+    if np.isfinite(members[0].reference_forces).any():
+        columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
     energies["REF_energy"] = members[0].reference_energy
     _write(output, members[0], columns, energies)

@@ -12,9 +12,9 @@ leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_levera
 Energies and leverage follow the prefix of the forces.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple, Type, Union
+from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Predictions:
         Atoms per frame.
     species : (N,)
         Chemical symbols.
+    positions : (N, 3)
+        In Å.
     reference_forces, forces : (N, 3)
         In eV/Å; references may be NaN or Inf.
     reference_energy, energy : (F,)
@@ -55,6 +57,7 @@ class Predictions:
     path: Path
     sizes: np.ndarray
     species: np.ndarray
+    positions: np.ndarray
     reference_forces: np.ndarray
     forces: np.ndarray
     reference_energy: np.ndarray
@@ -101,7 +104,8 @@ def read_predictions(
     family = _family(path, frames, prefix)
 
     if reference and ref_energy is not None and ref_energy not in first["info"]:
-        raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(first['info'])}")
+        numbers = [name for name, value in first["info"].items() if isinstance(value, float)]
+        raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(numbers)}")
     parameters = {}
     for key in family.parameter_keys if family else ():
         values = _column(path, frames, prefix + key.name, key.shape)
@@ -115,6 +119,7 @@ def read_predictions(
         path=path,
         sizes=np.array([len(f["species"]) for f in frames]),
         species=np.concatenate([f["species"] for f in frames]),
+        positions=np.concatenate([f["arrays"]["positions"] for f in frames]),
         reference_forces=_column(path, frames, reference, (3,)) if reference else np.full_like(forces, np.nan),
         forces=forces,
         reference_energy=_energies(path, frames, energy_name),
@@ -125,6 +130,34 @@ def read_predictions(
         frames=tuple(f["fingerprint"] for f in frames),
         calibration=_applied(frames, prefix),
     )
+
+
+def distinct(p: Predictions) -> Tuple[Predictions, int]:
+    """Without further copies of a frame, and how many those were: they say nothing new, and intervals count on it.
+
+    Raises
+    ------
+    InputError
+        A frame is there with other predictions, too.
+    """
+    ends = np.cumsum(p.sizes)
+    first: Dict[str, int] = {}
+    for i, mark in enumerate(p.frames):
+        j = first.setdefault(mark, i)
+        a, b = (p.forces[ends[k] - p.sizes[k] : ends[k]] for k in (j, i))
+        if not np.allclose(a, b, atol=1e-4):
+            raise InputError(
+                f"{p.path}: frames {j} and {i} are the same structure with different forces: predictions of two "
+                "models? (NequIP's xyz writer appends to a file that is already there)"
+            )
+    kept = np.array(sorted(first.values()), dtype=int)
+    atoms = np.isin(p.frame_of_atom, kept)
+    of_atoms = ("species", "positions", "reference_forces", "forces", "leverage")
+    of_frames = ("sizes", "reference_energy", "energy")
+    less: Dict[str, Any] = {name: getattr(p, name)[kept] for name in of_frames}
+    less |= {name: None if getattr(p, name) is None else getattr(p, name)[atoms] for name in of_atoms}
+    less["parameters"] = {name: values[atoms] for name, values in p.parameters.items()}
+    return replace(p, frames=tuple(p.frames[i] for i in kept), **less), len(p.sizes) - len(kept)
 
 
 def _read_frames(path: Path) -> List[dict]:

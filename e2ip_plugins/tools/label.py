@@ -157,23 +157,22 @@ def _labelled(atoms: Any, calculator: Any) -> Any:
 def _there(output: Path, method: str) -> set:
     """Fingerprints of frames that the file has; a last one that was cut off is taken out of the file."""
     if output.suffix not in TEXT:
-        raise InputError(f"--output {output}: labels go into an extxyz file, {' or '.join(TEXT)}")
+        raise InputError(f"{output}: labels go into an extxyz file, {' or '.join(TEXT)}")
     if output.is_dir() or not output.parent.is_dir():
-        raise InputError(f"--output {output}: is a folder, or its folder does not exist")
+        raise InputError(f"{output}: is a folder, or its folder does not exist")
     if not output.exists():
         return set()
     frames, note = read_trajectory(output, may_be_empty=True)
     unlabelled = [i for i, atoms in enumerate(frames) if ENERGY not in atoms.info or FORCES not in atoms.arrays]
     if unlabelled:
         raise InputError(
-            f"--output {output}: is there already, and its frame {unlabelled[0]} has no {ENERGY} and {FORCES}: it was "
+            f"{output}: is there already, and its frame {unlabelled[0]} has no {ENERGY} and {FORCES}: it was "
             "not written by e2ip label; choose another name"
         )
     others = {str(atoms.info.get(METHOD, method)) for atoms in frames} - {method}
     if method and others:
         raise InputError(
-            f"--output {output}: has labels of '{sorted(others)[0]}', new ones would be of '{method}': choose another "
-            "name"
+            f"{output}: has labels of '{sorted(others)[0]}', new ones would be of '{method}': choose another name"
         )
     if note:
         os.truncate(output, whole_bytes(output))

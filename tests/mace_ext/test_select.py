@@ -86,6 +86,9 @@ def test_a_run_and_what_is_taken_of_it(folder, tmp_path):
     assert len({tuple(atoms.positions.ravel()) for atoms in taken}) == 3
     assert taken[0].info["select_source"] == str(folder / "run.xyz")
     assert "16 frames, 8 candidates (8 copies of others); 3 taken" in result.stdout
+    for read in (train, folder / "run.xyz"):
+        result = call("select", model, folder / "run.xyz", "--number", 3, *options, "--output", read, "--overwrite")
+        assert result.exit_code == 2 and "is a file that this command reads" in result.stderr
     assert "taken.xyz: is there already" in call("select", model, folder / "run.xyz", "--number", 3, *options).stderr
     result = call("select", model, folder / "run.xyz", "--number", 3, "--every", 8, *options, "--overwrite")
     assert "2 frames, 1 candidates" in result.stdout and "only 1 of 2 frames are candidates" in result.stderr

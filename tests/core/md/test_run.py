@@ -122,12 +122,17 @@ def test_structures_and_files_that_do_not_go(make_atoms, tmp_path):
 
 
 def test_words():
-    assert parse_watch(["e2ip_leverage=q0.99"]) == {"e2ip_leverage": Quantile(0.99)}
-    assert parse_watch([f"{STD}=0.5"]) == {STD: 0.5}
+    assert parse_watch(["e2ip_leverage=q0.99"], "valid.xyz") == {"e2ip_leverage": Quantile(0.99)}
+    assert parse_watch([f"{STD}=0.5"], None) == {STD: 0.5}
+    for given in (["e2ip_leverage=q0.99"], ["forces_conformal_extent=0.1"]):
+        with pytest.raises(InputError, match="give --held-out"):
+            parse_watch(given, None)
+    with pytest.raises(InputError, match=f"{STD} has a threshold already"):
+        parse_watch([f"{STD}=0.5", "e2ip_leverage=2", f"{STD}=60"], None)
     assert parse_temperature("300") == (300.0, None) and parse_temperature("300:1500") == (300.0, 1500.0)
     for text in ("e2ip_leverage", "e2ip_leverage=high", "e2ip_leverage=q"):
         with pytest.raises(InputError, match="--watch"):
-            parse_watch([text])
+            parse_watch([text], None)
     for text in ("hot", "300:", "300:x"):
         with pytest.raises(InputError, match="--temperature"):
             parse_temperature(text)
@@ -183,11 +188,18 @@ def test_warnings_of_the_monitor_are_lines(command):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--action", "stop"), "are for --watch"),
+        (("--action", "stop"), "--action: for --watch"),
         (("--frame", 2), "--frame 2: start.xyz has 2 frames"),
-        (("--watch", f"{STD}=q0.9"), "give held_out"),
+        (("--watch", f"{STD}=q0.9"), "give --held-out"),
         (("--watch", "uncertainty=1"), "'uncertainty' cannot be watched"),
         (("--temperature", "hot"), "--temperature hot"),
+        (("--thermostat", "nve", "--friction", 5), "--friction is for --thermostat langevin, not nve"),
+        (("--thermostat", "langevin", "--time-constant", 5), "--time-constant is for --thermostat bussi, not langevin"),
+        (("--window", 5, "--check-interval", 3), "--check-interval, --window: for --watch"),
+        (("--watch", "e2ip_leverage=2", "--window", 0), "window=0: a number of checks"),
+        (("--watch", "e2ip_leverage=2", "--collected", "out.xyz"), "--collected out.xyz: is where all frames go"),
+        (("--watch", "e2ip_leverage=2", "--collected", "start.xyz"), "--collected start.xyz: is there already"),
+        (("--seed", -1), "'--seed'"),
     ],
 )
 def test_the_command_refuses(command, options, message):

@@ -226,6 +226,10 @@ def test_radii_that_are_all_infinite_are_refused(folder):
         (["valid.xyz", "--level", "0.9"], "--level: only --method conformal has levels"),
         (["valid.xyz", "--method", "conformal", "--level", "95"], "--level 95: a level lies between 0 and 1"),
         (["valid.xyz", "--output", "test.xyz"], "--output test.xyz: is there already"),
+        (
+            ["valid.xyz", "--output", "valid.xyz", "--overwrite"],
+            "--output valid.xyz: is a file that this command reads",
+        ),
         (["valid.xyz", "--output", "no/where.json"], "--output no/where.json: there is no folder no"),
         (["valid.xyz", "--ref-forces", "mine"], "no forces named 'mine'"),
     ],
@@ -233,6 +237,23 @@ def test_radii_that_are_all_infinite_are_refused(folder):
 def test_input_that_cannot_be_fitted_to(folder, arguments, message):
     assert message in one_line(run("calibrate", *arguments))
     assert not (folder / "calibration.json").exists()
+
+
+def test_copies_of_frames_count_once(folder):
+    """NequIP's writer appends: twice the file would promise radii that forty configurations do not bear."""
+    frames = ase.io.read("valid.xyz", ":")
+    ase.io.write("twice.xyz", [*frames, *frames], format="extxyz")
+    assert run("calibrate", "valid.xyz", "--output", "once.json").exit_code == 0
+    done = run("calibrate", "twice.xyz", "--output", "twice.json")
+    assert done.exit_code == 0 and "twice.xyz: 40 frames are there more than once" in done.stderr
+    once, twice = (json.loads((folder / name).read_text()) for name in ("once.json", "twice.json"))
+    assert {**once, "file": ""} == {**twice, "file": ""}
+    done = run("calibrate", "twice.xyz", "--method", "conformal", "--level", "0.98", "--output", "radii.json")
+    assert done.exit_code == 2 and "twice.xyz: 40 configurations allow" in done.stderr
+    forces = next(name for name in frames[3].arrays if name.endswith("forces") and not name.startswith("REF"))
+    frames[3].arrays[forces] += 0.01
+    ase.io.write("another.xyz", [*ase.io.read("valid.xyz", ":"), frames[3]], format="extxyz")
+    assert "frames 3 and 40 are the same structure with different forces" in one_line(run("calibrate", "another.xyz"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "e2ip calibration", "version": 7}'])

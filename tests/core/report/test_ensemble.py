@@ -107,6 +107,27 @@ def test_few_members_are_told(tmp_path, count):
     assert np.isfinite(model.scores["nll"]).all()
 
 
+def test_members_need_no_references(tmp_path):
+    """The same but for them; what tells whether frames are the same is then positions, wherever the origin is."""
+    paths = members(tmp_path, 4)
+    assert run(*paths, "--output", tmp_path / "labelled.xyz").exit_code == 0
+    for i, path in enumerate(paths):
+        frames = ase.io.read(path, ":")
+        for atoms in frames:
+            del atoms.arrays["REF_forces"]
+            atoms.positions += i
+        ase.io.write(path, frames, format="extxyz")
+    assert run(*paths, "--output", tmp_path / "bare.xyz").exit_code == 0
+    labelled, bare = (ase.io.read(tmp_path / name, ":") for name in ("labelled.xyz", "bare.xyz"))
+    for a, b in zip(labelled, bare, strict=True):
+        assert "REF_forces" in a.arrays and "REF_forces" not in b.arrays
+        np.testing.assert_array_equal(a.arrays["forces_cov"], b.arrays["forces_cov"])
+    frames[1].positions[0] += 0.1
+    ase.io.write(paths[3], frames, format="extxyz")
+    result = run(*paths, "--output", tmp_path / "wrong.xyz")
+    assert result.exit_code == 2 and "the positions of frame 1 differ" in result.output.replace("\n", " ")
+
+
 def test_bad_input(tmp_path, draw):
     paths = members(tmp_path, 4)
     output = tmp_path / "e.xyz"
@@ -119,7 +140,8 @@ def test_bad_input(tmp_path, draw):
     assert "at least two members, got 1" in message(paths[0], "--output", output)
     assert "is given twice" in message(paths[0], paths[1], paths[0], "--output", output)
     assert "no such file" in message(paths[0], tmp_path / "none.xyz", "--output", output)
-    assert "is a member" in message(*paths, "--output", paths[1], "--overwrite")
+    assert "is a file that this command reads" in message(*paths, "--output", paths[1], "--overwrite")
+    assert "frames go into an extxyz file" in message(*paths, "--output", tmp_path / "e.traj")
     assert "there is no folder" in message(*paths, "--output", tmp_path / "nowhere" / "e.xyz")
     (tmp_path / "other").mkdir()
     other = members(tmp_path / "other", 1, seed=1)

@@ -135,6 +135,13 @@ def test_frames_without_any_reference(frames, write, tmp_path, missing):
     assert "Reliability, out of distribution" not in shown
 
 
+def test_references_in_one_file_alone(frames, write, tmp_path):
+    for atoms in frames["e2ip", "ood"]:
+        del atoms.arrays["REF_forces"]
+    done = run(*write(), tmp_path / "out")
+    assert done.exit_code == 2 and "e2ip_ood.xyz: has no reference forces, but" in done.stderr.replace("\n", " ")
+
+
 def test_references_are_wanted_in_distribution(frames, write, tmp_path):
     for atoms in frames["e2ip", "test"]:
         del atoms.arrays["REF_forces"]

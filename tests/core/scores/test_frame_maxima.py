@@ -45,6 +45,7 @@ def predictions(draw):
         path="valid.xyz",
         sizes=np.full(20, 3),
         species=np.resize(np.array(list("OHH")), n),
+        positions=np.zeros((n, 3)),
         reference_forces=error,
         forces=0.0 * error,
         reference_energy=np.zeros(20),
