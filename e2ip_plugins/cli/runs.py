@@ -1,7 +1,7 @@
 """Subcommands that go from a model to new frames: md, select, label, lammps."""
 
 from pathlib import Path
-from typing import Annotated, Dict, List, Optional
+from typing import Annotated, Any, Dict, List, Mapping, Optional
 
 import typer
 
@@ -56,7 +56,6 @@ def md_command(
     import warnings
 
     from e2ip_plugins.md import run as runs
-    from e2ip_plugins.md.thresholds import parse_watch
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
     host = checks.host_of(model, checks.WITH_COMPILED)
@@ -76,17 +75,8 @@ def md_command(
         interval,
         runs.Settings.check_interval if check_interval is None else check_interval,
     )
-    watching: Dict[str, object] = {
-        "--held-out": held_out,
-        "--action": action,
-        "--check-interval": check_interval,
-        "--window": window,
-        "--collected": collected,
-    }
-    given = [name for name, value in watching.items() if value is not None]
-    if given and not watch:
-        raise InputError(f"{', '.join(given)}: for --watch, which says what is watched")
-    thresholds = parse_watch(watch or [], held_out)
+    watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
+    thresholds = _thresholds(watch, held_out, watching)
     checks.check_new(output, TEXT)
     frames, _ = read_trajectory(start)
     if not -len(frames) <= frame < len(frames):
@@ -117,6 +107,16 @@ def md_command(
     for line in outcome.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
+
+
+def _thresholds(watch: Optional[List[str]], held_out: Optional[Path], others: Mapping[str, object]) -> Dict[str, Any]:
+    """Of a `Monitor`; `InputError` for options (``others`` too) that mean nothing where nothing is watched."""
+    from e2ip_plugins.md.thresholds import parse_watch
+
+    given = [name for name, value in {"--held-out": held_out, **others}.items() if value is not None]
+    if given and not watch:
+        raise InputError(f"{', '.join(given)}: for --watch, which says what is watched")
+    return parse_watch(watch or [], held_out)
 
 
 def select_command(
@@ -254,8 +254,10 @@ def lammps_command(
         Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
     ] = None,
     action: Annotated[Optional[List[str]], typer.Option(help="warn, collect, stop; may be repeated.")] = None,
-    interval: Annotated[int, typer.Option(help="Steps between checks of the monitor.")] = 10,
-    frames: Annotated[Path, typer.Option(help="Where the monitor's frames go.")] = Path("monitor.xyz"),
+    interval: Annotated[Optional[int], typer.Option(help="Steps between checks of the monitor. [default: 10]")] = None,
+    frames: Annotated[
+        Optional[Path], typer.Option(help="Where the monitor's frames go. [default: monitor.xyz]")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
@@ -266,10 +268,13 @@ def lammps_command(
     """
     from e2ip_plugins.md.lammps_script import run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
-    from e2ip_plugins.md.thresholds import parse_watch
+    from e2ip_plugins.tools.trajectories import TEXT
 
     split(script)
-    thresholds = parse_watch(watch or [], held_out)
+    thresholds = _thresholds(watch, held_out, {"--action": action, "--interval": interval, "--frames": frames})
+    place = frames or Path("monitor.xyz")
+    if thresholds:
+        checks.check_new(place, TEXT, "--frames ")
     host = checks.host_of(model, checks.WITH_COMPILED)
     checks.check_device(device)
     calculator = checks.opened("calculator", host, model, device=device)
@@ -280,10 +285,10 @@ def lammps_command(
             species.split(),
             keys=key or None,
             thresholds=thresholds,
-            interval=interval,
+            interval=10 if interval is None else interval,
             held_out=held_out,
             action=action or ["warn"],
-            frames=frames,
+            frames=place,
         )
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)

@@ -1,5 +1,7 @@
 """`LammpsDriver`: LAMMPS with a calculator's forces is LAMMPS with its own, and ASE with them."""
 
+from pathlib import Path
+
 import ase.io
 import numpy as np
 import pytest
@@ -242,6 +244,9 @@ def test_what_the_command_refuses(tmp_path):
     assert "has no lines '# e2ip'; one says where the model comes in" in run("units metal\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
     assert "--watch forces_epistemic_std: a name and a number" in run("# e2ip\n", "--watch", STD)
+    assert "--interval, --frames: for --watch" in run("# e2ip\n", "--interval", "2", "--frames", "other.xyz")
+    Path("monitor.xyz").touch()
+    assert "--frames monitor.xyz: is there already" in run("# e2ip\n", "--watch", f"{STD}=1")
     assert "my.model: no such file" in run("# e2ip\n")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
