@@ -138,7 +138,7 @@ def load_both_sets(
         raise InputError(f"--ood: {len(ood_files)} files for {len(files)} models; give one for each, in the same order")
     inside = read_same_frames(files, ref_forces, ref_energy)
     outside = read_same_frames(ood_files, ref_forces, ref_energy, required=False)
-    if _difference(inside[0], outside[0]) is None:
+    if inside[0].frames == outside[0].frames or _difference(inside[0], outside[0]) is None:
         raise InputError(
             f"--ood {ood_files[0]}: holds the same frames as {files[0]}; give predictions for other frames, those out "
             "of distribution"
@@ -164,7 +164,7 @@ def read_same_frames(
     """
     predictions = [read_predictions(p, ref_forces, ref_energy, required) for p in files]
     for p in predictions:
-        if required and not np.isfinite(p.reference_forces).all(-1).any():
+        if required and not p.labelled:
             raise InputError(f"{p.path}: no atom has a finite reference force")
     for other in predictions[1:]:
         problem = _difference(predictions[0], other)
@@ -187,19 +187,18 @@ def _difference(a: Predictions, b: Predictions) -> Optional[str]:
             f"{b.path}: has {len(b.sizes)} frames, but {a.path} has {len(a.sizes)}; compare predictions for the same "
             "frames (NequIP's xyz writer appends to a file that is already there)"
         )
-    labelled = [bool(np.isfinite(p.reference_forces).any()) for p in (a, b)]
-    if labelled[0] != labelled[1]:
-        with_them, without = (a, b) if labelled[0] else (b, a)
+    if a.labelled != b.labelled:
+        with_them, without = (a, b) if a.labelled else (b, a)
         return f"{without.path}: has no reference forces, but {with_them.path} has; give both with them, or neither"
     ends = np.cumsum(a.sizes)
     for i, (size, other_size) in enumerate(zip(a.sizes, b.sizes, strict=True)):
         atoms = slice(ends[i] - size, ends[i])
         if size != other_size or (a.species[atoms] != b.species[atoms]).any():
             return f"{b.path}: the species of frame {i} differ from those in {a.path}"
-        x, y = (p.reference_forces[atoms] if labelled[0] else _from_centre(p.positions[atoms]) for p in (a, b))
+        x, y = (p.reference_forces[atoms] if p.labelled else _from_centre(p.positions[atoms]) for p in (a, b))
         if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
             return (
-                f"{b.path}: the {'reference forces' if labelled[0] else 'positions'} of frame {i} differ from those in "
+                f"{b.path}: the {'reference forces' if a.labelled else 'positions'} of frame {i} differ from those in "
                 f"{a.path}; compare predictions for the same frames in the same order"
             )
     return None
@@ -246,9 +245,10 @@ def _labels(
 def _score(label: str, p: Predictions, calibration: Optional[Calibration] = None) -> Model:
     if calibration is not None:
         p = _calibrated(p, calibration)
-    kept = np.isfinite(p.reference_forces).all(-1)
-    error = (p.reference_forces - p.forces)[kept] if kept.any() else None
-    kept |= error is None
+    kept, error = np.ones(len(p.species), dtype=bool), None
+    if p.labelled:
+        kept = np.isfinite(p.reference_forces).all(-1)
+        error = (p.reference_forces - p.forces)[kept]
     law = p.family.law({name: values[kept] for name, values in p.parameters.items()}) if p.family else None
     energy_error = (p.reference_energy - p.energy) / p.sizes
     return Model(

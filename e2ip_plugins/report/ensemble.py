@@ -98,7 +98,7 @@ def combine(
     if leverages:
         columns[LEVERAGE.name] = np.nan_to_num(np.mean(leverages, axis=0), nan=UNFITTED, posinf=np.inf)
     columns["forces"] = forces.mean(0)
-    if np.isfinite(members[0].reference_forces).any():
+    if members[0].labelled:
         columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
     energies["REF_energy"] = members[0].reference_energy

@@ -69,6 +69,11 @@ class Predictions:
     calibration: Optional[str] = None
 
     @property
+    def labelled(self) -> bool:
+        """Whether any atom has a finite reference force."""
+        return bool(np.isfinite(self.reference_forces).all(-1).any())
+
+    @property
     def frame_of_atom(self) -> np.ndarray:
         """Index of every atom's frame (N,)."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)

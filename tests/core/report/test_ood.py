@@ -135,6 +135,18 @@ def test_frames_without_any_reference(frames, write, tmp_path, missing):
     assert "Reliability, out of distribution" not in shown
 
 
+def test_the_same_frames_without_references_are_no_others(frames, write, tmp_path):
+    inside, _ = write()
+    bare = []
+    for model in MODELS:
+        for atoms in frames[model, "test"]:
+            del atoms.arrays["REF_forces"]
+        bare.append(tmp_path / f"{model}_bare.xyz")
+        ase.io.write(bare[-1], frames[model, "test"], format="extxyz")
+    done = run(inside, bare, tmp_path / "out")
+    assert done.exit_code == 2 and "holds the same frames as" in " ".join(done.stderr.split())
+
+
 def test_references_in_one_file_alone(frames, write, tmp_path):
     for atoms in frames["e2ip", "ood"]:
         del atoms.arrays["REF_forces"]
