@@ -112,7 +112,7 @@ def fit_model(
             forces = model(batch.to_dict(), compute_force=True)["forces"].detach()
             counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
             missing = torch.full_like(forces, float("nan"))
-            yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch)
+            yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
 
     species = [chemical_symbols[int(z)] for z in model.atomic_numbers]
     with _frozen(model):

@@ -71,7 +71,7 @@ def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[
         frames = data.get(AtomicDataDict.BATCH_KEY)
         if frames is None:
             frames = torch.zeros(len(forces), dtype=torch.long, device=forces.device)
-        yield Labelled(residual=reference - forces, frames=frames)
+        yield Labelled(residual=reference - forces, frames=frames, forces=forces)
 
 
 def forces_of(model: Any, data: AtomicDataDict.Type) -> torch.Tensor:

@@ -41,3 +41,21 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     if "energy_bias" in results:
         frame.info["energy_bias"] = results["energy_bias"]
     return frame
+
+
+def evaluate_first(atoms: Atoms) -> None:
+    """Have the calculator evaluate a structure; `InputError` where it cannot, mostly for an element it does not know.
+
+    A run begins with it: its first step shares the results.
+    """
+    try:
+        atoms.get_forces(apply_constraint=False)
+    except InputError:
+        raise
+    # What the hosts' calculators raise for such an element.
+    except (KeyError, ValueError) as error:
+        elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
+        reason = str(error).strip("'\"").partition("\n")[0][:200]
+        raise InputError(
+            f"the model cannot evaluate the structure ({type(error).__name__}: {reason}): does it know {elements}?"
+        ) from error

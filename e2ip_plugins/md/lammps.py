@@ -18,6 +18,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE, UNFITTED, OutputKey
+from e2ip_plugins.md.frames import evaluate_first
 from e2ip_plugins.tools.predicted import uncertainties
 
 #: Ids of the two fixes, of forces and of uncertainties.
@@ -145,7 +146,7 @@ class LammpsDriver:
         self._observed: Optional[int] = None
         self._error: Optional[BaseException] = None
         self._read(_own(lmp, "id"), _own(lmp, "x"))
-        self.atoms.get_forces(apply_constraint=False)
+        evaluate_first(self.atoms)
         results = calculator.results
         self._columns = _check_keys(results, keys, len(self.atoms), lmp)
         self.keys = [key.name for key in self._columns]

@@ -11,7 +11,7 @@ import numpy as np
 from ase import Atoms, units
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.md.frames import with_results
+from e2ip_plugins.md.frames import evaluate_first, with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
 from e2ip_plugins.tools.frames import check_structure
 
@@ -204,15 +204,7 @@ def parse_temperature(text: str) -> "tuple[float, Optional[float]]":
 
 def _try(atoms: Atoms) -> None:
     """Evaluate the first frame; the run's first step shares it."""
-    try:
-        atoms.get_forces(apply_constraint=False)
-    # What the hosts' calculators raise for an element that they do not know.
-    except (KeyError, ValueError) as error:
-        elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
-        reason = str(error).strip("'\"").partition("\n")[0][:200]
-        raise InputError(
-            f"the model cannot evaluate the structure ({type(error).__name__}: {reason}): does it know {elements}?"
-        ) from error
+    evaluate_first(atoms)
     if "forces_cov" not in atoms.calc.results:
         text = "the model has no readout: frames are written without uncertainties (e2ip fit gives it one)"
         warnings.warn(text, UncertaintyWarning, stacklevel=3)

@@ -184,11 +184,14 @@ class Leverage(nn.Module):
         self.growth, self.fitted = source.growth[head : head + 1].clone(), source.fitted.clone()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        centres = state_dict.get(prefix + "centres")
+        # Of another network it is refused below, and must leave this one as it is: hosts may go on with it.
+        same_network = centres is None or centres.shape == self.centres.shape
         for name, own in list(self._buffers.items()):
             assert own is not None
             saved = state_dict.get(prefix + name)
             if saved is None:  # saved before there was a leverage, or from a stock model: as if never fitted
                 state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-            elif saved.shape != own.shape:  # as many regions as its training set asked for, see `resize`
+            elif same_network and saved.shape != own.shape:  # as many regions as its training set asked for
                 setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -18,6 +18,7 @@ from e2ip_plugins.families.laws import Law
 from e2ip_plugins.scores.bootstrap import RESAMPLES, SEED, inside_regions, of_all
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, COVERAGE_LEVELS, calibration_error
+from e2ip_plugins.tools.constants import vanishing
 
 #: One of the first three, or none, with or without the last.
 METHODS = ("floor", "scale", "species-scale", "conformal")
@@ -56,6 +57,8 @@ class Sample(NamedTuple):
         Where they come from.
     fingerprints : tuple of str
         Of all frames of the file.
+    vanishing : int
+        Atoms that were left out for a force that vanishes by symmetry.
     """
 
     family: Type[Family]
@@ -65,6 +68,7 @@ class Sample(NamedTuple):
     frame: np.ndarray
     file: str = "the validation set"
     fingerprints: Tuple[str, ...] = ()
+    vanishing: int = 0
 
     @classmethod
     def of(cls, predictions: Any) -> "Sample":
@@ -80,7 +84,10 @@ class Sample(NamedTuple):
         kept = np.isfinite(whole.error).all(-1)
         if not kept.any():
             raise InputError(f"{p.path}: no atom has a finite reference force")
-        return whole.only(kept)
+        zero = kept & vanishing(p.forces, whole.error)
+        if not (kept & ~zero).any():
+            raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
+        return whole.only(kept & ~zero)._replace(vanishing=int(zero.sum()))
 
     def only(self, chosen: np.ndarray) -> "Sample":
         """The atoms of a mask (N,)."""
@@ -140,6 +147,11 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         raise InputError(f"{sample.file}: all errors are zero; there is nothing to fit to")
     fitting, held = (sample.only(index % 2 == 0), sample.only(index % 2 == 1)) if halved else (sample, sample)
     notes: List[str] = []
+    if sample.vanishing:
+        notes.append(
+            f"{sample.vanishing} atoms left out whose force vanishes by symmetry (isolated atoms, perfect crystals): "
+            "they tell nothing of errors"
+        )
     if halved:
         notes.append(
             f"{method} fitted to every second configuration, the conformal radii to the others: the guarantee of the "

@@ -8,7 +8,7 @@ species with more than `MAX_ATOMS` atoms, for which of them are kept.
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Support
 from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
-from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples
+from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples, vanishing
 from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
@@ -37,10 +37,13 @@ class Labelled:
         species without training atoms.
     frames : (N,) int
         Configuration of every atom, counted from 0 in each batch.
+    forces : (N, 3), optional
+        Predicted, in eV/Å: atoms whose force vanishes by symmetry are left out, see `vanishing`.
     """
 
     residual: Tensor
     frames: Tensor
+    forces: Optional[Tensor] = None
 
 
 @dataclass
@@ -234,6 +237,9 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
             supported[batch.frames[~known]] = False
             usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
             left_out += int((~supported).sum())
+            if batch.forces is not None:
+                zero = vanishing(batch.forces.detach().cpu().numpy(), batch.residual.detach().cpu().numpy())
+                usable &= ~torch.from_numpy(zero).to(usable.device)
             support = seen["support"]
             part = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
             part |= {"residual": batch.residual, "frames": batch.frames + frames}
@@ -244,13 +250,13 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
     parts = _from_all_processes(parts)
     if not sum(len(part["residual"]) for part in parts):
         raise InputError(
-            "the validation set has no configuration with finite reference forces whose species the training set has: "
-            "the constants of evidence mode 'leverage' are fitted to those; give it such configurations"
+            "the validation set has no configuration with finite reference forces whose species the training set has, "
+            "or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of evidence mode "
+            "'leverage' are fitted to those; give it such configurations"
         )
     if not any(np.abs(part["residual"]).max(initial=0.0) for part in parts):
         raise InputError(
-            "all validation errors are zero: isolated atoms have no forces to fit to; give other validation "
-            "configurations"
+            "all validation errors are zero: there is nothing to fit to; give other validation configurations"
         )
     if left_out:
         report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")

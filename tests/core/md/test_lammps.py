@@ -45,6 +45,13 @@ class Uncertain(LennardJones):
         self.results["forces_uncertainty"] = 2.0 * forces
 
 
+class Stranger(LennardJones):
+    """Knows no argon, and says so as MACE does."""
+
+    def calculate(self, *args, **settings):
+        raise ValueError("18 is not in list")
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -208,6 +215,10 @@ def test_what_cannot_be_driven(crystal, start_lammps):
         ({"species": ["Ar", "Xx"]}, "'Xx' is no chemical symbol"),
         ({"keys": ["forces"]}, "'forces' is no uncertainty; choose from"),
         ({"keys": ["e2ip_nu"]}, "gives no e2ip_nu: it needs a model with a readout"),
+        (
+            {"calculator": Stranger()},
+            r"cannot evaluate the structure \(ValueError: 18 is not in list\): does it know Ar, Kr",
+        ),
         ({"calculator": LennardJones()}, r"gives no forces_epistemic_std, e2ip_leverage"),
         ({"calculator": Uncertain(fitted=False), "keys": [LEVERAGE]}, "gives no e2ip_leverage"),
     ):

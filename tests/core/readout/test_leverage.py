@@ -388,6 +388,14 @@ def test_state_dict_of_a_model_without_leverage_leaves_it_unfitted(leverage):
     assert not leverage.fitted and len(leverage.region_kinds) == 1
 
 
+def test_state_dict_of_another_network_is_refused_and_changes_no_shape(leverage):
+    """MACE goes on with the model that it has built."""
+    other = Leverage(SIZE + 2, SPECIES, 2)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict(leverage.state_dict())
+    assert other(torch.zeros(3, SIZE + 2), torch.zeros(3, dtype=torch.long)).leverage.shape == (3,)
+
+
 def test_buffers_have_no_name_that_mace_slices():
     names = [name for name, _ in Leverage(SIZE, SPECIES, 2).named_buffers()]
     assert not [name for name in names for word in ("scale", "shift", "readouts", "atomic_energies") if word in name]

@@ -239,6 +239,27 @@ def test_input_that_cannot_be_fitted_to(folder, arguments, message):
     assert not (folder / "calibration.json").exists()
 
 
+def test_forces_that_vanish_by_symmetry_say_nothing(folder):
+    """Isolated atoms, often among training frames: no error bar is too large for them."""
+    frames = ase.io.read("valid.xyz", ":")
+    alone = frames[0][:1]
+    for name in list(alone.arrays):
+        if name.endswith("forces"):
+            alone.arrays[name][:] = 0.0
+    copies = []
+    for i in range(8):
+        copies.append(alone.copy())
+        copies[-1].positions += i
+    ase.io.write("mixed.xyz", [*frames, *copies], format="extxyz")
+    ase.io.write("alone.xyz", copies, format="extxyz")
+    assert run("calibrate", "valid.xyz", "--output", "without.json").exit_code == 0
+    done = run("calibrate", "mixed.xyz", "--output", "with.json")
+    assert done.exit_code == 0 and "8 atoms left out whose force vanishes by symmetry" in done.stderr
+    without, with_them = (Calibration.read(name) for name in ("without.json", "with.json"))
+    assert without.factor == with_them.factor and with_them.configurations == FRAMES
+    assert "all forces vanish by symmetry" in one_line(run("calibrate", "alone.xyz", "--output", "alone.json"))
+
+
 def test_copies_of_frames_count_once(folder):
     """NequIP's writer appends: twice the file would promise radii that forty configurations do not bear."""
     frames = ase.io.read("valid.xyz", ":")

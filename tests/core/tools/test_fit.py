@@ -1,6 +1,7 @@
 """The fit of the leverage, on a model that is nothing but a readout: its features are the data, its errors made up."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -291,6 +292,27 @@ def test_validation_configurations_of_a_species_without_training_atoms_say_nothi
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     with pytest.raises(InputError, match="finite reference forces whose species the training set has"):
         fit_frames(readouts[0], training, mixed)
+
+
+def test_forces_that_vanish_by_symmetry_say_nothing(training):
+    """Isolated atoms: predicted and reference forces are zero whatever the error bars are."""
+    known = make_frames(30, atoms=3, seed=4)
+    alone = [frame._replace(residual=0.0 * frame.residual) for frame in make_frames(12, atoms=1, seed=5)]
+
+    def validation(readout, frames):
+        for batch, found in zip(batches(frames), validation_of(readout, frames), strict=True):
+            sizes = torch.cat([torch.full((len(frame.x), 3), 0.0 if len(frame.x) == 1 else -1.0) for frame in batch])
+            yield dataclasses.replace(found, forces=sizes + 1e-7)
+
+    reports, readouts = [], [make_readout(), make_readout()]
+    for readout, frames in zip(readouts, (known, [*alone[:6], *known, *alone[6:]]), strict=True):
+        reports.append(fit_leverage(readout, training_of(readout, training), validation(readout, frames)))
+    without, with_them = (report.constants[0] for report in reports)
+    assert with_them.configurations == without.configurations == 30
+    assert with_them.growth == pytest.approx(without.growth, rel=1e-6)
+    assert with_them.log_scale == pytest.approx(without.log_scale, rel=1e-6)
+    with pytest.raises(InputError, match="all forces vanish by symmetry"):
+        fit_leverage(readouts[0], training_of(readouts[0], training), validation(readouts[0], alone))
 
 
 def test_validation_errors_that_are_all_zero(training):
