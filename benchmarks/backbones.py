@@ -247,12 +247,16 @@ def table(plot: Path | None) -> None:
     if plot is None:
         return
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
     for row in rows:
         values = [point["forces"] for point in row["curve"]]
         axes.plot(range(1, len(values) + 1), values, label=f"{row['network']}, seed {row['seed']}", lw=1)
     axes.set(xlabel="epoch", ylabel="force MAE, 50 validation frames (meV/Å)", xscale="log", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False)
     figure.savefig(plot, dpi=150)
 
