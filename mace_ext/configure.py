@@ -11,6 +11,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from e2ip_plugins.tools.frames import doubts
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -50,6 +51,8 @@ def configure_e2ip_model(
     except InputError as error:
         print(f"mace_run_train: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    if model.e2ip_readout.family.takes_support:
+        warn_of_sets(head_configs or [])
     options = "".join(f"{name} {value}, " for name, value in settings.options.items())
     logging.info(
         f"{settings.family} readout: {options}force unit {settings.force_unit:.6g} eV / A, "
@@ -115,6 +118,19 @@ def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
                     f"{unlabelled} of {len(forces)} frames {where} have no reference forces: "
                     "the uncertainty learns nothing from them"
                 )
+
+
+def warn_of_sets(head_configs: Iterable[Any]) -> None:
+    """Warnings per data set whose leverage will not be fitted well; what is not in memory is not looked at."""
+    for head in head_configs:
+        if head.collections is None:
+            continue
+        train, valid = (
+            [(config.atomic_numbers, config.positions, config.cell) for config in configs]
+            for configs in (head.collections.train, head.collections.valid)
+        )
+        for text in doubts(train, valid):
+            logging.warning(f"Data of head {head.head_name}: {text}")
 
 
 class _FiniteForces:

@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.train import NequIPLightningModule
+from nequip.utils import RankedLogger
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,6 +23,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
+from e2ip_plugins.tools.frames import Configuration, doubts
 from nequip_ext.compat import XYZFileWriter
 from nequip_ext.evaluate import name_family_in_files
 from nequip_ext.host_forces import clip_apart
@@ -29,6 +31,8 @@ from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
 from nequip_ext.readout import find_readout, settings_of
 from nequip_ext.reference import check_reference
+
+logger = RankedLogger(__name__, rank_zero_only=True)
 
 
 class E2IPInputCheck(lightning.Callback):
@@ -68,8 +72,12 @@ class E2IPInputCheck(lightning.Callback):
         if _users(pl_module.loss, pl_module.train_metrics):
             check_datasets("training", data.train_dataset_config, data.train_dataset)
         # The leverage is fitted to them after the training, which would be too late to say so.
-        if _users(pl_module.val_metrics) or (readout is not None and readout.family.takes_support):
+        fitted = readout is not None and readout.family.takes_support
+        if _users(pl_module.val_metrics) or fitted:
             check_datasets("validation", data.val_dataset_config, data.val_dataset)
+        if fitted:
+            for text in doubts(_configurations(data.train_dataset), _configurations(data.val_dataset)):
+                logger.warning(text)
         if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
 
@@ -155,6 +163,17 @@ def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[tor
                 )
             if missing:
                 check_reference(frames[0], field, where)
+
+
+def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Configuration]:
+    """Of data in memory: species, positions and cell."""
+    for dataset in datasets:
+        for frame in getattr(dataset, "data_list", ()):
+            species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
+            cell = frame.get(AtomicDataDict.CELL_KEY)
+            if species is not None:
+                positions = frame[AtomicDataDict.POSITIONS_KEY].numpy()
+                yield species.reshape(-1).numpy(), positions, None if cell is None else cell.reshape(3, 3).numpy()
 
 
 def check_restart(pl_module: NequIPLightningModule) -> None:

@@ -1,7 +1,7 @@
 """Frames with reference forces from a user's data files: what ``e2ip fit`` hands to the hosts' ``fit_file``."""
 
 from pathlib import Path
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -10,6 +10,10 @@ from e2ip_plugins.scores.calibration import fingerprint
 
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
+
+
+#: Species (N,), positions (N, 3) in Å, and cell (3, 3) if there is one.
+Configuration = Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]
 
 
 class Frame(NamedTuple):
@@ -115,3 +119,41 @@ def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
     """How many frames of ``b`` are also in ``a``, by species, positions and, where periodic, cell."""
     known = {fingerprint(frame.atoms) for frame in a}
     return sum(fingerprint(frame.atoms) in known for frame in b)
+
+
+def doubts(training: Iterable[Configuration], validation: Iterable[Configuration]) -> List[str]:
+    """What is wrong, for a leverage, with the sets of a training that is about to begin.
+
+    Parameters
+    ----------
+    training, validation : iterable of Configuration
+        Species in numbers of whatever kind.
+    """
+    known: Set[int] = set()
+    marks = set()
+    for species, positions, cell in training:
+        known.update(species.tolist())
+        marks.add(_mark(species, positions, cell))
+    total = shared = strange = 0
+    for species, positions, cell in validation:
+        total += 1
+        # Isolated atoms are all alike, and of no account.
+        shared += len(species) > 1 and _mark(species, positions, cell) in marks
+        strange += not known.issuperset(species.tolist())
+    found = []
+    if shared:
+        found.append(
+            f"{shared} of {total} validation frames are training frames: error bars come out too small; give frames "
+            "that the model is not trained on"
+        )
+    if total and strange == total:
+        found.append(
+            "every validation frame has species that the training set lacks: the leverage cannot be fitted to them, "
+            "and the model will predict as in evidence mode 'coupled'"
+        )
+    return found
+
+
+def _mark(species: np.ndarray, positions: np.ndarray, cell: Optional[np.ndarray]) -> int:
+    places = np.round(np.concatenate([positions, *([] if cell is None else [cell])]).astype(np.float64), 6) + 0.0
+    return hash((species.astype(np.int64).tobytes(), places.tobytes()))

@@ -171,6 +171,12 @@ def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, dat
     assert run.model.scale_shift.scale.item() == pytest.approx(rms, rel=1e-9)
 
 
+def test_a_validation_set_of_training_frames_is_told_before_the_training(train, data_files):
+    run = train(*E2IP, max_num_epochs=1, valid_file=data_files["train"])
+    told = run.text.index("validation frames are training frames: error bars come out too small")
+    assert told < run.text.index("Initial:"), "before the first validation"
+
+
 def test_figures_reach_wandb(train, monkeypatch):
     import sys
     from types import SimpleNamespace

@@ -201,3 +201,16 @@ def test_nequip_train_ends_before_training(tmp_path, command, environment, train
     assert done.returncode != 0 and "Epoch 0" not in done.stdout
     last = done.stderr.strip().splitlines()[-1]
     assert "InputError: E2IPLoss has evidence independent, the model leverage: give them the same" in last
+
+
+def test_a_validation_set_of_training_frames_is_told_before_the_training(tmp_path, command, environment, train_files):
+    files = {**train_files, "val": train_files["train"]}
+    done = subprocess.run(
+        command("nequip_e2ip", tmp_path / "run", files, "max_epochs=1"),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = done.stdout + done.stderr
+    assert "validation frames are training frames: error bars come out too small" in told

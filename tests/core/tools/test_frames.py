@@ -7,7 +7,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, read_frames, same_frames
+from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, doubts, read_frames, same_frames
 
 
 def water(seed=0, **arrays):
@@ -174,3 +174,18 @@ def test_structures_that_no_host_takes(tmp_path, spoil, message):
     path = write(tmp_path / "a.xyz", water(0, REF_forces=forces_of(0)), bad)
     with pytest.raises(InputError, match=rf"a\.xyz, frame 1: {message}"):
         read_frames([path], need_forces=False)
+
+
+def test_doubts_about_the_sets_of_a_training():
+    def configuration(seed, species=(8, 1, 1), cell=None):
+        return np.array(species), np.random.default_rng(seed).normal(size=(len(species), 3)), cell
+
+    training = [configuration(seed) for seed in range(4)]
+    assert not doubts(training, [configuration(4), configuration(5), configuration(6, (8, 9, 1))])
+    (text,) = doubts(training, [configuration(1), configuration(5), configuration(3)])
+    assert text.startswith("2 of 3 validation frames are training frames")
+    assert not doubts(training, [configuration(1, cell=np.eye(3))]), "another cell, another frame"
+    alone = configuration(0, (1,))
+    assert not doubts([*training, alone], [alone, configuration(7)]), "isolated atoms are of no account"
+    (text,) = doubts(training, [configuration(4, (9, 1)), configuration(5, (6, 8, 1))])
+    assert "every validation frame has species that the training set lacks" in text
