@@ -131,7 +131,7 @@ def test_frames_without_any_reference(frames, write, tmp_path, missing):
         for figures, known in ((before["overall"], after["overall"]), (before["species"]["O"], after["species"]["O"])):
             assert {name: value for name, value in known.items() if value is not None} == {n: figures[n] for n in kept}
     shown = titles(inside, outside)
-    assert "Uncertainty against leverage, e2ip_ood" not in shown and "Force MAE" in shown
+    assert "Uncertainty against leverage, e2ip_test" in shown and "Force MAE" in shown
     assert "Reliability, out of distribution" not in shown
 
 
