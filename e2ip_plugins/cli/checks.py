@@ -51,8 +51,8 @@ def beside(model: Path, ending: str) -> Path:
     return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
 
 
-def check_output(output: Path, inputs: Sequence[Path], overwrite: bool) -> None:
-    """What a command reads is never replaced, whatever the user says."""
+def check_output(output: Path, inputs: Sequence[Path], overwrite: bool, endings: Sequence[str] = ()) -> None:
+    """What a command reads is never replaced, whatever the user says; ``endings``, if given, are those of frames."""
     if output.is_dir():
         raise InputError(f"--output {output}: is a folder")
     if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
@@ -61,6 +61,8 @@ def check_output(output: Path, inputs: Sequence[Path], overwrite: bool) -> None:
         raise InputError(f"--output {output}: is there already; choose another name, or --overwrite")
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
+    if endings and output.suffix not in endings:
+        raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(endings)}")
 
 
 def check_model_output(output: Path, model: Path, overwrite: bool) -> None:

@@ -113,9 +113,7 @@ def ensemble_command(
     from e2ip_plugins.report.ensemble import combine
     from e2ip_plugins.tools.trajectories import TEXT
 
-    checks.check_output(output, files, overwrite)
-    if output.suffix not in TEXT:
-        raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(TEXT)}")
+    checks.check_output(output, files, overwrite, TEXT)
     for text in combine(files, output, ref_forces, ref_energy):
         checks.warn(text)
     typer.echo(f"Written: {output}")
@@ -165,9 +163,9 @@ def calibrate_command(
     calibrate.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    predictions, copies = distinct(read_predictions(file, ref_forces))
-    if copies:
-        checks.warn(f"{file}: {copies} frames are there more than once, and count once")
+    predictions, warning = distinct(read_predictions(file, ref_forces))
+    if warning:
+        checks.warn(warning)
     found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
     found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
     found.write(output)

@@ -88,7 +88,11 @@ def md_command(
         if place.resolve() == output.resolve():
             raise InputError(f"--collected {place}: is where all frames go; choose another name")
         watched = runs.Watch(
-            thresholds, action or ["stop"], held_out, window=1 if window is None else window, frames=place
+            thresholds,
+            action or ["stop"],
+            held_out,
+            window=runs.Watch.window if window is None else window,
+            frames=place,
         )
     checks.check_device(device)
     atoms = frames[frame].copy()
@@ -163,9 +167,7 @@ def select_command(
     from e2ip_plugins.tools.validity import Validity
 
     host = checks.host_of(model)
-    checks.check_output(output, [model, *trajectories, *train], overwrite)
-    if output.suffix not in TEXT:
-        raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(TEXT)}")
+    checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
     if method not in selecting.METHODS:
         raise InputError(f"--method {method}: choose from {', '.join(selecting.METHODS)}")
     limits = {"--min-distance": min_distance, "--max-force": max_force, "--max-leverage": max_leverage}

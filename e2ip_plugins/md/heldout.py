@@ -58,10 +58,9 @@ class HeldOut:
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
             return cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
-        predictions, copies = distinct(read_predictions(path, required=False))
-        if copies:
-            text = f"{path}: {copies} frames are there more than once, and count once"
-            warnings.warn(text, UncertaintyWarning, stacklevel=2)
+        predictions, warning = distinct(read_predictions(path, required=False))
+        if warning:
+            warnings.warn(warning, UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})

@@ -137,8 +137,8 @@ def read_predictions(
     )
 
 
-def distinct(p: Predictions) -> Tuple[Predictions, int]:
-    """Without further copies of a frame, and how many those were: they say nothing new, and intervals count on it.
+def distinct(p: Predictions) -> Tuple[Predictions, str]:
+    """Without further copies of a frame, which say nothing new, and a warning where there were some.
 
     Raises
     ------
@@ -162,7 +162,9 @@ def distinct(p: Predictions) -> Tuple[Predictions, int]:
     less: Dict[str, Any] = {name: getattr(p, name)[kept] for name in of_frames}
     less |= {name: None if getattr(p, name) is None else getattr(p, name)[atoms] for name in of_atoms}
     less["parameters"] = {name: values[atoms] for name, values in p.parameters.items()}
-    return replace(p, frames=tuple(p.frames[i] for i in kept), **less), len(p.sizes) - len(kept)
+    copies = len(p.sizes) - len(kept)
+    warning = f"{p.path}: {copies} frames are there more than once, and count once" if copies else ""
+    return replace(p, frames=tuple(p.frames[i] for i in kept), **less), warning
 
 
 def _read_frames(path: Path) -> List[dict]:
