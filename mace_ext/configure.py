@@ -126,7 +126,10 @@ def warn_of_sets(head_configs: Iterable[Any]) -> None:
         if head.collections is None:
             continue
         train, valid = (
-            [(config.atomic_numbers, config.positions, config.cell) for config in configs]
+            [
+                (config.atomic_numbers, config.positions, np.zeros((3, 3)) if config.cell is None else config.cell)
+                for config in configs
+            ]
             for configs in (head.collections.train, head.collections.valid)
         )
         for text in doubts(train, valid):

@@ -170,10 +170,10 @@ def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Config
     for dataset in datasets:
         for frame in getattr(dataset, "data_list", ()):
             species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
-            cell = frame.get(AtomicDataDict.CELL_KEY)
+            cell = frame.get(AtomicDataDict.CELL_KEY, torch.zeros(3, 3))
             if species is not None:
                 positions = frame[AtomicDataDict.POSITIONS_KEY].numpy()
-                yield species.reshape(-1).numpy(), positions, None if cell is None else cell.reshape(3, 3).numpy()
+                yield species.reshape(-1).numpy(), positions, cell.reshape(3, 3).numpy()
 
 
 def check_restart(pl_module: NequIPLightningModule) -> None:

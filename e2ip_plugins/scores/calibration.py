@@ -303,12 +303,15 @@ def _of_json(given: Dict[str, Any]) -> Constant:
 
 
 def fingerprint(atoms: Any) -> str:
-    """What tells an ASE frame from others: a hash of species, positions and, where periodic, cell; twelve hex digits.
+    """What tells an ASE frame from others: a hash of species, positions and, where periodic, cell; 12 hex digits."""
+    return fingerprint_of(atoms.numbers, atoms.positions, atoms.cell[:] * atoms.pbc[:, None])
+
+
+def fingerprint_of(species: np.ndarray, positions: np.ndarray, cell: np.ndarray) -> str:
+    """`fingerprint` of species (N,) in numbers of whatever kind, positions (N, 3) and cell (3, 3), 0 for none, in Å.
 
     Six decimals count, so that a passage through a file does not make a frame another one.
     """
-    places = np.concatenate([atoms.positions, atoms.cell[:] * atoms.pbc[:, None]])
     # Without the sign of zeros.
-    rounded = np.round(places, 6) + 0.0
-    numbers = np.asarray(atoms.numbers, dtype=np.int64)
-    return hashlib.sha256(numbers.tobytes() + rounded.tobytes()).hexdigest()[:12]
+    rounded = np.round(np.concatenate([positions, cell]).astype(np.float64), 6) + 0.0
+    return hashlib.sha256(np.asarray(species, dtype=np.int64).tobytes() + rounded.tobytes()).hexdigest()[:12]

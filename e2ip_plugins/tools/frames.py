@@ -6,14 +6,14 @@ from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Set, Tup
 import numpy as np
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.scores.calibration import fingerprint
+from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
 
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
 
-#: Species (N,), positions (N, 3) in Å, and cell (3, 3) if there is one.
-Configuration = Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]
+#: Species (N,), positions (N, 3) and cell (3, 3), 0 for none, in Å.
+Configuration = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Frame(NamedTuple):
@@ -133,12 +133,12 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
     marks = set()
     for species, positions, cell in training:
         known.update(species.tolist())
-        marks.add(_mark(species, positions, cell))
+        marks.add(fingerprint_of(species, positions, cell))
     total = shared = strange = 0
     for species, positions, cell in validation:
         total += 1
         # Isolated atoms are all alike, and of no account.
-        shared += len(species) > 1 and _mark(species, positions, cell) in marks
+        shared += len(species) > 1 and fingerprint_of(species, positions, cell) in marks
         strange += not known.issuperset(species.tolist())
     found = []
     if shared:
@@ -152,8 +152,3 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
             "and the model will predict as in evidence mode 'coupled'"
         )
     return found
-
-
-def _mark(species: np.ndarray, positions: np.ndarray, cell: Optional[np.ndarray]) -> int:
-    places = np.round(np.concatenate([positions, *([] if cell is None else [cell])]).astype(np.float64), 6) + 0.0
-    return hash((species.astype(np.int64).tobytes(), places.tobytes()))

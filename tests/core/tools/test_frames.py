@@ -177,14 +177,14 @@ def test_structures_that_no_host_takes(tmp_path, spoil, message):
 
 
 def test_doubts_about_the_sets_of_a_training():
-    def configuration(seed, species=(8, 1, 1), cell=None):
-        return np.array(species), np.random.default_rng(seed).normal(size=(len(species), 3)), cell
+    def configuration(seed, species=(8, 1, 1), cell=0.0):
+        return np.array(species), np.random.default_rng(seed).normal(size=(len(species), 3)), cell * np.eye(3)
 
     training = [configuration(seed) for seed in range(4)]
     assert not doubts(training, [configuration(4), configuration(5), configuration(6, (8, 9, 1))])
     (text,) = doubts(training, [configuration(1), configuration(5), configuration(3)])
     assert text.startswith("2 of 3 validation frames are training frames")
-    assert not doubts(training, [configuration(1, cell=np.eye(3))]), "another cell, another frame"
+    assert not doubts(training, [configuration(1, cell=5.0)]), "another cell, another frame"
     alone = configuration(0, (1,))
     assert not doubts([*training, alone], [alone, configuration(7)]), "isolated atoms are of no account"
     (text,) = doubts(training, [configuration(4, (9, 1)), configuration(5, (6, 8, 1))])
