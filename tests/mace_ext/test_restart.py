@@ -186,6 +186,9 @@ def test_two_processes_do_what_one_does(train, tmp_path, training_command, uneve
     for whole, found in zip(*epochs, strict=True):
         names = set(whole) - {"time", "loss", "mode", "head", "epoch"}
         assert {name for name in names if name.startswith("e2ip_")} == FIGURES
+        # Rounding ranks atoms that are alike by symmetry.
+        assert found["e2ip_spearman"] == pytest.approx(whole["e2ip_spearman"], abs=5e-3)
+        names -= {"e2ip_spearman"}
         assert {name: found[name] for name in names} == pytest.approx({name: whole[name] for name in names}, rel=1e-7)
         # MACE adds up the losses of the batches, each of which is the mean over all ranks, and divides by the frames.
         assert found["loss"] == pytest.approx(2 * whole["loss"], rel=1e-7)
