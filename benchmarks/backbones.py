@@ -34,7 +34,8 @@ BATCH, VALID, TRAIN = 10, 50, 950
 NETWORKS = {
     "painn": {"_target_": "nequip_ext.PaiNNModel", "preset": "paper"},
     "painn-default": {"_target_": "nequip_ext.PaiNNModel"},
-    "alphanet": {"_target_": "nequip_ext.AlphaNetModel", "avg_num_neighbors": 14.0},
+    # As many radial functions as PaiNN has.
+    "alphanet": {"_target_": "nequip_ext.AlphaNetModel", "avg_num_neighbors": 14.0, "num_radial": 20},
     "schnetpack": None,
 }
 

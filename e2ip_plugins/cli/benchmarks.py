@@ -57,8 +57,8 @@ def bench_command(
     """Train and judge every method of one table of the paper.
 
     Trainings go through the host's own commands. What is finished is skipped, what was stopped or
-    killed goes on, and tables that need the same model share it. Tables hold both hosts, whichever
-    has finished runs in the folder.
+    killed goes on, and tables that need the same model share it. Tables hold all that is
+    finished in the folder, of both hosts, whatever a call names.
     """
     from e2ip_plugins.bench import commands, plan, runs
     from e2ip_plugins.bench.cost import measure
@@ -89,7 +89,8 @@ def bench_command(
         failed = runs.execute_all(found, amount, roots, out, jobs, cluster, typer.echo)
         measure(found, out, typer.echo)
     if len(failed) < len(found):
-        page, raw = write(name, preset.value, chosen_sets, chosen_methods, out)
+        # Of all that the folder has: a call for a part must not take the rest out of the table.
+        page, raw = write(name, preset.value, benchmark.sets, benchmark.methods, out)
         typer.echo(f"Written: {page}, {raw}")
     if failed:
         raise InputError(

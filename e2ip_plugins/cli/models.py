@@ -28,7 +28,7 @@ def fit_command(
     """
     import numpy as np
 
-    from e2ip_plugins.tools.frames import read_frames, same_frames
+    from e2ip_plugins.tools.frames import once, read_frames, same_frames
 
     host = checks.host_of(model)
     if output is None:
@@ -36,7 +36,10 @@ def fit_command(
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
     training = read_frames(train, need_forces=False)
-    validation = read_frames(valid, forces_key)
+    given = read_frames(valid, forces_key)
+    validation = once(given)
+    if len(validation) < len(given):
+        checks.warn(f"{len(given) - len(validation)} validation frames are there more than once, and count once")
     shared = same_frames(training, validation)
     if shared:
         checks.warn(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Sequence, Union
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
 
@@ -64,7 +65,8 @@ def combined_force(atoms: Atoms, weights: Any) -> Derived:
     forces, covariances = _forces(atoms)
     w = np.asarray(weights, dtype=float)
     if w.shape != forces.shape or not np.isfinite(w).all():
-        raise InputError(f"weights: {forces.shape} finite numbers are needed, one vector for every atom, not {w.shape}")
+        found = "some that are not finite" if w.shape == forces.shape else str(w.shape)
+        raise InputError(f"weights: {forces.shape} finite numbers are needed, one vector for every atom, not {found}")
     # Files hold rounded numbers.
     variances = np.maximum(np.einsum("ia,iab,ib->i", w, covariances, w), 0.0)
     return Derived(float(np.sum(w * forces)), float(np.sum(np.sqrt(variances))), float(np.sqrt(np.sum(variances))))
@@ -104,9 +106,13 @@ def mean_force(atoms: Atoms, group: Union[Sequence[int], np.ndarray]) -> MeanFor
 
 def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Forces (N, 3) and their covariances (N, 3, 3), evaluated or read, without constraints."""
-    held = atoms.arrays.get("forces_cov")
     if atoms.calc is None:
-        raise InputError("the frame has neither a calculator nor forces")
+        raise InputError(
+            "the frame has neither a calculator nor forces (those of mace_eval_configs have names with MACE_ in front: "
+            "take a file of e2ip evaluate)"
+        )
+    # A column that a frame was read with belongs to the forces that were read with it.
+    held = atoms.arrays.get("forces_cov") if isinstance(atoms.calc, SinglePointCalculator) else None
     forces = atoms.get_forces(apply_constraint=False)
     # Of a `BiasedCalculator` those without the bias, which the covariances are of.
     forces = atoms.calc.results.get("forces_unbiased", forces)

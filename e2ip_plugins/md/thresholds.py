@@ -106,6 +106,11 @@ class Limits:
             numbers[group] = factor * held_out.quantile(self.name, group, value.level)
         of_numbers = np.array([not isinstance(self.values[g], Quantile) and numbers[g] < math.inf for g in self.groups])
         limits = np.array([numbers[group] for group in self.groups])
+        if not first.any():
+            raise InputError(
+                f"{self.name} is 0 for every atom: this model's readout has no such part, and no threshold on it is ever "
+                f"exceeded; watch another one of {listed()}"
+            )
         if of_numbers.any():
             self._compare_first(first[of_numbers] / limits[of_numbers])
         return limits

@@ -42,8 +42,9 @@ def differentiate(
     value = evaluate(uncertainty, outputs)
     if not isinstance(value, Tensor) or not value.requires_grad:
         raise InputError(
-            "the uncertainty has no graph back to the positions: a function must return a tensor computed from the "
-            "outputs that it is given, and uncertainty_gradient does not work inside torch.inference_mode()"
+            "the uncertainty has no graph back to the positions: is it one that this readout does not have (families "
+            "without an epistemic part: take e2ip_leverage or forces_uncertainty)? A function must return a tensor "
+            "computed from the outputs that it is given, and nothing works inside torch.inference_mode()"
         )
     (gradient,) = torch.autograd.grad(value.sum(), positions, create_graph=create_graph)
     if not create_graph:

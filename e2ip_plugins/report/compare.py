@@ -317,7 +317,9 @@ def _frame_auroc(inside: Model, outside: Model) -> Dict[str, Optional[float]]:
 
 def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
     # Of all atoms: no reference is needed to tell frames apart.
-    return frame_scores(p.sizes, p.leverage, p.family.law(p.parameters).epistemic_std() if p.family else None)
+    epistemic = p.family.law(p.parameters).epistemic_std() if p.family else None
+    # Families without such a part rank nothing by it.
+    return frame_scores(p.sizes, p.leverage, epistemic if epistemic is not None and epistemic.any() else None)
 
 
 def _report(model: Model) -> dict:

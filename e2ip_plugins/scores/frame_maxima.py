@@ -7,15 +7,12 @@ is the largest that was seen, which a new frame exceeds with a probability of at
 """
 
 import math
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional
+from typing import Any, Dict, Iterable
 
 import numpy as np
 import torch
 
 from e2ip_plugins.keys import LEVERAGE, PRINCIPAL_STD
-
-if TYPE_CHECKING:
-    from e2ip_plugins.scores.calibration import Calibration
 
 #: Quantile by level, by group of atoms (`ALL` or a chemical symbol), by name of the uncertainty.
 Tables = Dict[str, Dict[str, Dict[float, float]]]
@@ -84,16 +81,14 @@ def table(
     return {group: quantiles(chosen) for group, chosen in groups.items()}
 
 
-def of_predictions(
-    predictions: Any, calibration: Optional["Calibration"] = None, levels: Iterable[float] = LEVELS
-) -> Tables:
+def of_predictions(predictions: Any, calibration: Any = None, levels: Iterable[float] = LEVELS) -> Tables:
     """Tables of ``forces_epistemic_std``, `PRINCIPAL_STD` and, if every atom has one, the leverage.
 
     Parameters
     ----------
     predictions : e2ip_plugins.report.predictions.Predictions
         With a distribution.
-    calibration : Calibration, optional
+    calibration : e2ip_plugins.scores.calibration.Calibration, optional
         To be applied before; atoms of species that it does not know are left out.
     """
     p = predictions

@@ -90,6 +90,7 @@ class Report:
             lines.append(
                 f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of {c.configurations} "
                 f"validation configuration{'s' * (c.configurations != 1)} {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+                + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
             )
         return lines
 
@@ -210,7 +211,7 @@ def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> Lis
     few = sorted({kind for (_, kind), count in report.atoms.items() if count < features})
     if few:
         listed = ", ".join(
-            f"{_name(kind, species)} ({report.atoms[key]} atoms, {report.shrinkage[key]:.0%} of the pooled moments)"
+            f"{_name(kind, species)} ({report.atoms[key]} atoms, moments to {report.shrinkage[key]:.0%} those of all species)"
             for key in sorted(report.atoms)
             for kind in [key[1]]
             if report.atoms[key] < features

@@ -115,6 +115,12 @@ def _bare(atoms: Any) -> Any:
     return bare
 
 
+def once(frames: Sequence[Frame]) -> List[Frame]:
+    """Without further copies of a frame, which say nothing new; see `same_frames`."""
+    first = {fingerprint(frame.atoms): frame for frame in reversed(frames)}
+    return [frame for frame in frames if first[fingerprint(frame.atoms)] is frame]
+
+
 def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
     """How many frames of ``b`` are also in ``a``, by species, positions and, where periodic, cell."""
     known = {fingerprint(frame.atoms) for frame in a}

@@ -1,5 +1,7 @@
 """`mace.tools.model_script_utils`: build the stock model, then give it the readout."""
 
+import logging
+
 from mace_ext.options import has_readout
 from mace_ext.patches import wrap
 
@@ -16,4 +18,7 @@ def configure_model(stock, args, train_loader, atomic_energies, model_foundation
 
     if has_readout(args):
         return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)
-    return stock(args, train_loader, atomic_energies, without_readout(model_foundation), *rest, **kwargs)
+    plain = without_readout(model_foundation)
+    if plain is not model_foundation:
+        logging.warning("the foundation model's readout is left out: this training has no --readout")
+    return stock(args, train_loader, atomic_energies, plain, *rest, **kwargs)

@@ -169,6 +169,19 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
         self.norm_of_sums = LayerNorm(phases.size + channels, epsilon)
         self.angles = None if last else nn.Linear(phases.size, channels // 2)
 
+    @torch.no_grad()
+    def start_larger(self) -> None:
+        """Larger filters before a training, and in them the frames' invariants without their 1/√H.
+
+        From the published values messages start at a thousandth of the scalars that they are added to, and what they
+        know of angles at a tenth of that: for many epochs only lengths are learnt (docs/backbones.md).
+        """
+        before, _, after = self.edges
+        self.radial.weight.mul_(5.0)
+        before.weight.mul_(3.0)
+        before.weight[:, : 2 * self.channels].mul_(math.sqrt(self.channels))
+        after.weight.mul_(3.0)
+
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features, channels = data[AtomicDataDict.NODE_FEATURES_KEY], self.channels
         scalars, vectors = split(features, channels)

@@ -160,6 +160,8 @@ def AlphaNetModel(
             epsilon=1e-5 if published else 1.0,
             last=layer == num_layers - 1,
         )
+        if not published:
+            modules[f"layer{layer}_message"].start_larger()
         state = PhaseState(num_features, num_states, epsilon)
         modules.add(f"layer{layer}_mixing", AlphaNetMixing, channels=num_features, state=state)
     modules.add(

@@ -88,6 +88,9 @@ def test_fine_tuning_starts_where_the_foundation_model_stopped(train, make_batch
     second = train("--readout=e2ip", f"--foundation_model={learned.folder / 'learned.model'}", name="second", **still)
     assert "readout taken over from the foundation model" in second.text
     assert second.model.e2ip_readout.settings.force_unit == 0.2
+    stock = train(f"--foundation_model={learned.folder / 'learned.model'}", name="stock", **still)
+    assert "the foundation model's readout is left out: this training has no --readout" in stock.text
+    assert not hasattr(stock.model, "e2ip_readout")
     batch = make_batch([atoms for atoms in frames if set(atoms.numbers) <= {1, 8}], species=(1, 8))
     expected, output = learned.model({**batch}), second.model({**batch})
     for name in NAMES:

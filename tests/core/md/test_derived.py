@@ -67,6 +67,14 @@ def test_from_files_and_with_constraints(frame, tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
+def test_covariances_of_a_file_are_not_those_of_another_calculator(frame, make_atoms, tmp_path):
+    ase.io.write(tmp_path / "frame.xyz", with_results(frame), format="extxyz")
+    read = ase.io.read(tmp_path / "frame.xyz")
+    read.calc = make_atoms(uncertain=False).calc
+    with pytest.raises(InputError, match="no forces_cov: the calculator's model has no readout"):
+        mean_force(read, [1, 2])
+
+
 def test_a_bias_has_no_part_in_it(frame):
     group = mean_force(frame, [0, 1])
     frame.calc.extra |= {"forces_unbiased": frame.get_forces().copy(), "forces": np.ones((4, 3))}
@@ -78,8 +86,8 @@ def test_bad_input(frame, make_atoms):
     for group, text in (([], "at least one"), ([4], "atoms 0 to 3"), ([0, -4], "twice"), ([0.5], "indices")):
         with pytest.raises(InputError, match=text):
             mean_force(frame, group)
-    for weights in (np.zeros((3, 3)), np.full((4, 3), np.nan)):
-        with pytest.raises(InputError, match="one vector for every atom"):
+    for weights, text in ((np.zeros((3, 3)), r"not \(3, 3\)"), (np.full((4, 3), np.nan), "not some that are not finite")):
+        with pytest.raises(InputError, match=f"one vector for every atom, {text}"):
             combined_force(frame, weights)
     for atoms in (make_atoms(uncertain=False), make_atoms()):
         if atoms.calc.uncertain:

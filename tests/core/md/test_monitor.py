@@ -186,6 +186,12 @@ def test_thresholds_that_mean_nothing(make_atoms, thresholds, message):
         Monitor(make_atoms(), thresholds)
 
 
+def test_an_uncertainty_that_a_readout_does_not_have(make_atoms):
+    """Families without an epistemic part have zeros there, which no threshold can catch."""
+    with pytest.raises(InputError, match="forces_epistemic_std is 0 for every atom: this model's readout has no such"):
+        Monitor(make_atoms(extra={"forces_epistemic_std": np.zeros(4)}), {STD: 0.5})
+
+
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.1, 99, True, "0.9"])
 def test_levels_that_mean_nothing(level):
     with pytest.raises(InputError, match="a level lies above 0"):

@@ -109,6 +109,17 @@ def test_frames_need_no_reference_to_be_found(frames, write):
     assert result["ood"]["models"][1]["overall"]["atoms"] == len(SIZES["ood"])
 
 
+def test_families_without_an_epistemic_part_find_nothing_by_it(frames, write):
+    for kind in SIZES:
+        for atoms in frames["e2ip", kind]:
+            for name in [name for name in atoms.arrays if "e2ip" in name]:
+                del atoms.arrays[name]
+            atoms.arrays["MACE_gaussian_log_cov"] = np.tile([-4.0] * 3 + [0.0] * 3, (len(atoms), 1))
+            atoms.info["MACE_uq_family"] = "gaussian"
+    found = compare(*load_both_sets(*write()))["ood"]["frame_auroc"][MODELS.index("e2ip")]
+    assert {value for name, value in found.items() if "epistemic" in name} <= {None}
+
+
 @pytest.mark.parametrize("missing", ["column", "numbers"])
 def test_frames_without_any_reference(frames, write, tmp_path, missing):
     """Found as before; what needs an error stays empty, and everything is written."""

@@ -7,7 +7,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, doubts, read_frames, same_frames
+from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, doubts, once, read_frames, same_frames
 
 
 def water(seed=0, **arrays):
@@ -189,3 +189,9 @@ def test_doubts_about_the_sets_of_a_training():
     assert not doubts([*training, alone], [alone, configuration(7)]), "isolated atoms are of no account"
     (text,) = doubts(training, [configuration(4, (9, 1)), configuration(5, (6, 8, 1))])
     assert "every validation frame has species that the training set lacks" in text
+
+
+def test_copies_count_once(tmp_path):
+    path = write(tmp_path / "a.xyz", *[water(seed, REF_forces=forces_of(seed)) for seed in (0, 1, 0, 2, 1)])
+    found = read_frames([path])
+    assert [frame.where for frame in once(found)] == [found[i].where for i in (0, 1, 3)]

@@ -41,6 +41,21 @@ def test_radial_functions(build, to_data):
     assert value == pytest.approx(0.5 * math.exp(-1037.94 * (math.exp(-2.5) - radial.centres[7].item()) ** 2), rel=1e-4)
 
 
+def test_angles_count_from_the_start(default_dtype, to_data):
+    """What an untrained network makes of the angle between two neighbours that do not see each other."""
+    options = {"seed": 1, "model_dtype": "float64", "r_max": 4.0, "avg_num_neighbors": 8.0}
+    model = AlphaNetModel(type_names=["H", "C", "O"], **options)
+
+    def energy(length, angle):
+        second = [3.0 * math.cos(angle), 3.0 * math.sin(angle), 0.0]
+        atoms = Atoms("CHH", [[0.0, 0.0, 0.0], [length, 0.0, 0.0], second])
+        return float(model(to_data(atoms))["total_energy"])
+
+    bent = energy(3.0, math.pi / 2.0)
+    # From the published initial values it is 4e-5.
+    assert abs(bent - energy(3.0, math.pi)) > 4e-3 * abs(bent - energy(2.8, math.pi / 2.0))
+
+
 def test_frames():
     """Of the origin's edge to (1, 0, 0), beside a neighbour at (0, 1, 0); and of collinear ones."""
     edge, mean = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.5, 0.5, 0.0]])
