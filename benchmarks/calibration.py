@@ -449,15 +449,12 @@ def in_and_out(studies: dict[str, dict]) -> list[str]:
             )
             committee = [s for name, s in studies.items() if name == f"{dataset}_{host}_committee"]
             rows = [("as trained (`coupled`)", trained, "as trained"), ("`leverage`", trained, "leverage")]
-            rows += [(f"`leverage`, {EARLIER}", trained, EARLIER)]
             rows += [("`leverage`, `forces: host`", apart, "leverage")]
-            rows += [(f"`leverage`, {EARLIER}, `forces: host`", apart, EARLIER)]
             rows += [("`leverage` on a stock model, untrained", stock, "leverage")]
             rows += [(f"`leverage`, {EARLIER}, on a stock model, untrained", stock, EARLIER)]
             rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
             for title, runs, key in rows:
-                chosen = [run.get(key) or run.get("alternatives", {}).get(key) for run in runs]
-                if chosen := [figures for figures in chosen if figures]:
+                if chosen := [run[key] for run in runs if key in run]:
                     found = [
                         [figures.get(test, {}).get(c[1]) for figures in chosen]
                         for test in ("test", "ood")

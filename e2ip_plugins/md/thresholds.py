@@ -108,8 +108,8 @@ class Limits:
         limits = np.array([numbers[group] for group in self.groups])
         if not first.any():
             raise InputError(
-                f"{self.name} is 0 for every atom: this model's readout has no such part, and no threshold on it is ever "
-                f"exceeded; watch another one of {listed()}"
+                f"{self.name} is 0 for every atom: this model's readout has no such part, and no threshold on it is "
+                f"ever exceeded; watch another one of {listed()}"
             )
         if of_numbers.any():
             self._compare_first(first[of_numbers] / limits[of_numbers])

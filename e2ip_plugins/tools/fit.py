@@ -211,10 +211,9 @@ def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> Lis
     few = sorted({kind for (_, kind), count in report.atoms.items() if count < features})
     if few:
         listed = ", ".join(
-            f"{_name(kind, species)} ({report.atoms[key]} atoms, moments to {report.shrinkage[key]:.0%} those of all species)"
-            for key in sorted(report.atoms)
-            for kind in [key[1]]
-            if report.atoms[key] < features
+            f"{_name(key[1], species)} ({count} atoms, {report.shrinkage[key]:.0%} of the moments from all species)"
+            for key, count in sorted(report.atoms.items())
+            if count < features
         )
         found.append(f"fewer training atoms than features ({features}): {listed}")
     missing = [_name(kind, species) for kind in range(len(species)) if kind not in {kind for _, kind in report.atoms}]

@@ -176,11 +176,11 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
         From the published values messages start at a thousandth of the scalars that they are added to, and what they
         know of angles at a tenth of that: for many epochs only lengths are learnt (docs/backbones.md).
         """
-        before, _, after = self.edges
+        before, after = (layer.weight for layer in self.edges if isinstance(layer, nn.Linear))
         self.radial.weight.mul_(5.0)
-        before.weight.mul_(3.0)
-        before.weight[:, : 2 * self.channels].mul_(math.sqrt(self.channels))
-        after.weight.mul_(3.0)
+        before.mul_(3.0)
+        before[:, : 2 * self.channels].mul_(math.sqrt(self.channels))
+        after.mul_(3.0)
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features, channels = data[AtomicDataDict.NODE_FEATURES_KEY], self.channels

@@ -86,7 +86,8 @@ def test_bad_input(frame, make_atoms):
     for group, text in (([], "at least one"), ([4], "atoms 0 to 3"), ([0, -4], "twice"), ([0.5], "indices")):
         with pytest.raises(InputError, match=text):
             mean_force(frame, group)
-    for weights, text in ((np.zeros((3, 3)), r"not \(3, 3\)"), (np.full((4, 3), np.nan), "not some that are not finite")):
+    wrong = ((np.zeros((3, 3)), r"not \(3, 3\)"), (np.full((4, 3), np.nan), "not some that are not finite"))
+    for weights, text in wrong:
         with pytest.raises(InputError, match=f"one vector for every atom, {text}"):
             combined_force(frame, weights)
     for atoms in (make_atoms(uncertain=False), make_atoms()):

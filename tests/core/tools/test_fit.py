@@ -239,7 +239,9 @@ def test_few_atoms_are_shrunk_and_named():
     frames = make_frames(20, species=(0,)) + make_frames(1, 3, seed=9, species=(1,))
     report = fit_frames(readout, frames, make_frames(10, seed=1), species=("O", "Xe"))
     assert report.shrinkage[0, 1] == pytest.approx(4 / 7)
-    assert report.warnings == ["fewer training atoms than features (4): Xe (3 atoms, moments to 57% those of all species)"]
+    assert report.warnings == [
+        "fewer training atoms than features (4): Xe (3 atoms, 57% of the moments from all species)"
+    ]
     # Its moments are nearly those of the pool: others of its kind are not at the end of the world.
     others = make_frames(50, seed=11, species=(1,))
     assert 0.3 < leverages(readout, others).mean() < 5.0
