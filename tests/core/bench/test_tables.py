@@ -7,8 +7,10 @@ import ase.io
 import numpy as np
 import pytest
 from scipy.linalg import expm, logm
+from typer.testing import CliRunner
 
 from e2ip_plugins.bench import data, judge, plan, tables
+from e2ip_plugins.cli import app
 
 SIZE, FRAMES = 6, {"valid": 40, "further": 50, "test": 60}
 DATASET = plan.dataset("aspirin")
@@ -80,6 +82,14 @@ def test_table(out):
     line = next(line for line in text.splitlines() if line.startswith("| mace | stock model"))
     mae = np.mean([case["tests"]["test"]["raw"]["force_mae"] for case in rows[0]["cases"]]) / 0.0433641
     assert f"| {mae:.3f} ± " in line
+
+
+def test_a_call_for_a_part_leaves_the_rest_in_the_table(out):
+    words = ["bench", "rmd17", "--host", "mace", "--preset", "smoke", "--tables", "--out", out]
+    result = CliRunner().invoke(app, [*map(str, words), "--sets", "aspirin", "--methods", "stock"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((out / "rmd17_smoke.json").read_text())["rows"]
+    assert "MVE" in [row["title"] for row in rows]
 
 
 def test_rotated_frames_tell_who_turns_with_the_structure(out):
