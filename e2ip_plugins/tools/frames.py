@@ -1,7 +1,7 @@
 """Frames with reference forces from a user's data files: what ``e2ip fit`` hands to the hosts' ``fit_file``."""
 
 from pathlib import Path
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -117,8 +117,10 @@ def _bare(atoms: Any) -> Any:
 
 def once(frames: Sequence[Frame]) -> List[Frame]:
     """Without further copies of a frame, which say nothing new; see `same_frames`."""
-    first = {fingerprint(frame.atoms): frame for frame in reversed(frames)}
-    return [frame for frame in frames if first[fingerprint(frame.atoms)] is frame]
+    first: Dict[str, Frame] = {}
+    for frame in frames:
+        first.setdefault(fingerprint(frame.atoms), frame)
+    return list(first.values())
 
 
 def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
