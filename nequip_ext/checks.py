@@ -210,7 +210,9 @@ def _running_config() -> Optional[DictConfig]:
     hydra = HydraConfig.get()
     if hydra.job.config_name is None:
         return None
-    config = compose(hydra.job.config_name, overrides=list(hydra.overrides.task))
+    # Overrides may hold interpolations of the config, which mean nothing among Hydra's own settings.
+    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    config = compose(hydra.job.config_name, overrides=list(overrides))
     return config if "training_module" in config else None
 
 

@@ -125,8 +125,9 @@ def test_restart_of_a_checkpoint_with_another_readout(
 
 
 def test_restart_with_the_same_readout_in_other_words(tmp_path, finished, train, train_files, logged):
-    """Stating the default is no change, and neither is all that is not readout or loss."""
-    changes = ("evidence=leverage", "force_unit=0.0433641", "++training_module.ema_decay=0.9")
+    """Stating the default is no change, and neither is all that is not readout or loss; overrides may interpolate."""
+    changes = ["evidence=leverage", "force_unit=0.0433641", "++training_module.ema_decay=0.9"]
+    changes.append("training_module.model.model.per_type_energy_scales=${training_data_stats:forces_rms}")
     restart = (f"++ckpt_path={finished('nequip_e2ip') / 'last.ckpt'}", "max_epochs=4", "run=[train]")
     folder = train("nequip_e2ip", tmp_path / "run", train_files, *restart, *changes)
     assert list(logged(folder)) == [3]
