@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -18,6 +19,7 @@ from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.tools.frames import check_structure
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.heard import Heard
 from mace_ext.readout import find_family, find_readout, has_leverage
@@ -58,6 +60,7 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     if not self._uq_families:
         stock(self, *args, **kwargs)
         return
+    _check(self, kwargs.get("atoms", args[0] if args else None))
     models = self.models
     heard = [Heard(model) for model in models]
     self.models = heard
@@ -78,6 +81,13 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         (family,) = self._uq_families
         own = {name: values[0] for name, values in outputs.items()}
         self.results.update(self._uq_calibration.results(family, own, factor, self.atoms.symbols))
+
+
+def _check(calculator: Any, atoms: Any) -> None:
+    """`InputError` for a structure that MACE would predict numbers of that mean nothing."""
+    if atoms is not None:
+        known = [chemical_symbols[z] for z in calculator.z_table.zs]
+        check_structure(atoms, "the structure", known)
 
 
 def _outputs(members: List[Type[Family]], outputs: List[Dict[str, Tensor]], num_atoms: int) -> Dict[str, Tensor]:
@@ -119,6 +129,7 @@ def uncertainty_gradient(
         raise InputError(
             f"uncertainty_gradient needs a MACECalculator with one model and without compile_mode; this one {found}"
         )
+    _check(self, atoms)
     model = self.models[0]
     family = find_family(model)
     dtype = next(model.parameters()).dtype

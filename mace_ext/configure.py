@@ -4,7 +4,7 @@ import copy
 import logging
 import sys
 from argparse import Namespace
-from typing import Any, Callable, Iterable, Tuple
+from typing import Any, Callable, Iterable, NoReturn, Tuple
 
 import numpy as np
 import torch
@@ -39,7 +39,10 @@ def configure_e2ip_model(
     model, output_args
     """
     head_configs = kwargs.get("head_configs", rest[2] if len(rest) > 2 else None)
-    warn_of_masked_forces(head_configs or [])
+    try:
+        warn_of_masked_forces(head_configs or [])
+    except InputError as error:
+        _end(error)
     model, output_args = stock(
         args, _FiniteForces(train_loader), atomic_energies, without_readout(model_foundation), *rest, **kwargs
     )
@@ -49,8 +52,7 @@ def configure_e2ip_model(
             model = _as_it_is(model_foundation, model)
         add_readout(model, settings, seed=args.seed)
     except InputError as error:
-        print(f"mace_run_train: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        _end(error)
     if model.e2ip_readout.family.takes_support:
         warn_of_sets(head_configs or [])
     options = "".join(f"{name} {value}, " for name, value in settings.options.items())
@@ -71,6 +73,11 @@ def _as_it_is(foundation: Any, rebuilt: Any) -> Any:
     model = copy.deepcopy(without_readout(foundation)).to(next(rebuilt.parameters()).device)
     model.heads = rebuilt.heads  # names in the data; there is one
     return model.requires_grad_(False)
+
+
+def _end(error: InputError) -> NoReturn:
+    print(f"mace_run_train: error: {error}", file=sys.stderr)
+    raise SystemExit(2) from error
 
 
 def _force_unit(args: Namespace, dataset: Any, foundation: Any) -> float:
@@ -98,13 +105,25 @@ def forces_rms(dataset: Iterable[Any]) -> float:
 
 
 def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
-    """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all."""
+    """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all.
+
+    Raises
+    ------
+    InputError
+        For positions that are not finite: MACE leaves such atoms out of every neighbourhood without a word.
+    """
     for head in head_configs:
         if head.collections is None:
             continue
         sets = [("training", head.collections.train), ("validation", head.collections.valid)]
         for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:
             where = f"of the {name} set (head {head.head_name})"
+            broken = [i for i, config in enumerate(configs) if not np.isfinite(config.positions).all()]
+            if broken:
+                raise InputError(
+                    f"{len(broken)} of {len(configs)} frames {where} have positions that are not finite, the first is "
+                    f"frame {broken[0]} (isolated atoms not counted): remove them"
+                )
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:

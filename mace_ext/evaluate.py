@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import ase.io
 import numpy as np
@@ -26,6 +26,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.tools.frames import check_structure
 from mace_ext.compat import hear_outputs
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_readout
@@ -42,6 +43,13 @@ class _Columns:
         self.frames: List[Dict[str, np.ndarray]] = []
         self.warned = False
         self.calibration: Optional[Calibration] = None
+        self.unchecked: List[Tuple[str, Any]] = []
+
+    def check_structures(self) -> None:
+        """`InputError` for frames that MACE would predict numbers of that mean nothing; once in a run."""
+        for where, atoms in self.unchecked:
+            check_structure(atoms, where)
+        self.unchecked = []
 
     def warn(self, text: str) -> None:
         """Once in a run."""
@@ -114,7 +122,10 @@ def patch_eval_configs(module: Any) -> None:
             module.argparse = stock_argparse
 
     def before(model):
-        columns.warn(unfitted(find_readout(model)))
+        readout = find_readout(model)
+        columns.warn(unfitted(readout))
+        if readout is not None:
+            columns.check_structures()
 
     def after(model, batch, output):
         columns.add(find_family(model), output, batch["ptr"])
@@ -131,6 +142,7 @@ def patch_eval_configs(module: Any) -> None:
             frames = stock_ase.io.read(filename, *rest, **kwargs)
             if calibration is not None:
                 calibration.check_species({symbol for atoms in frames for symbol in atoms.symbols}, args.configs)
+            columns.unchecked = [(f"{args.configs}, frame {i}", atoms) for i, atoms in enumerate(frames)]
             return frames
 
         def write(filename, images, **kwargs):
@@ -169,6 +181,8 @@ def _explanation(error: Exception, args: Namespace) -> str:
     if isinstance(error, InputError):
         if args.e2ip_calibration is not None and args.e2ip_calibration in str(error):
             return f"--e2ip_calibration: {error}"
+        if str(error).startswith(args.configs):
+            return f"--configs {error}"
         return f"--model {args.model}: {error}"
     model = torch.load(args.model, map_location="cpu")
     heads = getattr(model, "heads", [])

@@ -2,18 +2,22 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Tuple, Union
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Tuple, Type, Union
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import all_changes
+from ase.data import chemical_symbols
 from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.tools.frames import check_structure
 from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
@@ -21,8 +25,8 @@ from nequip_ext.readout import find_readout
 from nequip_ext.registration import register
 
 
-def _properties() -> List[str]:
-    names = [key.name for family in families.table().values() for key in family.output_keys()]
+def _properties(of: Iterable[Type[Family]]) -> List[str]:
+    names = [key.name for family in of for key in family.output_keys()]
     names.append(LEVERAGE.name)
     return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
 
@@ -34,7 +38,8 @@ class E2IPCalculator(NequIPCalculator):
     models made with ``nequip-compile --target e2ip_ase`` through ``from_compiled_model``.
     """
 
-    implemented_properties: ClassVar = _properties()
+    #: Of the class those of all families; of a calculator those of its model, where that can be seen.
+    implemented_properties = _properties(families.table().values())
 
     #: Readout whose compile target is loaded; see `from_compiled_model`.
     readout: ClassVar[str] = families.DEFAULT
@@ -43,6 +48,9 @@ class E2IPCalculator(NequIPCalculator):
         """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
         self.calibration = None if calibration is None else Calibration.read(calibration)
         super().__init__(*args, **settings)
+        readout = find_readout(self.model)
+        if readout is not None:
+            self.implemented_properties = _properties([families.get(readout.settings.family)])
 
     @classmethod
     def from_compiled_model(
@@ -90,6 +98,17 @@ class E2IPCalculator(NequIPCalculator):
         register()
         return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
 
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        """As ``NequIPCalculator``; `InputError` for a structure that NequIP would predict meaningless numbers of."""
+        self._check(atoms)
+        super().calculate(atoms, properties, system_changes)
+
+    def _check(self, atoms: Optional[Atoms]) -> None:
+        tables = [found for t in self.transforms if (found := getattr(t, "lookup_table", None)) is not None]
+        known = [chemical_symbols[z] for z in (tables[0] >= 0).nonzero().flatten().tolist()] if tables else None
+        if atoms is not None:
+            check_structure(atoms, "the structure", known)
+
     def uncertainty_gradient(
         self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"
     ) -> Tuple[np.ndarray, np.ndarray]:
@@ -98,6 +117,7 @@ class E2IPCalculator(NequIPCalculator):
         See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file. Positions are read as they
         are, like NequIP's own forces: with ``length_units_to_A`` other than 1 they are in the model's length unit.
         """
+        self._check(atoms)
         factor = self.energy_units_to_eV / self.length_units_to_A
         data = self.atoms_to_data(atoms)
         readout = find_readout(self.model)

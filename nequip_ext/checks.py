@@ -4,7 +4,7 @@ NequIP builds model, loss and metrics apart, rebuilds them from the checkpoint a
 about them, and opens test files after training. What does not fit would cost a user the training.
 """
 
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import lightning
 import torch
@@ -70,7 +70,9 @@ class E2IPInputCheck(lightning.Callback):
         if stage != "fit" or data is None:
             return
         if _users(pl_module.loss, pl_module.train_metrics):
-            check_datasets("training", data.train_dataset_config, data.train_dataset)
+            # Its name in `E2IPLoss` and in NequIP's own.
+            further = (AtomicDataDict.STRESS_KEY,) if "stress_mse" in pl_module.loss.entries else ()
+            check_datasets("training", data.train_dataset_config, data.train_dataset, further)
         # The leverage is fitted to them after the training, which would be too late to say so.
         fitted = readout is not None and readout.family.takes_support
         if _users(pl_module.val_metrics) or fitted:
@@ -145,8 +147,14 @@ def check_files_written(callbacks: List[lightning.Callback], readout: Optional[R
             )
 
 
-def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[torch.utils.data.Dataset]) -> None:
-    """Raise `InputError` for frames without reference forces or energies; names the file.
+def check_datasets(
+    split: str,
+    configs: List[Dict[str, Any]],
+    datasets: List[torch.utils.data.Dataset],
+    further: Tuple[str, ...] = (),
+) -> None:
+    """Raise `InputError` for frames without reference forces, energies or one of the ``further`` fields, and for
+    positions that are not finite; names the file.
 
     Data that are not in memory are looked at by their first frame only.
     """
@@ -154,7 +162,13 @@ def check_datasets(split: str, configs: List[Dict[str, Any]], datasets: List[tor
         where = f"{split} data ({config.get('file_path', config.get('_target_'))})"
         frames = getattr(dataset, "data_list", None)
         frames = frames if frames is not None else [dataset[0]]
-        for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
+        for index, frame in enumerate(frames):
+            if not torch.isfinite(frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(()))).all():
+                raise InputError(
+                    f"frame {index} of the {where} has a position that is not finite, an atom that NequIP would leave "
+                    "out of every neighbourhood: remove the frame"
+                )
+        for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, *further):
             missing = [index for index, frame in enumerate(frames) if field not in frame]
             if 0 < len(missing) < len(frames):
                 raise InputError(

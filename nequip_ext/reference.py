@@ -12,6 +12,7 @@ from e2ip_plugins.errors import InputError
 _REFERENCES = {
     AtomicDataDict.FORCE_KEY: ("forces", "REF_forces"),
     AtomicDataDict.TOTAL_ENERGY_KEY: ("energy", "REF_energy"),
+    AtomicDataDict.STRESS_KEY: ("stress", "REF_stress"),
 }
 
 

@@ -59,7 +59,16 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
                 atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
                 yield {**data, AtomicDataDict.FORCE_KEY: forces}
 
-        statistics = super().get_statistics(checked())
+        try:
+            statistics = super().get_statistics(checked())
+        except RuntimeError as error:
+            # Of NequIP's batches.
+            if "inconsistent keys" not in str(error):
+                raise
+            raise InputError(
+                f"some frames of the training data have labels that others lack ({error}): NequIP needs the same in "
+                "all frames; remove these frames, or give them NaN"
+            ) from error
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")
         if masked > 0:

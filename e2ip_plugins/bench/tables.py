@@ -123,7 +123,7 @@ def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
         "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
         "ms/atom: one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by "
         "member. Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
-        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419).",
+        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass.",
     ]
     for name in dict.fromkeys(row.dataset for row in found):
         of_set = [row for row in found if row.dataset == name]

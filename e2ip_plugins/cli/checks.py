@@ -21,7 +21,7 @@ def warn(text: str) -> None:
 
 def opened(group: str, host: str, model: Path, **options: Any) -> Any:
     """What a host's adapter makes of a model file."""
-    open_it = entry_point(group, host, f"this is a model of {host}")
+    open_it = entry_point(group, host, f"{model} is a model of {host}")
     try:
         return open_it(model, **options)
     except InputError:
@@ -32,10 +32,11 @@ def opened(group: str, host: str, model: Path, **options: Any) -> Any:
 
 
 def check_new(output: Path, endings: Sequence[str], option: str = "") -> None:
+    from e2ip_plugins.tools.frames import check_is_new
+
     if output.suffix not in endings:
         raise InputError(f"{option}{output}: frames go into an extxyz file, {' or '.join(endings)}")
-    if output.exists() or not output.parent.is_dir():
-        raise InputError(f"{option}{output}: is there already, or its folder is not; choose another name")
+    check_is_new(output, option)
 
 
 def host_of(model: Path, hosts: Dict[str, str] = HOSTS) -> str:

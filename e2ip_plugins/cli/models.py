@@ -49,7 +49,7 @@ def fit_command(
     lacking = sum(int((~np.isfinite(frame.forces).all(-1)).sum()) for frame in validation)
     if lacking:
         checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
-    report = checks.entry_point("fit", host, f"this is a model of {host}")(
+    report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
         model, training, validation, output, head=head, device=device, batch_size=batch_size
     )
     for text in report.warnings:
@@ -114,14 +114,14 @@ def evaluate_command(
         raise InputError(f"--dtype {dtype}: choose float32 or float64")
     check_files(source, output, overwrite)
     checks.check_device(device)
-    opened = checks.entry_point("evaluate", host, f"this is a model of {host}")(
+    opened = checks.entry_point("evaluate", host, f"{model} is a model of {host}")(
         model, device=device, dtype=dtype, head=head
     )
     if opened.warning:
         checks.warn(opened.warning)
     settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
     with progress(source, options.part) as told:
-        state = evaluate(opened, source, output, options, settings, told)
+        state = evaluate(opened, source, output, options, settings, told, str(model))
     if state.skipped:
         first = state.skipped[0][1]
         checks.warn(f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: {first}")
@@ -144,5 +144,5 @@ def strip_command(
             model, "-stock.nequip.zip" if model.name.endswith(".nequip.zip") else f"-stock{model.suffix}"
         )
     checks.check_model_output(output, model, overwrite)
-    checks.entry_point("strip", host, f"this is a model of {host}")(model, output)
+    checks.entry_point("strip", host, f"{model} is a model of {host}")(model, output)
     typer.echo(f"Written: {output}")

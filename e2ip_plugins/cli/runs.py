@@ -107,7 +107,7 @@ def md_command(
             checks.warn(message)
 
         warnings.showwarning = show
-        outcome = runs.run(atoms, settings, output, watched)
+        outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")

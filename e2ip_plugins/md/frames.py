@@ -43,19 +43,20 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     return frame
 
 
-def evaluate_first(atoms: Atoms) -> None:
+def evaluate_first(atoms: Atoms, where: str = "the structure") -> None:
     """Have the calculator evaluate a structure; `InputError` where it cannot, mostly for an element it does not know.
 
     A run begins with it: its first step shares the results.
     """
     try:
         atoms.get_forces(apply_constraint=False)
-    except InputError:
-        raise
+    except InputError as error:
+        # The calculator does not know where it comes from.
+        raise InputError(str(error).replace("the structure: ", f"{where}: ", 1)) from error
     # What the hosts' calculators raise for such an element.
     except (KeyError, ValueError) as error:
         elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
         reason = str(error).strip("'\"").partition("\n")[0][:200]
         raise InputError(
-            f"the model cannot evaluate the structure ({type(error).__name__}: {reason}): does it know {elements}?"
+            f"{where}: the model cannot evaluate it ({type(error).__name__}: {reason}): does it know {elements}?"
         ) from error

@@ -13,7 +13,7 @@ from ase import Atoms, units
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.md.frames import evaluate_first, with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.tools.frames import check_structure
+from e2ip_plugins.tools.frames import check_is_new, check_structure
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
@@ -132,7 +132,9 @@ class _Broken(Exception):
     """Ends a run that no monitor watches."""
 
 
-def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] = None) -> Outcome:
+def run(
+    atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] = None, where: str = "the structure"
+) -> Outcome:
     """Run a structure and write its frames, with all uncertainties that its calculator has.
 
     Parameters
@@ -145,16 +147,17 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
         K (at the start, with ``nve``).
     watch : Watch, optional
         Without it, only positions and forces that are no numbers end the run.
+    where : str
+        Where the structure comes from, for messages.
 
     Raises
     ------
     InputError
         What `e2ip_plugins.tools.frames.check_structure` and `Monitor` refuse; before the run.
     """
-    check_structure(atoms, "the structure")
-    if output.exists() or not output.parent.is_dir():
-        raise InputError(f"{output}: is there already, or its folder is not; choose another name")
-    _try(atoms)
+    check_structure(atoms, where)
+    check_is_new(output)
+    _try(atoms, where)
     rng = np.random.default_rng(settings.seed)
     _draw_velocities(atoms, settings, rng)
     dynamics = _dynamics(atoms, settings, rng)
@@ -189,6 +192,11 @@ def run(atoms: Atoms, settings: Settings, output: Path, watch: Optional[Watch] =
         dynamics.run(settings.steps)
     except (MonitorStop, _Broken) as end:
         stopped = str(end)
+    except InputError:
+        # Calculators refuse positions that are no numbers.
+        if np.isfinite(atoms.positions).all():
+            raise
+        stopped = f"positions are not finite at step {dynamics.nsteps}"
     checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
     return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped)
 
@@ -202,9 +210,9 @@ def parse_temperature(text: str) -> "tuple[float, Optional[float]]":
         raise InputError(f"--temperature {text}: a number in K, or a ramp, for example 300:1500") from error
 
 
-def _try(atoms: Atoms) -> None:
+def _try(atoms: Atoms, where: str) -> None:
     """Evaluate the first frame; the run's first step shares it."""
-    evaluate_first(atoms)
+    evaluate_first(atoms, where)
     if "forces_cov" not in atoms.calc.results:
         text = "the model has no readout: frames are written without uncertainties (e2ip fit gives it one)"
         warnings.warn(text, UncertaintyWarning, stacklevel=3)

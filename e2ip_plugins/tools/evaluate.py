@@ -16,7 +16,6 @@ import ase.io
 import numpy as np
 import torch
 from ase import Atoms
-from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -144,6 +143,7 @@ def evaluate(
     options: Options,
     settings: Dict[str, str],
     told: Told = lambda state, begin: None,
+    name: str = "the model",
 ) -> State:
     """Write the frames of ``source`` with a model's predictions to ``output``, which appears when it is complete.
 
@@ -159,6 +159,8 @@ def evaluate(
         What else must be the same to go on: text by name.
     told : callable
         Takes the state after every batch, and the byte at which the part begins.
+    name : str
+        Of the model, for messages.
 
     Raises
     ------
@@ -167,7 +169,7 @@ def evaluate(
         What was finished until then is kept.
     """
     check_files(source, output, options.overwrite)
-    _check_model(model, options)
+    _check_model(model, options, name)
     index = index_frames(source) if options.part != (1, 1) else None
     first, last, begin = _piece(source, options.part, index)
     with Unfinished(output, {**settings, **_settings(options, index)}) as file:
@@ -226,14 +228,14 @@ def check_files(source: Path, output: Path, overwrite: bool = False) -> None:
         raise InputError(f"{output}: is going to be text, not compressed; choose another name")
 
 
-def _check_model(model: Model, options: Options) -> None:
+def _check_model(model: Model, options: Options, name: str) -> None:
     if model.family is None:
         raise InputError(
-            "the model has no readout, hence no uncertainties: e2ip fit gives a trained model one, and the host's own "
+            f"{name}: has no readout, hence no uncertainties: e2ip fit gives a trained model one, and the host's own "
             "tools evaluate it without"
         )
     if options.calibration is not None:
-        options.calibration.check(model.family, (), "the model")
+        options.calibration.check(model.family, (), name)
 
 
 def _settings(options: Options, index: Optional[Index]) -> Dict[str, str]:
@@ -317,15 +319,9 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
     """A frame with its neighbours, and their number; `InputError` for one that no model could take."""
     where = f"{source}, frame {chunk.number}"
     atoms = to_atoms(chunk, source)
-    check_structure(atoms, where)
-    species = {chemical_symbols[number] for number in np.unique(atoms.numbers)}
-    unknown = sorted(species - set(model.species))
-    if unknown:
-        raise InputError(
-            f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(model.species)}"
-        )
+    check_structure(atoms, where, model.species)
     if calibration is not None:
-        calibration.check_species(species, where)
+        calibration.check_species(set(atoms.symbols), where)
     # Nothing else of it may reach a host.
     graph, edges = model.graph(Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc))
     return _Ready(chunk.number, where, atoms, graph), edges

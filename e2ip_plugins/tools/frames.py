@@ -76,10 +76,11 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
     return frames
 
 
-def check_structure(atoms: Any, where: str) -> None:
-    """Raise `InputError` for what the hosts drop, or predict numbers of, without a word.
+def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = None) -> None:
+    """Raise `InputError` for what the hosts drop, or predict numbers of, without a word, and for unknown species.
 
-    No atoms, positions that are not finite, and a periodic structure without a cell.
+    No atoms, positions that are not finite, and a periodic structure without a cell; species that are none of those
+    ``known``, if given.
     """
     if not len(atoms):
         raise InputError(f"{where}: has no atoms")
@@ -89,6 +90,19 @@ def check_structure(atoms: Any, where: str) -> None:
     vectors = atoms.cell.array[atoms.pbc]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
+    unknown = [] if known is None else sorted(set(atoms.symbols) - set(known))
+    if unknown:
+        raise InputError(
+            f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(known or ())}"
+        )
+
+
+def check_is_new(path: Path, option: str = "") -> None:
+    """`InputError` for a file of frames to be written that is there already, or whose folder is not."""
+    if path.exists():
+        raise InputError(f"{option}{path}: is there already; choose another name")
+    if not path.parent.is_dir():
+        raise InputError(f"{option}{path}: there is no folder {path.parent}")
 
 
 def _counts(atoms: Any) -> bool:

@@ -122,6 +122,20 @@ def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_mod
         caplog.clear()
 
 
+def test_structures_without_meaning(make_model, frames):
+    """MACE itself leaves an atom without a position out, and predicts the rest; stock models stay as they are."""
+    broken, strange = frames[1].copy(), frames[1].copy()
+    broken.positions[1, 2] = np.nan
+    strange.symbols[1] = "N"
+    for atoms, message in ((broken, "position of atom 1 is not finite"), (strange, "has N.*it knows H, C, O")):
+        atoms.calc = MACECalculator(models=make_model(), device="cpu", default_dtype="float64")
+        with pytest.raises(InputError, match=message):
+            atoms.get_forces()
+        with pytest.raises(InputError, match=message):
+            atoms.calc.uncertainty_gradient(atoms)
+    results_of(broken, make_model(readout=None))
+
+
 def test_padding_changes_nothing(make_model, frames):
     model = make_model()
     plain, _ = results_of(frames[0], model)

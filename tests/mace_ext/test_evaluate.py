@@ -193,11 +193,15 @@ def test_running_the_module_equals_the_script(model_files, configs, tmp_path):
         ({"model": "data.xyz"}, "not a model file"),
         ({"head": "three"}, "one, two"),
         ({"configs": "data.xyz"}, "does not know: Si; it knows H, C, O"),
+        ({"configs": "broken.xyz"}, "--configs broken.xyz, frame 1: the position of atom 0 is not finite"),
     ],
 )
 def test_bad_input_ends_with_one_message(model_files, configs, frames, tmp_path, monkeypatch, capsys, changed, message):
     monkeypatch.chdir(tmp_path)
     ase.io.write("data.xyz", bulk("Si"))
+    broken = frames[1].copy()
+    broken.positions[0] = np.nan
+    ase.io.write("broken.xyz", [frames[1], broken])
     options = {"model": model_files["multihead"], "configs": configs, "output": "out.xyz", **changed}
     monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
     with pytest.raises(SystemExit) as ended:

@@ -154,6 +154,16 @@ def test_training_forces_that_are_all_zero_have_no_automatic_unit(train, tmp_pat
     assert "component RMS" in capsys.readouterr().err
 
 
+def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, capsys):
+    frames = ase.io.read(data_files["train"], ":")
+    frames[-1].positions[0, 0] = float("nan")
+    ase.io.write(tmp_path / "broken.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, train_file=tmp_path / "broken.xyz")
+    assert ended.value.code == 2
+    assert "of the training set (head Default) have positions that are not finite" in capsys.readouterr().err
+
+
 def test_folder_without_data_is_refused(tmp_path):
     from mace_ext.checks import check_file
 

@@ -87,6 +87,24 @@ def test_leaves_the_callers_data_alone(model, frames, to_data):
     assert data.keys() == before.keys() and all(torch.equal(data[key], before[key]) for key in data)
 
 
+def test_structures_without_meaning(calculator, frames):
+    """NequIP itself leaves an atom without a position out, and predicts the rest."""
+    broken, strange = frames[0].copy(), frames[0].copy()
+    broken.positions[1, 2] = float("nan")
+    strange.symbols[1] = "N"
+    for atoms, message in ((broken, "position of atom 1 is not finite"), (strange, "has N.*it knows H, C, O")):
+        atoms.calc = calculator()
+        with pytest.raises(InputError, match=message):
+            atoms.get_forces()
+        with pytest.raises(InputError, match=message):
+            atoms.calc.uncertainty_gradient(atoms)
+
+
+def test_properties_are_those_of_the_model(calculator):
+    assert "e2ip_nu" in calculator().implemented_properties
+    assert not any(name.startswith(("eip_", "gaussian_")) for name in calculator().implemented_properties)
+
+
 def test_errors(model, make_model, frames, to_data):
     data = to_data(frames[0])
     with pytest.raises(InputError, match="unknown uncertainty 'std'"):

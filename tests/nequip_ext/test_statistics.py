@@ -76,3 +76,17 @@ def test_frames_without_labels_are_counted():
     some = SimpleNamespace(data_list=[labelled, {"total_energy": torch.zeros(1)}, labelled])
     with pytest.raises(InputError, match=r"1 of 3 frames of the validation data \(valid\.xyz\).*frame 1"):
         check_datasets("validation", [config], [some])
+    with pytest.raises(InputError, match=r"the training data \(valid\.xyz\) has no reference stress.*REF_stress"):
+        check_datasets("training", [config], [SimpleNamespace(data_list=[labelled])], ("stress",))
+    broken = {**labelled, "pos": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])}
+    with pytest.raises(InputError, match=r"frame 1 of the test data \(valid\.xyz\) has a position that is not finite"):
+        check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, broken])])
+
+
+def test_labels_of_some_frames_only(frames, to_data):
+    """NequIP's batches refuse them, before the statistics see any."""
+    one, other = ({**to_data(frames[0]), "total_energy": torch.zeros(1, 1)} for _ in range(2))
+    one["forces"] = torch.zeros_like(one["pos"])
+    batches = (AtomicDataDict.batched_from_list(pair) for pair in [[one, one], [one, other]])
+    with pytest.raises(InputError, match=r"labels that others lack \(.*'forces'.*give them NaN"):
+        E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)

@@ -217,7 +217,7 @@ def test_what_cannot_be_driven(crystal, start_lammps):
         ({"keys": ["e2ip_nu"]}, "gives no e2ip_nu: it needs a model with a readout"),
         (
             {"calculator": Stranger()},
-            r"cannot evaluate the structure \(ValueError: 18 is not in list\): does it know Ar, Kr",
+            r"the structure: the model cannot evaluate it \(ValueError: 18 is not in list\): does it know Ar, Kr",
         ),
         ({"calculator": LennardJones()}, r"gives no forces_epistemic_std, e2ip_leverage"),
         ({"calculator": Uncertain(fitted=False), "keys": [LEVERAGE]}, "gives no e2ip_leverage"),

@@ -11,6 +11,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import UncertaintyWarning
 from e2ip_plugins.md.run import Settings, Watch, parse_temperature, run
 from e2ip_plugins.md.thresholds import Quantile, parse_watch
+from e2ip_plugins.tools.frames import check_structure
 
 STD = "forces_epistemic_std"
 
@@ -91,6 +92,23 @@ def test_what_is_no_number_ends_a_run_that_nobody_watches(make_atoms, tmp_path):
     assert outcome.stopped == "positions or forces are not finite at step 0" and outcome.frames == 0
 
 
+def test_positions_that_a_calculator_refuses_end_a_run(make_atoms, tmp_path):
+    """As the hosts' calculators do; between two frames that are written."""
+    atoms = make_atoms(spring=1.0)
+    stock = atoms.calc.calculate
+
+    def calculate(moved=None, *rest):
+        check_structure(moved, "the structure")
+        stock(moved, *rest)
+        if atoms.calc.evaluations == 4:
+            atoms.calc.results["forces"][1] = np.nan
+
+    atoms.calc.calculate = calculate
+    outcome = run(atoms, Settings(100, thermostat="nve", interval=50), tmp_path / "run.xyz")
+    assert outcome.stopped.startswith("positions are not finite at step") and 0 < outcome.steps < 10
+    assert len(ase.io.read(tmp_path / "run.xyz", ":")) == outcome.frames == 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -110,8 +128,8 @@ def test_settings_that_do_not_go(given, message):
 def test_structures_and_files_that_do_not_go(make_atoms, tmp_path):
     atoms = make_atoms()
     (tmp_path / "there.xyz").write_text("")
-    for path in ("there.xyz", "nowhere/run.xyz"):
-        with pytest.raises(InputError, match="is there already, or its folder is not"):
+    for path, message in (("there.xyz", "is there already"), ("nowhere/run.xyz", "there is no folder")):
+        with pytest.raises(InputError, match=message):
             run(atoms, Settings(1), tmp_path / path)
     atoms.positions[1, 2] = np.inf
     with pytest.raises(InputError, match="position of atom 1 is not finite"):
