@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, NoReturn, Tuple
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
@@ -39,8 +40,11 @@ def configure_e2ip_model(
     model, output_args
     """
     head_configs = kwargs.get("head_configs", rest[2] if len(rest) > 2 else None)
+    z_table = kwargs.get("z_table", rest[1] if len(rest) > 1 else None)
     try:
         warn_of_masked_forces(head_configs or [])
+        if z_table is not None:
+            check_test_sets(head_configs or [], z_table.zs)
     except InputError as error:
         _end(error)
     model, output_args = stock(
@@ -136,6 +140,27 @@ def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
                 logging.warning(
                     f"{unlabelled} of {len(forces)} frames {where} have no reference forces: "
                     "the uncertainty learns nothing from them"
+                )
+
+
+def check_test_sets(head_configs: Iterable[Any], known: Iterable[int]) -> None:
+    """`InputError` for elements that the model will not know; MACE meets them after the training, and leaves no model.
+
+    Parameters
+    ----------
+    head_configs : iterable
+        What MACE has read for every data set.
+    known : iterable of int
+        Atomic numbers of the training and validation data.
+    """
+    for head in head_configs:
+        for test, configs in [] if head.collections is None else head.collections.tests:
+            unknown = {int(z) for config in configs for z in np.unique(config.atomic_numbers)} - set(known)
+            if unknown:
+                names = ", ".join(chemical_symbols[z] for z in sorted(unknown))
+                raise InputError(
+                    f"the test set (head {head.head_name}, {test}) has {names}, which no training or validation frame "
+                    "has: leave such frames out of --test_file"
                 )
 
 

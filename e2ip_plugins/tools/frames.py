@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
+from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
@@ -90,10 +91,12 @@ def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = Non
     vectors = atoms.cell.array[atoms.pbc]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
-    unknown = [] if known is None else sorted(set(atoms.symbols) - set(known))
+    if known is None:
+        return
+    unknown = sorted({chemical_symbols[number] for number in np.unique(atoms.numbers)} - set(known))
     if unknown:
         raise InputError(
-            f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(known or ())}"
+            f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(known)}"
         )
 
 

@@ -164,6 +164,17 @@ def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, cap
     assert "of the training set (head Default) have positions that are not finite" in capsys.readouterr().err
 
 
+def test_elements_of_the_test_set_alone(train, tmp_path, data_files, capsys):
+    """MACE itself would train first, then fail without a model."""
+    frames = ase.io.read(data_files["valid"], ":")
+    frames[0].symbols[0] = "S"
+    ase.io.write(tmp_path / "test.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, test_file=tmp_path / "test.xyz")
+    assert ended.value.code == 2
+    assert "has S, which no training or validation frame has" in capsys.readouterr().err
+
+
 def test_folder_without_data_is_refused(tmp_path):
     from mace_ext.checks import check_file
 
