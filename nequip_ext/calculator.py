@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Dict, Iterable, List, Optional, Tuple, Type, U
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import all_changes
-from ase.data import chemical_symbols
 from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
@@ -22,6 +21,7 @@ from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_readout
+from nequip_ext.reference import known_species
 from nequip_ext.registration import register
 
 
@@ -104,10 +104,8 @@ class E2IPCalculator(NequIPCalculator):
         super().calculate(atoms, properties, system_changes)
 
     def _check(self, atoms: Optional[Atoms]) -> None:
-        tables = [found for t in self.transforms if (found := getattr(t, "lookup_table", None)) is not None]
-        known = [chemical_symbols[z] for z in (tables[0] >= 0).nonzero().flatten().tolist()] if tables else None
         if atoms is not None:
-            check_structure(atoms, "the structure", known)
+            check_structure(atoms, "the structure", known_species(self.transforms))
 
     def uncertainty_gradient(
         self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import lightning
 import torch
+from ase.data import chemical_symbols
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -30,7 +31,7 @@ from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
 from nequip_ext.readout import find_readout, settings_of
-from nequip_ext.reference import check_reference
+from nequip_ext.reference import check_reference, known_species
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -154,7 +155,7 @@ def check_datasets(
     further: Tuple[str, ...] = (),
 ) -> None:
     """Raise `InputError` for frames without reference forces, energies or one of the ``further`` fields, and for
-    positions that are not finite; names the file.
+    unknown species and positions that are not finite; names the file.
 
     Data that are not in memory are looked at by their first frame only.
     """
@@ -162,7 +163,15 @@ def check_datasets(
         where = f"{split} data ({config.get('file_path', config.get('_target_'))})"
         frames = getattr(dataset, "data_list", None)
         frames = frames if frames is not None else [dataset[0]]
+        known = known_species(getattr(dataset, "transforms", ()))
         for index, frame in enumerate(frames):
+            numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0)).unique().tolist()
+            unknown = [] if known is None else sorted({chemical_symbols[number] for number in numbers} - set(known))
+            if unknown:
+                raise InputError(
+                    f"frame {index} of the {where} has {', '.join(unknown)}, which the config's species lack; they are "
+                    f"{', '.join(known or ())}"
+                )
             if not torch.isfinite(frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(()))).all():
                 raise InputError(
                     f"frame {index} of the {where} has a position that is not finite, an atom that NequIP would leave "

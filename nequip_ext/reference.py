@@ -1,8 +1,9 @@
-"""Reference forces as they come from data files: present, or a clear error; finite, or masked."""
+"""What data files bring along: reference forces, present, or a clear error, and finite, or masked; species."""
 
-from typing import List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 import torch
+from ase.data import chemical_symbols
 from nequip.data import AtomicDataDict, BaseModifier
 from torch import Tensor
 
@@ -30,6 +31,15 @@ def reference_forces(data: AtomicDataDict.Type) -> Tensor:
     """Reference forces (N, 3) in eV/Å; `InputError` where the data has none."""
     check_reference(data, AtomicDataDict.FORCE_KEY)
     return data[AtomicDataDict.FORCE_KEY]
+
+
+def known_species(transforms: Iterable[Any]) -> Optional[List[str]]:
+    """Chemical symbols that a data set's or calculator's mapper to atom types takes; None without such a mapper."""
+    for transform in transforms:
+        table = getattr(transform, "lookup_table", None)
+        if table is not None:
+            return [chemical_symbols[number] for number in (table >= 0).nonzero().flatten().tolist()]
+    return None
 
 
 def nan_where_not_finite(forces: Tensor) -> Tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from nequip.data import AtomicDataDict, CommonDataStatisticsManager
 from nequip.data.dataset import ASEDataset
+from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper
 
 from e2ip_plugins.errors import InputError
 from nequip_ext import E2IPDataStatisticsManager
@@ -81,6 +82,10 @@ def test_frames_without_labels_are_counted():
     broken = {**labelled, "pos": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])}
     with pytest.raises(InputError, match=r"frame 1 of the test data \(valid\.xyz\) has a position that is not finite"):
         check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, broken])])
+    strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
+    mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
+    with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\) has S.*they are H, C, O"):
+        check_datasets("test", [config], [SimpleNamespace(data_list=[strange], transforms=[mapper])])
 
 
 def test_labels_of_some_frames_only(frames, to_data):
