@@ -4,7 +4,7 @@ import copy
 import logging
 import sys
 from argparse import Namespace
-from typing import Any, Callable, Iterable, NoReturn, Tuple
+from typing import Any, Callable, Iterable, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import doubts
+from e2ip_plugins.tools.frames import check_atoms, doubts
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -42,9 +42,7 @@ def configure_e2ip_model(
     head_configs = kwargs.get("head_configs", rest[2] if len(rest) > 2 else None)
     z_table = kwargs.get("z_table", rest[1] if len(rest) > 1 else None)
     try:
-        warn_of_masked_forces(head_configs or [])
-        if z_table is not None:
-            check_test_sets(head_configs or [], z_table.zs)
+        warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs])
     except InputError as error:
         _end(error)
     model, output_args = stock(
@@ -108,13 +106,14 @@ def forces_rms(dataset: Iterable[Any]) -> float:
     return (total / count) ** 0.5
 
 
-def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
+def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[str]] = None) -> None:
     """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all.
 
     Raises
     ------
     InputError
-        For positions that are not finite: MACE leaves such atoms out of every neighbourhood without a word.
+        For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word, and for
+        species that are none of those ``known``: in test data it meets them after the training, and leaves no model.
     """
     for head in head_configs:
         if head.collections is None:
@@ -122,12 +121,8 @@ def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
         sets = [("training", head.collections.train), ("validation", head.collections.valid)]
         for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:
             where = f"of the {name} set (head {head.head_name})"
-            broken = [i for i, config in enumerate(configs) if not np.isfinite(config.positions).all()]
-            if broken:
-                raise InputError(
-                    f"{len(broken)} of {len(configs)} frames {where} have positions that are not finite, the first is "
-                    f"frame {broken[0]} (isolated atoms not counted): remove them"
-                )
+            for index, config in enumerate(configs):
+                check_atoms(config.atomic_numbers, config.positions, f"frame {index} {where}", known)
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:
@@ -140,27 +135,6 @@ def warn_of_masked_forces(head_configs: Iterable[Any]) -> None:
                 logging.warning(
                     f"{unlabelled} of {len(forces)} frames {where} have no reference forces: "
                     "the uncertainty learns nothing from them"
-                )
-
-
-def check_test_sets(head_configs: Iterable[Any], known: Iterable[int]) -> None:
-    """`InputError` for elements that the model will not know; MACE meets them after the training, and leaves no model.
-
-    Parameters
-    ----------
-    head_configs : iterable
-        What MACE has read for every data set.
-    known : iterable of int
-        Atomic numbers of the training and validation data.
-    """
-    for head in head_configs:
-        for test, configs in [] if head.collections is None else head.collections.tests:
-            unknown = {int(z) for config in configs for z in np.unique(config.atomic_numbers)} - set(known)
-            if unknown:
-                names = ", ".join(chemical_symbols[z] for z in sorted(unknown))
-                raise InputError(
-                    f"the test set (head {head.head_name}, {test}) has {names}, which no training or validation frame "
-                    "has: leave such frames out of --test_file"
                 )
 
 

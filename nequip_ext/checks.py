@@ -8,7 +8,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import lightning
 import torch
-from ase.data import chemical_symbols
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,7 +23,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import Configuration, doubts
+from e2ip_plugins.tools.frames import Configuration, check_atoms, doubts
 from nequip_ext.compat import XYZFileWriter
 from nequip_ext.evaluate import name_family_in_files
 from nequip_ext.host_forces import clip_apart
@@ -165,18 +164,9 @@ def check_datasets(
         frames = frames if frames is not None else [dataset[0]]
         known = known_species(getattr(dataset, "transforms", ()))
         for index, frame in enumerate(frames):
-            numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0)).unique().tolist()
-            unknown = [] if known is None else sorted({chemical_symbols[number] for number in numbers} - set(known))
-            if unknown:
-                raise InputError(
-                    f"frame {index} of the {where} has {', '.join(unknown)}, which the config's species lack; they are "
-                    f"{', '.join(known or ())}"
-                )
-            if not torch.isfinite(frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(()))).all():
-                raise InputError(
-                    f"frame {index} of the {where} has a position that is not finite, an atom that NequIP would leave "
-                    "out of every neighbourhood: remove the frame"
-                )
+            numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long)).reshape(-1)
+            positions = frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(0, 3))
+            check_atoms(numbers.numpy(), positions.numpy(), f"frame {index} of the {where}", known)
         for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, *further):
             missing = [index for index, frame in enumerate(frames) if field not in frame]
             if 0 < len(missing) < len(frames):

@@ -85,15 +85,20 @@ def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = Non
     """
     if not len(atoms):
         raise InputError(f"{where}: has no atoms")
-    bad = np.flatnonzero(~np.isfinite(atoms.positions).all(-1))
-    if len(bad):
-        raise InputError(f"{where}: the position of atom {bad[0]} is not finite ({len(bad)} such atoms)")
+    check_atoms(atoms.numbers, atoms.positions, where, known)
     vectors = atoms.cell.array[atoms.pbc]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
+
+
+def check_atoms(numbers: np.ndarray, positions: np.ndarray, where: str, known: Optional[Sequence[str]] = None) -> None:
+    """The part of `check_structure` that asks for atomic numbers (N,) and positions (N, 3) alone."""
+    bad = np.flatnonzero(~np.isfinite(positions).all(-1))
+    if len(bad):
+        raise InputError(f"{where}: the position of atom {bad[0]} is not finite ({len(bad)} such atoms)")
     if known is None:
         return
-    unknown = sorted({chemical_symbols[number] for number in np.unique(atoms.numbers)} - set(known))
+    unknown = sorted({chemical_symbols[number] for number in np.unique(numbers)} - set(known))
     if unknown:
         raise InputError(
             f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(known)}"

@@ -161,7 +161,9 @@ def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, cap
     with pytest.raises(SystemExit) as ended:
         train(E2IP, train_file=tmp_path / "broken.xyz")
     assert ended.value.code == 2
-    assert "of the training set (head Default) have positions that are not finite" in capsys.readouterr().err
+    assert (
+        "frame 11 of the training set (head Default): the position of atom 0 is not finite" in capsys.readouterr().err
+    )
 
 
 def test_elements_of_the_test_set_alone(train, tmp_path, data_files, capsys):
@@ -172,7 +174,7 @@ def test_elements_of_the_test_set_alone(train, tmp_path, data_files, capsys):
     with pytest.raises(SystemExit) as ended:
         train(E2IP, test_file=tmp_path / "test.xyz")
     assert ended.value.code == 2
-    assert "has S, which no training or validation frame has" in capsys.readouterr().err
+    assert "(head Default): has S, which the model does not know; it knows H, O" in capsys.readouterr().err
 
 
 def test_folder_without_data_is_refused(tmp_path):

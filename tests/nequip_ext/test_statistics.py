@@ -80,11 +80,13 @@ def test_frames_without_labels_are_counted():
     with pytest.raises(InputError, match=r"the training data \(valid\.xyz\) has no reference stress.*REF_stress"):
         check_datasets("training", [config], [SimpleNamespace(data_list=[labelled])], ("stress",))
     broken = {**labelled, "pos": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])}
-    with pytest.raises(InputError, match=r"frame 1 of the test data \(valid\.xyz\) has a position that is not finite"):
+    with pytest.raises(
+        InputError, match=r"frame 1 of the test data \(valid\.xyz\): the position of atom 1 is not finite"
+    ):
         check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, broken])])
     strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
     mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
-    with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\) has S.*they are H, C, O"):
+    with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\): has S.*it knows H, C, O"):
         check_datasets("test", [config], [SimpleNamespace(data_list=[strange], transforms=[mapper])])
 
 
