@@ -52,8 +52,14 @@ UNFITTED = -1.0
 #: Name of a predictive family in files and results.
 FAMILY_KEY = "uq_family"
 
+#: Name of the readout that predicted, in files and results: `e2ip_plugins.readout.readout.model_name`.
+MODEL_KEY = "uq_model"
+
 #: Name of the calibration that has been applied, in files and results.
 CALIBRATION_KEY = "uq_calibration"
+
+#: What is said of a whole frame's uncertainties.
+FRAME_KEYS = (FAMILY_KEY, MODEL_KEY, CALIBRATION_KEY)
 
 #: How names of reference energies, forces and so on begin in files, beside predictions.
 REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)

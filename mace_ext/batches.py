@@ -12,7 +12,7 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.readout.readout import model_name, unfitted
 from mace_ext.files import open_file
 from mace_ext.fit import choose_head
 from mace_ext.readout import find_family, find_readout, output_keys
@@ -24,7 +24,7 @@ class Batches:
     def __init__(self, net: Any, device: str, head: str) -> None:
         self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head
         self.family = find_family(net)
-        self.warning = unfitted(find_readout(net))
+        self.warning, self.uq_model = unfitted(find_readout(net)), model_name(find_readout(net))
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
         self.species = [chemical_symbols[z] for z in self.table.zs]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.gradient import uncertainty_gradient as gradient_of
@@ -38,10 +38,12 @@ def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, N
     found = [find_family(model) for model in self.models]
     #: Family of each model; empty unless all of them have a readout.
     self._uq_families = [family for family in found if family is not None] if None not in found else []
+    #: Name of the readout; None for committees and stock models.
+    self._uq_model = model_name(find_readout(self.models[0])) if len(found) == 1 else None
     if self._uq_calibration is not None:
         if len(found) > 1:
             raise InputError(f"{calibration}: is for one model, not for the mixture of the {len(found)} of a committee")
-        self._uq_calibration.check(found[0], (), "the model")
+        self._uq_calibration.check(found[0], (), "the model", self._uq_model)
     if self._uq_families:
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
@@ -81,6 +83,8 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         (family,) = self._uq_families
         own = {name: values[0] for name, values in outputs.items()}
         self.results.update(self._uq_calibration.results(family, own, factor, self.atoms.symbols))
+    if self._uq_model is not None:
+        self.results[MODEL_KEY] = self._uq_model
 
 
 def _check(calculator: Any, atoms: Any) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, UNFITTED
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY, UNFITTED
+from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.compat import hear_outputs
@@ -40,6 +40,7 @@ class _Columns:
 
     def clear(self) -> None:
         self.family: Optional[Type[Family]] = None
+        self.uq_model: Optional[str] = None
         self.frames: List[Dict[str, np.ndarray]] = []
         self.warned = False
         self.calibration: Optional[Calibration] = None
@@ -57,6 +58,13 @@ class _Columns:
             print(f"mace_eval_configs: warning: {text}", file=sys.stderr)
             self.warned = True
 
+    def begin(self, readout: Any) -> None:
+        """Look at the model and at the frames before its first batch."""
+        self.warn(unfitted(readout))
+        if readout is not None:
+            self.uq_model = self.uq_model or model_name(readout)
+            self.check_structures()
+
     def add(self, family: Optional[Type[Family]], output: Dict[str, Tensor], ptr: Tensor) -> None:
         """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns.
 
@@ -66,7 +74,7 @@ class _Columns:
         wanted = FORCE_VIEWS if family is None else family.output_keys()
         missing = [key.name for key in wanted if output.get(key.name) is None]
         if self.calibration is not None and not self.frames:
-            self.calibration.check(family, (), "the model")
+            self.calibration.check(family, (), "the model", self.uq_model)
         if family is None and len(missing) == len(wanted):
             return
         if family is None or missing:
@@ -86,6 +94,8 @@ class _Columns:
             return
         for atoms, columns in zip(atoms_list, self.frames, strict=True):
             atoms.info[prefix + FAMILY_KEY] = self.family.uq_family
+            if self.uq_model is not None:
+                atoms.info[prefix + MODEL_KEY] = self.uq_model
             if self.calibration is not None:
                 columns = {**columns, **self._calibrated(self.family, self.calibration, columns, atoms.symbols)}
                 atoms.info[prefix + CALIBRATION_KEY] = Path(self.calibration.path).name
@@ -122,10 +132,7 @@ def patch_eval_configs(module: Any) -> None:
             module.argparse = stock_argparse
 
     def before(model):
-        readout = find_readout(model)
-        columns.warn(unfitted(readout))
-        if readout is not None:
-            columns.check_structures()
+        columns.begin(find_readout(model))
 
     def after(model, batch, output):
         columns.add(find_family(model), output, batch["ptr"])

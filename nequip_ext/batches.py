@@ -17,7 +17,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import basic_transforms
-from nequip_ext.readout import find_readout
+from nequip_ext.readout import find_model_name, find_readout
 
 
 class Batches:
@@ -49,7 +49,7 @@ class Batches:
         self.model, self.species, self.transforms, self.device = model, list(species), transforms, torch.device(device)
         self.family = None if family is None else families.get(family)
         self.dtype, self.one_by_one = dtype, one_by_one
-        self.warning = unfitted(find_readout(model))
+        self.warning, self.uq_model = unfitted(find_readout(model)), find_model_name(model)
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
         """NequIP's dictionary of a frame, and its number of edges."""

@@ -12,7 +12,7 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
@@ -20,7 +20,7 @@ from e2ip_plugins.tools.frames import check_structure
 from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
-from nequip_ext.readout import find_readout
+from nequip_ext.readout import find_model_name, find_readout
 from nequip_ext.reference import known_species
 from nequip_ext.registration import register
 
@@ -48,6 +48,9 @@ class E2IPCalculator(NequIPCalculator):
         """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
         self.calibration = None if calibration is None else Calibration.read(calibration)
         super().__init__(*args, **settings)
+        self._uq_model = find_model_name(self.model)
+        if self.calibration is not None:
+            self.calibration.check_model(self._uq_model, "the model")
         readout = find_readout(self.model)
         if readout is not None:
             self.implemented_properties = _properties([families.get(readout.settings.family)])
@@ -145,6 +148,8 @@ class E2IPCalculator(NequIPCalculator):
         if LEVERAGE.name in out:  # not in what was saved before there was one
             self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
         self.results[FAMILY_KEY] = family.uq_family
+        if self._uq_model is not None:
+            self.results[MODEL_KEY] = self._uq_model
 
 
 def open_model(

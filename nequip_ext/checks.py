@@ -25,7 +25,7 @@ from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from e2ip_plugins.tools.frames import Configuration, check_atoms, doubts
 from nequip_ext.compat import XYZFileWriter
-from nequip_ext.evaluate import name_family_in_files
+from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
@@ -53,7 +53,7 @@ class E2IPInputCheck(lightning.Callback):
             return
         if bind(pl_module):
             check_restart(pl_module)
-            name_family_in_files()
+            name_models_in_files()
             check_files_written(trainer.callbacks, find_readout(pl_module))
         readout = find_readout(pl_module)
         forces = "likelihood" if stage != "fit" or readout is None else settings_of(readout).forces

@@ -1,4 +1,4 @@
-"""What NequIP's xyz writers lack: ``uq_family``, the name of the predictive family, and calibrated uncertainties."""
+"""What NequIP's xyz writers lack: the names of family, readout and calibration, and calibrated uncertainties."""
 
 import functools
 from pathlib import Path
@@ -10,18 +10,22 @@ from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FRAME_KEYS, MODEL_KEY
 from e2ip_plugins.scores.calibration import Calibration
+from nequip_ext.readout import find_model_name
 
 
-def name_family_in_files() -> None:
-    """Let NequIP's xyz writers name the family in every frame whose columns hold its parameters.
+def name_models_in_files() -> None:
+    """Let NequIP's xyz writers name family and readout in every frame whose columns hold the family's parameters.
 
-    Their columns are tensors, so the name has to be added to what they make of an output: `to_ase` of their module is
-    wrapped, once.
+    Their columns are tensors, so names have to be added to what they make of an output: `to_ase` of their module is
+    wrapped, once, and the method of the test-time writer, which alone sees the model.
     """
     if not hasattr(write_xyz.to_ase, "names_family"):
         write_xyz.to_ase = _naming_family(write_xyz.to_ase)
+    writer = write_xyz.TestTimeXYZFileWriter
+    if not hasattr(writer.on_test_batch_end, "names_readout"):
+        writer.on_test_batch_end = _naming_readout(writer.on_test_batch_end)
 
 
 def _naming_family(to_ase: Any) -> Any:
@@ -33,12 +37,27 @@ def _naming_family(to_ase: Any) -> Any:
         family = families.of_outputs(extra_fields or [])
         if family is not None:
             for frame in made if isinstance(made, list) else [made]:
-                frame.info[FAMILY_KEY] = family.uq_family
-                if CALIBRATION_KEY in args[0]:
-                    frame.info[CALIBRATION_KEY] = args[0][CALIBRATION_KEY]
+                said = {FAMILY_KEY: family.uq_family, **args[0]}
+                frame.info.update({key: said[key] for key in FRAME_KEYS if key in said})
         return made
 
     wrapped.names_family = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _naming_readout(on_test_batch_end: Any) -> Any:
+    @functools.wraps(on_test_batch_end)
+    def wrapped(
+        self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:  # once in a data set: the name is a hash of all weights
+            self.uq_model = find_model_name(pl_module)
+        if self.uq_model is not None:
+            key = f"test_{dataloader_idx}_output"
+            outputs = {**outputs, key: {**outputs[key], MODEL_KEY: self.uq_model}}
+        on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+
+    wrapped.names_readout = True  # type: ignore[attr-defined]
     return wrapped
 
 
@@ -60,6 +79,18 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
         if self.chemical_symbols is None:
             raise InputError("E2IPXYZFileWriter needs chemical_symbols: a calibration goes by species")
         self.calibration.check(families.of_outputs(self.extra_fields), (), "what extra_fields name")
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """`InputError` for a calibration of a model that is there already, while another one is going to be tested."""
+        if self.calibration.uq_model is not None:
+            raise InputError(
+                f"{self.calibration.path}: was fitted to predictions of a trained model, not of the one that this "
+                "training makes; train first, then run=[test] with the calibration of that model"
+            )
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """`InputError` for a calibration of another model."""
+        self.calibration.check_model(find_model_name(pl_module), "the one that is tested")
 
     def on_test_batch_end(
         self,

@@ -13,10 +13,10 @@ from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_KEY, PLATEAU_KEY
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
 from e2ip_plugins.readout.leverage import Neighbours
-from e2ip_plugins.readout.readout import Readout, refuse_version_1
+from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
 #: Between tap and readout only; never an output.
@@ -123,6 +123,12 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         self.irreps_out.pop(TAP_KEY, None)
 
+    def _get_metadata_contributions(self) -> Dict[str, str]:
+        """What NequIP writes into the files that it compiles."""
+        name = model_name(self.readout)
+        assert name is not None
+        return {MODEL_KEY: name}
+
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         keep_graph = data.pop(KEEP_GRAPH_KEY, None) is not None
         source = dict(data)
@@ -216,6 +222,13 @@ def find_readout(model: Any) -> Optional[Readout]:
         if type(module).__name__ == GraphReadout.__name__:
             return module.readout
     return None
+
+
+def find_model_name(model: Any) -> Optional[str]:
+    """Name of a model's readout, see `model_name`; what NequIP compiled has it in its metadata, if not too old."""
+    readout = find_readout(model)
+    compiled = getattr(getattr(model, "model", None), "get_metadata", None)
+    return compiled().get(MODEL_KEY) if readout is None and compiled is not None else model_name(readout)
 
 
 def settings_of(readout: Readout) -> Settings:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: threads cost more than they bring on molecules of three atoms, and the last bits of sums
+# depend on their number, which is one in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def reference_frames(tmp_path):

@@ -2,12 +2,12 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, PRINCIPAL_STD
+from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, MODEL_KEY, PRINCIPAL_STD
 from e2ip_plugins.report.predictions import distinct, read_predictions
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
@@ -30,6 +30,8 @@ class HeldOut:
         Name of the calibration that the covariances have seen.
     changes : bool
         Whether that calibration changes covariances at all.
+    uq_model : str or None
+        Whose uncertainties they are, where it is known.
     """
 
     path: str
@@ -38,6 +40,7 @@ class HeldOut:
     radii: Dict[float, float]
     calibration: Optional[str]
     changes: bool
+    uq_model: Optional[str] = None
 
     @classmethod
     def read(cls, path: Union[str, Path], levels: Iterable[float] = ()) -> "HeldOut":
@@ -57,17 +60,19 @@ class HeldOut:
         if Path(path).suffix == ".json":
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
-            return cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
+            held = cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
+            return replace(held, uq_model=found.uq_model)
         predictions, warning = distinct(read_predictions(path, required=False))
         if warning:
             warnings.warn(warning, UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})
-        return cls(str(path), predictions.family.uq_family, maxima, {}, predictions.calibration, True)
+        held = cls(str(path), predictions.family.uq_family, maxima, {}, predictions.calibration, True)
+        return replace(held, uq_model=predictions.uq_model)
 
     def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Raise `InputError` unless a calculator's results are of the same family and calibration.
+        """Raise `InputError` unless a calculator's results are of the same family, model and calibration.
 
         Parameters
         ----------
@@ -80,6 +85,12 @@ class HeldOut:
         family, applied = results.get(FAMILY_KEY, self.uq_family), results.get(CALIBRATION_KEY)
         if family != self.uq_family:
             raise InputError(f"{self.path}: is of family '{self.uq_family}', the calculator's model of '{family}'")
+        model = results.get(MODEL_KEY)
+        if None not in (model, self.uq_model) and model != self.uq_model:
+            raise InputError(
+                f"{self.path}: holds uncertainties of another model ({self.uq_model}) than the calculator's ({model}); "
+                "what is usual for one model is not for another: take predictions of this one for held-out frames"
+            )
         if set(names) == {LEVERAGE.name} or applied == self.calibration or (applied is None and not self.changes):
             return
         raise InputError(

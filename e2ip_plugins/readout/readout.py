@@ -1,5 +1,6 @@
 """The readout: a host's features to every output of a predictive family. Layout, trunk and family in one."""
 
+import hashlib
 from typing import Any, Dict, Final, List, Optional, Tuple
 
 import torch
@@ -153,6 +154,24 @@ def unfitted(readout: Any) -> str:
         "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
         "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves at its end, `e2ip fit` any other"
     )
+
+
+def model_name(readout: Any) -> Optional[str]:
+    """What tells a readout from all others in files, ``readout-`` and a hash; None for None.
+
+    Of its weights and its leverage: the same on every device, in float32 and float64, scripted or not; another one
+    after training, after `e2ip fit`, and where some of the heads are left out.
+    """
+    if readout is None:
+        return None
+    digest = hashlib.sha256()
+    # Not by the state: a scripted one has also the buffers that are not saved.
+    fitted = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
+    for name, values in sorted([*readout.named_parameters(), *fitted], key=lambda pair: pair[0]):
+        digest.update(name.encode())
+        digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    # Not the hash alone: readers of extxyz take 1234e5678901 for a number.
+    return f"readout-{digest.hexdigest()[:12]}"
 
 
 def refuse_version_1(state_dict, prefix, *_) -> None:

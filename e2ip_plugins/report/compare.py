@@ -265,7 +265,7 @@ def _score(label: str, p: Predictions, calibration: Optional[Calibration] = None
 def _calibrated(p: Predictions, calibration: Calibration) -> Predictions:
     if p.calibration is not None:
         raise InputError(f"{p.path}: was calibrated already, with {p.calibration}; give the predictions without that")
-    calibration.check(p.family, p.species, str(p.path))
+    calibration.check(p.family, p.species, str(p.path), p.uq_model)
     calibration.check_frames(p.frames, str(p.path))
     assert p.family is not None
     return replace(p, parameters=calibration.apply_numpy(p.family, p.parameters, p.species))

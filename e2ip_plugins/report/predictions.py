@@ -21,7 +21,15 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, REFERENCE_PREFIX, UNFITTED
+from e2ip_plugins.keys import (
+    CALIBRATION_KEY,
+    FAMILY_KEY,
+    FORCE_VIEWS,
+    LEVERAGE,
+    MODEL_KEY,
+    REFERENCE_PREFIX,
+    UNFITTED,
+)
 from e2ip_plugins.scores.calibration import fingerprint
 
 
@@ -52,6 +60,8 @@ class Predictions:
         `e2ip_plugins.scores.calibration.fingerprint` of every frame.
     calibration : str or None
         Name of the calibration that has been applied to the file already.
+    uq_model : str or None
+        Name of the readout that predicted; None where the file has none.
     """
 
     path: Path
@@ -67,6 +77,7 @@ class Predictions:
     leverage: Optional[np.ndarray] = None
     frames: Tuple[str, ...] = ()
     calibration: Optional[str] = None
+    uq_model: Optional[str] = None
 
     @property
     def labelled(self) -> bool:
@@ -134,6 +145,7 @@ def read_predictions(
         leverage=_leverage(path, frames, prefix + LEVERAGE.name),
         frames=tuple(f["fingerprint"] for f in frames),
         calibration=_applied(frames, prefix),
+        uq_model=_model(path, frames, prefix),
     )
 
 
@@ -251,13 +263,8 @@ def _of_columns(frame: dict, prefix: str) -> Optional[Type[Family]]:
 
 def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family]]:
     """Predictive family of a file: the one that it names, else the one whose parameters it holds."""
-    names = [f["info"].get(prefix + FAMILY_KEY, f["info"].get(FAMILY_KEY)) for f in frames]
-    for i, name in enumerate(names):
-        if name != names[0]:
-            raise InputError(
-                f"{path}: uq_family is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the "
-                "predictions of one model (NequIP's xyz writer appends to a file that is already there)"
-            )
+    names = _said(frames, prefix, FAMILY_KEY)
+    _refuse_several(path, names, FAMILY_KEY)
     frame, named = frames[0], names[0]
     family = families.of_file(str(named), str(path)) if named is not None else _of_columns(frame, prefix)
     if family is None and not _uncertain(frame, prefix):
@@ -278,8 +285,28 @@ def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family
 
 
 def _applied(frames: List[dict], prefix: str) -> Optional[str]:
-    names = [f["info"].get(prefix + CALIBRATION_KEY, f["info"].get(CALIBRATION_KEY)) for f in frames]
-    return next((str(name) for name in names if name is not None), None)
+    return next((str(name) for name in _said(frames, prefix, CALIBRATION_KEY) if name is not None), None)
+
+
+def _model(path: Path, frames: List[dict], prefix: str) -> Optional[str]:
+    """Name of the readout that predicted; `InputError` where there are several, or some frames have none."""
+    names = _said(frames, prefix, MODEL_KEY)
+    _refuse_several(path, names, MODEL_KEY)
+    return None if names[0] is None else str(names[0])
+
+
+def _said(frames: List[dict], prefix: str, key: str) -> List[Any]:
+    """What every frame says of its uncertainties."""
+    return [f["info"].get(prefix + key, f["info"].get(key)) for f in frames]
+
+
+def _refuse_several(path: Path, names: List[Any], key: str) -> None:
+    for i, name in enumerate(names):
+        if name != names[0]:
+            raise InputError(
+                f"{path}: {key} is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the "
+                "predictions of one model (NequIP's xyz writer appends to a file that is already there)"
+            )
 
 
 def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:

@@ -21,7 +21,7 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, MODEL_KEY
 from e2ip_plugins.scores.frame_maxima import Tables
 
 #: Of the file; a reader knows one.
@@ -55,6 +55,8 @@ class Calibration:
     methods : tuple of str
     uq_family : str
         Of the predictions that it is for.
+    uq_model : str or None
+        Of these, too; None where they had none, as those of earlier versions.
     factor : dict
         `Constant` by species: what the covariance is multiplied by.
     floor : Constant
@@ -90,6 +92,7 @@ class Calibration:
     notes: List[str] = field(default_factory=list)
     path: str = "the calibration"
     frame_maxima: Tables = field(default_factory=dict)
+    uq_model: Optional[str] = None
 
     @property
     def species(self) -> Tuple[str, ...]:
@@ -117,8 +120,10 @@ class Calibration:
             lines.append(f"{title} of these frames: {before:.4f} -> {after:.4f}")
         return lines
 
-    def check(self, family: Optional[Type[Family]], species: Iterable[str], where: str) -> None:
-        """Raise `InputError` unless it is for predictions of this family and these species.
+    def check(
+        self, family: Optional[Type[Family]], species: Iterable[str], where: str, uq_model: Optional[str] = None
+    ) -> None:
+        """Raise `InputError` unless it is for predictions of this family, these species and this model.
 
         Parameters
         ----------
@@ -128,6 +133,8 @@ class Calibration:
             Chemical symbols.
         where : str
             Whose predictions, for the message.
+        uq_model : str, optional
+            Where it is known.
         """
         if family is None:
             raise InputError(f"{where}: has no predicted distribution that {self.path} could calibrate")
@@ -136,7 +143,16 @@ class Calibration:
                 f"{self.path}: is for predictions of family '{self.uq_family}', but {where} has family "
                 f"'{family.uq_family}'; fit one with e2ip calibrate to this model's predictions for validation frames"
             )
+        self.check_model(uq_model, where)
         self.check_species(species, where)
+
+    def check_model(self, uq_model: Optional[str], where: str) -> None:
+        """Raise `InputError` for another model than it was fitted to, where both are known."""
+        if None not in (uq_model, self.uq_model) and uq_model != self.uq_model:
+            raise InputError(
+                f"{self.path}: was fitted to predictions of another model ({self.uq_model}) than {where} has "
+                f"({uq_model}); fit one with e2ip calibrate to this model's predictions for validation frames"
+            )
 
     def check_species(self, species: Iterable[str], where: str) -> None:
         """Raise `InputError` for species that it has no constants for."""
@@ -207,6 +223,7 @@ class Calibration:
             "e2ip_version": __version__,
             "methods": list(self.methods),
             "uq_family": self.uq_family,
+            MODEL_KEY: self.uq_model,
             "unit": UNIT,
             "factor": {symbol: _as_json(constant) for symbol, constant in self.factor.items()},
             "floor": _as_json(self.floor),
@@ -265,6 +282,7 @@ class Calibration:
         return cls(
             methods=tuple(content["methods"]),
             uq_family=str(content["uq_family"]),
+            uq_model=content.get(MODEL_KEY),
             factor=factor,
             floor=floor,
             radii=_levels_of_json(content["radii"]),

@@ -5,7 +5,7 @@ independent witnesses: whatever says how sure a constant is resamples or counts 
 """
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class Sample(NamedTuple):
         Of all frames of the file.
     vanishing : int
         Atoms that were left out for a force that vanishes by symmetry.
+    uq_model : str or None
+        That predicted, where it is known.
     """
 
     family: Type[Family]
@@ -69,6 +71,7 @@ class Sample(NamedTuple):
     file: str = "the validation set"
     fingerprints: Tuple[str, ...] = ()
     vanishing: int = 0
+    uq_model: Optional[str] = None
 
     @classmethod
     def of(cls, predictions: Any) -> "Sample":
@@ -87,7 +90,7 @@ class Sample(NamedTuple):
         zero = kept & vanishing(p.forces, whole.error)
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
-        return whole.only(kept & ~zero)._replace(vanishing=int(zero.sum()))
+        return whole.only(kept & ~zero)._replace(vanishing=int(zero.sum()), uq_model=p.uq_model)
 
     def only(self, chosen: np.ndarray) -> "Sample":
         """The atoms of a mask (N,)."""
@@ -188,6 +191,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     return Calibration(
         methods=tuple(name for name in METHODS if name in methods),
         uq_family=sample.family.uq_family,
+        uq_model=sample.uq_model,
         factor=factor,
         floor=floor,
         radii=radii,

@@ -21,7 +21,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE, MODEL_KEY
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
 from e2ip_plugins.tools.frames import check_structure
@@ -39,6 +39,8 @@ class Model(Protocol):
     ----------
     family : subclass of Family, or None
         None for a model without a readout.
+    uq_model : str or None
+        Name of the readout, where it is known.
     species : sequence of str
         That it knows.
     dtype : str
@@ -48,6 +50,7 @@ class Model(Protocol):
     """
 
     family: Optional[Type[Family]]
+    uq_model: Optional[str]
     species: Sequence[str]
     dtype: str
     warning: str
@@ -235,7 +238,7 @@ def _check_model(model: Model, options: Options, name: str) -> None:
             "tools evaluate it without"
         )
     if options.calibration is not None:
-        options.calibration.check(model.family, (), name)
+        options.calibration.check(model.family, (), name, model.uq_model)
 
 
 def _settings(options: Options, index: Optional[Index]) -> Dict[str, str]:
@@ -351,6 +354,8 @@ def _written(
         start += count
         assert model.family is not None
         results[FAMILY_KEY] = model.family.uq_family
+        if model.uq_model is not None:
+            results[MODEL_KEY] = model.uq_model
         if options.calibration is not None:
             results[CALIBRATION_KEY] = Path(options.calibration.path).name
         names = ("energy", "forces", *(key.name for key in model.family.parameter_keys))

@@ -9,7 +9,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import per_atom_properties
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, REFERENCE_PREFIX, UNFITTED, OutputKey
+from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, FRAME_KEYS, LEVERAGE, REFERENCE_PREFIX, UNFITTED, OutputKey
 
 #: Results that ASE's writers and calculators know.
 STOCK = ("energy", "forces", "stress")
@@ -53,8 +53,8 @@ def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
 def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[str, OutputKey]) -> None:
     """Replace what an earlier evaluation left in a frame's arrays and info by a model's uncertainties.
 
-    They become arrays (3×3 as nine row-major columns), ``uq_family`` and ``uq_calibration`` info. What has not the
-    shape of ``calc.results``, and a leverage that was not fitted, is left out.
+    They become arrays (3×3 as nine row-major columns), `FRAME_KEYS` info. What has not the shape of
+    ``calc.results``, and a leverage that was not fitted, is left out.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[s
         if values.shape != (len(frame), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
             continue
         frame.arrays[key.name] = values.reshape(len(frame), -1) if key.shape else values.copy()
-    for name in (FAMILY_KEY, CALIBRATION_KEY):
+    for name in FRAME_KEYS:
         frame.info.pop(name, None)
         if name in results:
             frame.info[name] = results[name]
@@ -100,7 +100,7 @@ def without_labels(atoms: Atoms) -> Atoms:
     frames they would be wrong, and be trained on.
     """
     frame = atoms.copy()
-    ours = (*uncertainties(), FAMILY_KEY, CALIBRATION_KEY)
+    ours = (*uncertainties(), *FRAME_KEYS)
     for kept in (frame.arrays, frame.info):
         # Hosts put prefixes before the names.
         for name in [n for n in kept if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:

@@ -1,12 +1,8 @@
 """Tiny models and data, made in-process; the folder is skipped where MACE is not installed."""
 
 import importlib.util
-import os
 
 import pytest
-
-# Before torch is imported: threads cost more than they bring on molecules of three atoms.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("mace") is None:
     collect_ignore_glob = ["*.py"]

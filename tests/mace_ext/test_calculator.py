@@ -13,6 +13,7 @@ import torch
 from ase import units
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
+from e3nn.util import jit
 from mace.calculators import MACECalculator
 
 from e2ip_plugins import families
@@ -190,12 +191,10 @@ def write_calibration(tmp_path):
     """Function that writes a calibration with a factor for hydrogen and one for others; returns its path."""
     from e2ip_plugins.scores.calibration import Calibration, Constant
 
-    def write(floor=0.0, uq_family="niw", species=("C", "H", "O")):
+    def write(floor=0.0, uq_family="niw", species=("C", "H", "O"), uq_model=None):
         factor = {symbol: Constant(2.0 if symbol == "H" else 0.5, (0.4, 2.1)) for symbol in species}
-        path = tmp_path / "calibration.json"
-        Calibration(("species-scale",), uq_family, factor, Constant(floor, (floor, floor)), {}, 9, 99, (), "").write(
-            path
-        )
+        path, constant = tmp_path / "calibration.json", Constant(floor, (floor, floor))
+        Calibration(("species-scale",), uq_family, factor, constant, {}, 9, 99, (), "", uq_model=uq_model).write(path)
         return str(path)
 
     return write
@@ -247,6 +246,11 @@ def test_calibrations_that_do_not_fit_are_refused(make_model, frames, write_cali
         MACECalculator(models=make_model(readout=None), calibration=write_calibration(), **settings)
     with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
         MACECalculator(models=make_model(), calibration=tmp_path / "nothing.json", **settings)
+    for model in (make_model(), jit.compile(make_model())):
+        own, _ = results_of(frames[0], model)
+        results_of(frames[0], model, calibration=write_calibration(uq_model=own["uq_model"]))
+        with pytest.raises(InputError, match=r"another model \(readout-1\) than the model has"):
+            MACECalculator(models=model, calibration=write_calibration(uq_model="readout-1"), **settings)
     with pytest.raises(InputError, match=r"knows nothing of .*, which this structure has"):
         results_of(frames[0], make_model(), calibration=write_calibration(species=("H",)))
 

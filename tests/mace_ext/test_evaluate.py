@@ -42,8 +42,9 @@ def test_columns_are_what_the_calculator_returns(predict, model_files, configs, 
     assert len(written) == len(frames)
     calculator = MACECalculator(model_paths=str(tmp_path / "e2ip.model"), device="cpu", default_dtype=dtype)
     for atoms in written:
-        assert atoms.info["MACE_uq_family"] == "niw"
         calculator.calculate(atoms)
+        for name in ("uq_family", "uq_model"):
+            assert atoms.info[f"MACE_{name}"] == calculator.results[name]
         for key in OUTPUT_KEYS:
             column = atoms.arrays[f"MACE_{key.name}"]
             width = (int(np.prod(key.shape)),) if key.shape else ()
@@ -115,10 +116,11 @@ def calibration(tmp_path):
     """Function that writes a calibration of the species in `frames` that are given; returns its path."""
     from e2ip_plugins.scores.calibration import Calibration, Constant
 
-    def write(species=("C", "H", "O"), uq_family="niw"):
+    def write(species=("C", "H", "O"), uq_family="niw", uq_model=None):
         factor, floor = {symbol: Constant(4.0, (3.0, 5.0)) for symbol in species}, Constant(0.0, (0.0, 0.0))
-        Calibration(("scale",), uq_family, factor, floor, {}, 9, 99, (), "").write(tmp_path / "calibration.json")
-        return tmp_path / "calibration.json"
+        path = tmp_path / "calibration.json"
+        Calibration(("scale",), uq_family, factor, floor, {}, 9, 99, (), "", uq_model=uq_model).write(path)
+        return path
 
     return write
 
@@ -144,6 +146,11 @@ def test_calibrated_columns(predict, model_files, configs, calibration, tmp_path
     [
         ("e2ip", {"species": ("H",)}, "was fitted to H and knows nothing of C, O"),
         ("e2ip", {"uq_family": "gaussian"}, "is for predictions of family 'gaussian', but the model has family 'niw'"),
+        (
+            "e2ip",
+            {"uq_model": "readout-1"},
+            "fitted to predictions of another model (readout-1) than the model has",
+        ),
         ("baseline", {}, "the model: has no predicted distribution"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from mace.tools.scripts_utils import extract_config_mace_model, remove_pt_head
 
 from e2ip_plugins import families
+from e2ip_plugins.readout.readout import model_name
 from mace_ext.foundation import load_foundation_readout
 
 NAMES = [key.name for key in families.get("e2ip").output_keys()]
@@ -124,5 +125,6 @@ def test_cuequivariance_conversion_both_ways(make_model, make_batch, frames, hid
     converted = convert_e3nn_cueq.run(model)
     # cuEquivariance puts components first.
     assert converted.e2ip_readout.components_first and not model.e2ip_readout.components_first
+    assert model_name(converted.e2ip_readout) == model_name(model.e2ip_readout)
     assert_same_uncertainties(converted({**batch}), expected)
     assert_same_uncertainties(convert_cueq_e3nn.run(converted)({**batch}), expected)

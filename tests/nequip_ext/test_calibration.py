@@ -9,19 +9,18 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.report.predictions import read_predictions
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from nequip_ext import E2IPCalculator, E2IPXYZFileWriter
-from nequip_ext.evaluate import name_family_in_files
+from nequip_ext.evaluate import name_models_in_files
+from nequip_ext.readout import find_model_name
 
 
 @pytest.fixture
 def write_calibration(tmp_path):
     """Function that writes a calibration with a factor for hydrogen and one for others; returns its path."""
 
-    def write(floor=0.0, uq_family="niw", species=("C", "H", "O")):
+    def write(floor=0.0, uq_family="niw", species=("C", "H", "O"), uq_model=None):
         factor = {symbol: Constant(2.0 if symbol == "H" else 0.5, (0.4, 2.1)) for symbol in species}
-        path = tmp_path / "calibration.json"
-        Calibration(("species-scale",), uq_family, factor, Constant(floor, (floor, floor)), {}, 9, 99, (), "").write(
-            path
-        )
+        path, constant = tmp_path / "calibration.json", Constant(floor, (floor, floor))
+        Calibration(("species-scale",), uq_family, factor, constant, {}, 9, 99, (), "", uq_model=uq_model).write(path)
         return str(path)
 
     return write
@@ -80,6 +79,11 @@ def test_calibrations_that_do_not_fit_are_refused(calculator, frames, write_cali
     ):
         with pytest.raises(InputError, match=message):
             calculator(calibration=write_calibration(**wrong)).calculate(frames[0])
+    raw = calculator()
+    raw.calculate(frames[0])
+    calculator(calibration=write_calibration(uq_model=raw.results["uq_model"])).calculate(frames[0])
+    with pytest.raises(InputError, match=r"another model \(readout-1\) than the model has \(readout-"):
+        calculator(calibration=write_calibration(uq_model="readout-1"))
 
 
 # Writer
@@ -121,12 +125,12 @@ def writer(path, calibration, **settings):
 
 
 def test_calibrated_file(tmp_path, write_calibration):
-    name_family_in_files()
+    name_models_in_files()
     references, outputs = batch()
     before = {name: value.clone() for name, value in outputs.items()}
     made = writer(tmp_path / "out", write_calibration())
     for _ in range(2):
-        made.on_test_batch_end(None, None, {"test_0_output": outputs}, references, 0)
+        made.on_test_batch_end(None, torch.nn.Identity(), {"test_0_output": outputs}, references, 0)
     assert all(torch.equal(outputs[name], value) for name, value in before.items()), "others see the model's own"
     frames = ase.io.read(tmp_path / "out_dataset0.xyz", ":")
     assert len(frames) == 4
@@ -152,5 +156,21 @@ def test_writer_refuses_what_it_cannot_calibrate(tmp_path, write_calibration):
     references, outputs = batch()
     made = writer(tmp_path / "out", write_calibration(species=("H",)))
     with pytest.raises(InputError, match="knows nothing of C, O"):
-        made.on_test_batch_end(None, None, {"test_0_output": outputs}, references, 0)
+        made.on_test_batch_end(None, torch.nn.Identity(), {"test_0_output": outputs}, references, 0)
     assert not (tmp_path / "out_dataset0.xyz").exists()
+
+
+def test_writer_refuses_the_calibration_of_another_model(tmp_path, write_calibration, make_model, gnn_config):
+    """Before the first frame, and before a training that would make another model."""
+    _, model = make_model(gnn_config())
+    name = find_model_name(model)
+    writer(tmp_path / "out", write_calibration(uq_model=name)).on_test_start(None, model)
+    other = writer(tmp_path / "out", write_calibration(uq_model="readout-1"))
+    with pytest.raises(InputError, match=rf"another model \(readout-1\) than the one that is tested has \({name}\)"):
+        other.on_test_start(None, model)
+    with pytest.raises(InputError, match="not of the one that this training makes"):
+        other.on_fit_start(None, model)
+    # Of an earlier version.
+    unknown = writer(tmp_path / "out", write_calibration())
+    unknown.on_fit_start(None, model)
+    unknown.on_test_start(None, model)

@@ -109,6 +109,7 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
     for atoms, outputs in zip(frames, found, strict=True):
         reference.calculate(atoms)
         calculator.calculate(atoms)
+        assert calculator.results["uq_model"] == reference.results["uq_model"]
         for name in ("energy", *names):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
         for name in names:

@@ -25,7 +25,7 @@ from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
 from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
-from nequip_ext.evaluate import name_family_in_files
+from nequip_ext.evaluate import name_models_in_files
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 
@@ -101,9 +101,9 @@ def test_writers_of_xyz_files():
     source = inspect.getsource(XYZFileWriter)
     assert re.search(r"to_ase\([^)]*extra_fields=self\.extra_fields", source)
     assert inspect.unwrap(write_xyz.to_ase) is to_ase
-    name_family_in_files()
+    name_models_in_files()
     wrapped = write_xyz.to_ase
-    name_family_in_files()
+    name_models_in_files()
     assert write_xyz.to_ase is wrapped and inspect.unwrap(wrapped) is to_ase
 
 

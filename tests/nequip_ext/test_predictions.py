@@ -52,7 +52,7 @@ def test_round_trip(tmp_path, dtype):
             chemical_symbols=["H", "C", "O"],
         )
         for _ in range(2):  # the callback appends batch after batch
-            writer.on_test_batch_end(None, None, {"test_0_output": outputs}, references, 0)
+            writer.on_test_batch_end(None, torch.nn.Identity(), {"test_0_output": outputs}, references, 0)
         paths.append(tmp_path / f"{name}_dataset0.xyz")
     p = read_predictions(paths[1])
     assert p.species.tolist() == ["H", "C", "O", "H", "H", "O"] * 2

@@ -66,7 +66,9 @@ def test_calculator_gives_what_the_writer_wrote(trained):
     written = {name: atoms.arrays[name] for name in ("forces_cov", "e2ip_nu", "forces_epistemic_std")}
     forces = atoms.get_forces()
     atoms.calc = calculator
+    uq_model = atoms.info["uq_model"]
     assert np.allclose(atoms.get_forces(), forces, atol=1e-5)
+    assert calculator.results["uq_model"] == uq_model
     for name, value in written.items():
         assert np.allclose(calculator.results[name].reshape(value.shape), value, rtol=1e-4, atol=1e-7), name
     std, gradient = calculator.uncertainty_gradient(atoms)
@@ -117,6 +119,9 @@ def test_packaged_model_needs_no_plugin(trained, package, without_plugin):
     # the frame that `ase.io.read` gives without an index is the last one
     calculator.calculate(ase.io.read(frame))
     packaged = np.load(target)
+    opened = E2IPCalculator.from_saved_model(package)
+    opened.calculate(ase.io.read(frame))
+    assert opened.results["uq_model"] == calculator.results["uq_model"]
     for name in ("forces", LEVERAGE.name, *(key.name for key in FAMILY.output_keys())):
         expected = calculator.results[name]
         assert np.allclose(packaged[name].reshape(expected.shape), expected, rtol=1e-5, atol=1e-9), name

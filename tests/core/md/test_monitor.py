@@ -264,6 +264,13 @@ def test_what_a_calibration_has_not(make_atoms, calibrated, thresholds, message)
 def test_other_held_out_frames(make_atoms, held_out, calibrated, tmp_path):
     with pytest.raises(InputError, match=r"is of family 'niw', the calculator's model of 'gaussian'"):
         Monitor(make_atoms(extra={"uq_family": "gaussian"}), {STD: Quantile(0.9)}, held_out=held_out)
+    frames = ase.io.read(held_out, ":")
+    for frame in frames:
+        frame.info["MACE_uq_model"] = "readout-1"
+    ase.io.write("other.xyz", frames, format="extxyz")
+    Monitor(make_atoms(extra={"uq_model": "readout-1"}), {STD: Quantile(0.9)}, held_out="other.xyz")
+    with pytest.raises(InputError, match=r"of another model \(readout-1\) than the calculator's \(readout-2\)"):
+        Monitor(make_atoms(extra={"uq_model": "readout-2"}), {STD: Quantile(0.9)}, held_out="other.xyz")
     atoms = make_atoms()
     atoms.symbols[0] = "N"
     with pytest.raises(InputError, match="its frames hold no N"):

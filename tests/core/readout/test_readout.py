@@ -1,5 +1,8 @@
 """Layout, trunk, leverage and family together: equivariance, pools, several data sets, scripting, old weights."""
 
+import copy
+import re
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Edges, Layout
 from e2ip_plugins.readout.leverage import Neighbours
-from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import Settings
 
 F64 = torch.float64
@@ -124,6 +127,25 @@ def test_scripted_equals_eager_also_without_atoms(layout, num_heads, fitted, fil
             torch.testing.assert_close(found[key], value, equal_nan=True)
             assert value.shape[0] == count
             assert value.isfinite().all()
+
+
+def test_name_of_a_readout(fill_leverage):
+    built = readout(evidence="leverage")
+    name = model_name(built)
+    assert re.fullmatch("readout-[0-9a-f]{12}", name)
+    assert name == model_name(readout(evidence="leverage")) == model_name(torch.jit.script(built))
+    assert model_name(None) is None
+    # In double precision, and as what was trained in it and is used in single.
+    assert name == model_name(copy.deepcopy(built).double())
+    trained = readout(evidence="leverage").double()
+    with torch.no_grad():
+        trained.trunks[0].out.bias += 0.1
+    names = [name, model_name(trained)]
+    assert names[1] == model_name(trained.float())
+    fill_leverage(built.leverage)
+    names += [model_name(built), model_name(readout(num_heads=2, evidence="leverage"))]
+    names += [model_name(readout(family="mve"))]
+    assert len(set(names)) == 5
 
 
 def test_ghost_atoms_are_left_out():

@@ -172,6 +172,26 @@ def test_a_calibration_of_something_else_is_refused(calibrated):
     assert "is for predictions of family 'niw', but gaussian.xyz has family 'gaussian'" in line
 
 
+def test_a_calibration_of_another_model_is_refused(folder):
+    def write(name, seed, uq_model):
+        frames = make_frames(seed)
+        for atoms in frames:
+            atoms.info["MACE_uq_model"] = uq_model
+        ase.io.write(name, frames, format="extxyz")
+
+    for name, seed, uq_model in (("valid_1", 0, "1"), ("test_1", 1, "1"), ("test_2", 1, "2")):
+        write(f"{name}.xyz", seed, f"readout-{uq_model}")
+    assert run("calibrate", "valid_1.xyz").exit_code == 0
+    assert run("compare", "test_1.xyz", "--calibration", "calibration.json").exit_code == 0
+    line = one_line(run("compare", "test_2.xyz", "--calibration", "calibration.json"))
+    assert "calibration.json: was fitted to predictions of another model (readout-1) than test_2.xyz has (" in line
+    # Files of earlier versions do not say whose they are.
+    assert run("compare", "test.xyz", "--calibration", "calibration.json").exit_code == 0
+    assert run("calibrate", "valid.xyz", "--overwrite").exit_code == 0
+    assert json.loads(open("calibration.json").read())["uq_model"] is None
+    assert run("compare", "test_2.xyz", "--calibration", "calibration.json").exit_code == 0
+
+
 def test_every_model_needs_its_own_word(calibrated):
     line = one_line(run("compare", "test.xyz", "baseline.xyz", "--calibration", "calibration.json"))
     assert "--calibration: 1 for 2 models; give one for each, in the same order, or none" in line

@@ -168,6 +168,11 @@ def two_families(frames):
     return frames
 
 
+def two_models(frames):
+    for i, atoms in enumerate(frames):
+        atoms.info["MACE_uq_model"] = f"readout-{min(i, 1)}"
+
+
 def other_family(frames):
     for atoms in frames:
         atoms.info["MACE_uq_family"] = "quantile"
@@ -199,6 +204,7 @@ def two_references(frames):
         (only_covariances, "not the columns MACE_e2ip_log_sigma0"),
         (other_family, "uq_family 'quantile' is not known"),
         (two_families, "uq_family is 'niw' in frame 0 and 'quantile' in frame 1"),
+        (two_models, "uq_model is 'readout-0' in frame 0 and 'readout-1' in frame 1; one file"),
         (drop_in_one_frame, "frame 1 has no column 'MACE_forces'"),
         (two_predictions, "several columns may be the prediction"),
         (two_references, "several columns may be the reference"),

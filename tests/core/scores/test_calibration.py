@@ -29,6 +29,7 @@ def calibration():
         file="valid.xyz",
         scores={when: {"nll": -5.0, "calibration_error": 0.01, "coverage90": 0.9} for when in ("before", "after")},
         notes=["few configurations"],
+        uq_model="readout-0123456789ab",
     )
 
 

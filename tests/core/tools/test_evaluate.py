@@ -61,10 +61,11 @@ def run(toy, tmp_path):
     return evaluated
 
 
-def calibration(tmp_path, species=("H", "C", "O"), factor=4.0):
+def calibration(tmp_path, species=("H", "C", "O"), factor=4.0, uq_model=None):
     constants = {symbol: Constant(factor, (1.0, 9.0)) for symbol in species}
     path = tmp_path / "calibration.json"
-    Calibration(("scale",), "niw", constants, Constant(0.0, (0.0, 0.0)), {}, 9, 99, (), "").write(path)
+    floor = Constant(0.0, (0.0, 0.0))
+    Calibration(("scale",), "niw", constants, floor, {}, 9, 99, (), "", uq_model=uq_model).write(path)
     return Calibration.read(path)
 
 
@@ -76,6 +77,7 @@ def test_predictions_beside_what_the_frame_had(run, toy):
         np.testing.assert_allclose(written.positions, atoms.positions, atol=1e-8)
         assert written.info["REF_energy"] == float(i) and written.info["config_type"] == "test"
         assert written.info["uq_family"] == "niw" and written.info["input_frame"] == i
+        assert written.info["uq_model"] == toy.ToyModel.uq_model
         np.testing.assert_allclose(written.get_forces(), -atoms.positions, atol=2e-8)
         assert written.get_potential_energy() == pytest.approx(atoms.positions.sum(), abs=1e-6)
         np.testing.assert_allclose(written.arrays["e2ip_kappa"], 0.5 + atoms.positions[:, 1] ** 2, atol=1e-6)
@@ -147,6 +149,12 @@ def test_a_calibration_of_something_else(run, toy, tmp_path):
     other.family = toy.families.get("mve")
     with pytest.raises(InputError, match="the model has family 'gaussian"):
         run(model=other, calibration=calibration(tmp_path))
+    other = toy.ToyModel()
+    with pytest.raises(InputError, match=r"another model \(readout-5\) than the model has \(readout-0123456789ab\)"):
+        run(model=other, calibration=calibration(tmp_path, uq_model="readout-5"))
+    other.uq_model = None  # compiled by an earlier version, for example
+    path, _ = run(model=other, calibration=calibration(tmp_path, uq_model="readout-5"))
+    assert "uq_model" not in ase.io.read(path).info
 
 
 # Interruptions
