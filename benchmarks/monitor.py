@@ -7,7 +7,8 @@
 Needs an environment with e2ip-plugins[mace] and tblite. Models of the demo's 300 K frames: one with evidence mode
 leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and
 with ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by
-all models. Thresholds are quantiles of the demo's 150 test frames, by the rule of `Monitor`: a check is above where an
+all models. Thresholds are quantiles of 1500 held-out frames, made like the demo's test frames, by the rule of
+`Monitor`: a check is above where an
 atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of its own
 model, or of the mean of the committee. How well a detector can tell the runs apart at all, whatever the threshold, is
 in the last column: ramps that get higher before their error is too large than the 300 K run ever does.
@@ -15,6 +16,7 @@ in the last column: ramps that get higher before their error is too large than t
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +35,8 @@ LEVELS, WINDOW = (0.95, 0.97, 0.99), 5
 #: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the test frames' errors.
 TOO_LARGE = 5.0
 INTERVAL = 10
+#: Of the trajectories of held-out frames; the demo's own have 11 to 13.
+HELD_OUT_SEEDS = (21, 22, 23)
 #: Of `LEVELS`, in the figure.
 DRAWN = "0.97"
 #: Name, file of the predictions, and per-atom column; the committee has its spread.
@@ -45,8 +49,9 @@ DETECTORS = {
 
 
 class Amount(NamedTuple):
-    """How much is run: epochs, steps at 300 K and of a ramp, runs of both kinds."""
+    """How much is run: held-out frames, epochs, steps at 300 K and of a ramp, runs of both kinds."""
 
+    held_out: int
     epochs: int
     cold_steps: int
     ramp_steps: int
@@ -54,7 +59,7 @@ class Amount(NamedTuple):
     ramps: int
 
 
-FULL, QUICK = Amount(40, 10_000, 4_000, 1, 10), Amount(2, 40, 60, 1, 1)
+FULL, QUICK = Amount(1500, 40, 10_000, 4_000, 1, 10), Amount(6, 2, 40, 60, 1, 1)
 
 
 class Checks(NamedTuple):
@@ -66,7 +71,10 @@ class Checks(NamedTuple):
 
 
 def prepare(work: Path, amount: Amount) -> None:
-    """Models, runs, labels and predictions."""
+    """Held-out frames, models, runs, labels and predictions."""
+    held_out = work / "held_out" / "frames.extxyz"
+    if not held_out.exists():
+        make_held_out(held_out, amount.held_out)
     for name in (*READOUTS, *COMMITTEE):
         folder = work / name
         run(
@@ -86,7 +94,19 @@ def prepare(work: Path, amount: Amount) -> None:
         # Frames of which GFN2-xTB finds no solution are left out.
         run(folder, Step("label", command, (), (0, 1)))
         predict(work, folder, folder / "labelled.extxyz")
-    predict(work, work / "held_out", DATA / "test.extxyz")
+    predict(work, work / "held_out", held_out)
+
+
+def make_held_out(path: Path, frames: int) -> None:
+    """Like the demo's test frames, of as many further trajectories at 300 K."""
+    sys.path.insert(0, str(ROOT / "demo"))
+    import make_data
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    start, found = make_data.relaxed_molecule(), []
+    for seed in HELD_OUT_SEEDS:
+        found += make_data.trajectory("held out", start, 300.0, frames // len(HELD_OUT_SEEDS), seed=seed)
+    ase.io.write(path, found, format="extxyz")
 
 
 def runs(amount: Amount) -> list[str]:
