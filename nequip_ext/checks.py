@@ -31,6 +31,7 @@ from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
 from nequip_ext.readout import find_readout, settings_of
 from nequip_ext.reference import check_reference, known_species
+from nequip_ext.remembered import forget, remember
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -66,6 +67,7 @@ class E2IPInputCheck(lightning.Callback):
             clip_apart(pl_module)
         if forces == "fixed":
             check_that_progress_shows(pl_module.val_metrics)
+            remember(pl_module)
         data = trainer.datamodule
         if stage != "fit" or data is None:
             return
@@ -82,6 +84,10 @@ class E2IPInputCheck(lightning.Callback):
                 logger.warning(text)
         if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
             check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Give memory back."""
+        forget(pl_module)
 
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: Dict[str, Any]

@@ -17,6 +17,7 @@ TESTED = ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1")
 TERMS = {
     "nequip.data": (
         "AtomicDataDict.batched_from_list",
+        "AtomicDataDict.with_batch_(data)",
         "BaseModifier",
         "CommonDataStatisticsManager",
         "DataStatisticsManager.__init__(metrics, dataloader_kwargs, type_names)",
@@ -29,6 +30,8 @@ TERMS = {
     ),
     "nequip.data._key_registry": (
         "_CARTESIAN_TENSOR_FIELDS",
+        "_EDGE_FIELDS",
+        "_NODE_FIELDS",
         "register_fields(..., node_fields, cartesian_tensor_fields)",
     ),
     "nequip.data.datamodule": ("MD22DataModule", "WaterDataModule", "rMD17DataModule.DATASET_MAP"),

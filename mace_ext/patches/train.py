@@ -8,6 +8,7 @@ import torch
 from mace_ext import metrics
 from mace_ext.patches import wrap
 from mace_ext.readout import find_readout
+from mace_ext.remembered import remembering
 
 
 def apply(module):
@@ -29,7 +30,8 @@ def train(stock, *args, **kwargs):
     readout = find_readout(given["model"])
     if readout is not None:
         readout.leverage.resize(1)
-    stock(*args, **kwargs)
+    with remembering(given["model"]):
+        stock(*args, **kwargs)
     if readout is not None:
         from mace_ext.fit import Training
 
