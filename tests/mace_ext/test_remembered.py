@@ -9,6 +9,7 @@ import torch
 from mace_ext import remembered
 from mace_ext.remembered import remembering
 
+
 @pytest.mark.parametrize("hidden_irreps", ["8x0e", "8x0e+8x1o+8x2e"])
 def test_every_structure_is_computed_once(make_model, make_batch, frames, hidden_irreps, monkeypatch):
     model = make_model(hidden_irreps=hidden_irreps).requires_grad_(False)
