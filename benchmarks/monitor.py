@@ -8,10 +8,10 @@ Needs an environment with e2ip-plugins[mace] and tblite. Models of the demo's 30
 leverage, one coupled, a committee of five stock ones. The first runs 2-methoxyacetamide (``e2ip md``), at 300 K and
 with ramps to 1500 K, and nothing stops it; every tenth step is labelled with GFN2-xTB (``e2ip label``) and predicted by
 all models. Thresholds are quantiles of 1500 held-out frames, made like the demo's test frames, by the rule of
-`Monitor`: a check is above where an
-atom is, and a run is stopped where the median over five checks is. Every detector is judged by the error of its own
-model, or of the mean of the committee. How well a detector can tell the runs apart at all, whatever the threshold, is
-in the last column: ramps that get higher before their error is too large than the 300 K run ever does.
+`Monitor`: a check is above where an atom is, and a run is stopped where the median over the window's checks is: five of
+them, or as many as lie between two held-out frames (100 fs). Every detector is judged by the error of its own model, or
+of the mean of the committee. How well a detector can tell the runs apart at all, whatever the threshold, is in the last
+columns: ramps that get higher before their error is too large than the 300 K run ever does.
 """
 
 import argparse
@@ -31,14 +31,14 @@ DATA = ROOT / "demo" / "data"
 COMMITTEE = tuple(f"stock{seed}" for seed in range(1, 6))
 READOUTS = {"leverage": ["--readout=e2ip"], "coupled": ["--readout=e2ip", "--e2ip_evidence=coupled"]}
 #: Quantiles of held-out frames; checks over which the median is taken before a run is stopped.
-LEVELS, WINDOW = (0.95, 0.97, 0.99), 5
+LEVELS, WINDOWS = (0.95, 0.97, 0.99, 0.995), (5, 21)
 #: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the test frames' errors.
 TOO_LARGE = 5.0
 INTERVAL = 10
 #: Of the trajectories of held-out frames; the demo's own have 11 to 13.
 HELD_OUT_SEEDS = (21, 22, 23)
-#: Of `LEVELS`, in the figure.
-DRAWN = "0.97"
+#: Of `LEVELS` and `WINDOWS`, in the figure.
+DRAWN = "0.99", "21"
 #: Name, file of the predictions, and per-atom column; the committee has its spread.
 DETECTORS = {
     "leverage": ("leverage", "MACE_e2ip_leverage"),
@@ -158,25 +158,28 @@ def judge(checks: Checks, held_out: Checks) -> dict:
     """A run by one detector, at every threshold."""
     limit = TOO_LARGE * float(np.quantile(held_out.errors, 0.99))
     largest, error = checks.values.max(1), checks.errors.max(1)
-    medians = smoothed(checks.values, WINDOW).max(1)
+    medians = {str(window): smoothed(checks.values, window).max(1) for window in WINDOWS}
     bad = np.flatnonzero(error > limit)
     end = int(bad[0]) if len(bad) else len(error)
     levels = {}
     for level in LEVELS:
         threshold = quantile(held_out.values.max(1), level)
-        above = np.flatnonzero(medians > threshold)
-        stop = int(above[0]) if len(above) else None
+        first = {window: next(iter(np.flatnonzero(values > threshold)), None) for window, values in medians.items()}
         levels[str(level)] = {
             "threshold": threshold,
             "above": int((largest > threshold).sum()),
-            "stop": None if stop is None else int(checks.steps[stop]),
-            "in_time": bool(not len(bad) or (stop is not None and stop < end)),
+            "stop": {window: None if stop is None else int(checks.steps[stop]) for window, stop in first.items()},
+            "in_time": {
+                window: bool(not len(bad) or (stop is not None and stop < end)) for window, stop in first.items()
+            },
         }
     return {
         "limit": limit,
         "checks": len(largest),
         "too_large": int(checks.steps[end]) if len(bad) else None,
-        "median_until_too_large": float(medians[:end].max()) if end else 0.0,
+        "median_until_too_large": {
+            window: float(values[:end].max()) if end else 0.0 for window, values in medians.items()
+        },
         "levels": levels,
         "steps": checks.steps.tolist(),
         "value": [round(float(value), 4) for value in largest],
@@ -201,30 +204,24 @@ def tables(out: Path, figure: Path) -> str:
     """Markdown tables, and the figure, of the raw results."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*_*.json"))}
     cold, ramps = ([name for name in found if name.startswith(kind)] for kind in ("cold", "ramp"))
-    lines = [
-        "| detector | quantile | above at 300 K | stopped at 300 K, step | largest error there / limit "
-        "| ramps stopped in time | at any threshold |",
-        "|---" * 7 + "|",
-    ]
+    columns = ["detector", "quantile", "above at 300 K", "largest error there / limit"]
+    for window in WINDOWS:
+        columns += [f"window {window}: stopped at 300 K, step", "ramps stopped in time", "at any threshold"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for detector in DETECTORS if found else ():
         quiet = [found[name][detector] for name in cold]
         hot = [found[name][detector] for name in ramps]
-        highest = max((r["median_until_too_large"] for r in quiet), default=0.0)
-        apart = f"{sum(r['median_until_too_large'] > highest for r in hot)} of {len(hot)}"
         worst = max((max(r["error"]) / r["limit"] for r in quiet), default=0.0)
         for level in map(str, LEVELS):
             share = sum(r["levels"][level]["above"] for r in quiet) / max(1, sum(r["checks"] for r in quiet))
-            stops = [r["levels"][level]["stop"] for r in quiet if r["levels"][level]["stop"] is not None]
-            in_time = f"{sum(r['levels'][level]['in_time'] for r in hot)} of {len(hot)}"
-            cells = [
-                detector,
-                level,
-                f"{share:.1%}",
-                ", ".join(map(str, stops)) or "no",
-                f"{worst:.2f}",
-                in_time,
-                apart,
-            ]
+            cells = [detector, level, f"{share:.1%}", f"{worst:.2f}"]
+            for window in map(str, WINDOWS):
+                stops = [r["levels"][level]["stop"][window] for r in quiet]
+                in_time = sum(r["levels"][level]["in_time"][window] for r in hot)
+                highest = max((r["median_until_too_large"][window] for r in quiet), default=0.0)
+                apart = sum(r["median_until_too_large"][window] > highest for r in hot)
+                cells.append(", ".join(str(stop) for stop in stops if stop is not None) or "no")
+                cells += [f"{in_time} of {len(hot)}", f"{apart} of {len(hot)}"]
             lines.append("| " + " | ".join(cells) + " |")
     if found:
         draw(found, ramps, figure)
@@ -244,14 +241,15 @@ def draw(found: dict, ramps: list[str], path: Path) -> None:
             panel.plot(
                 run_of["steps"], np.divide(run_of["error"], run_of["limit"]), color="#d55e00", alpha=0.25, lw=0.8
             )
-            level = run_of["levels"][DRAWN]
+            quantile_drawn, window = DRAWN
+            level = run_of["levels"][quantile_drawn]
             ratio = np.divide(run_of["value"], level["threshold"])
             panel.plot(run_of["steps"], ratio, color="#0072b2", alpha=0.25, lw=0.8)
-            if level["stop"] is not None:
-                panel.axvline(level["stop"], color="black", alpha=0.4, lw=0.8)
+            if level["stop"][window] is not None:
+                panel.axvline(level["stop"][window], color="black", alpha=0.4, lw=0.8)
         panel.axhline(1.0, color="black", lw=0.8, ls=":")
         panel.set(yscale="log", xlabel="step of the ramp, 300 to 1500 K", title=detector)
-    panels[0].set_ylabel(f"blue: largest value / quantile {DRAWN}\nred: largest error / limit")
+    panels[0].set_ylabel(f"blue: largest value / quantile {DRAWN[0]}\nred: largest error / limit")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
@@ -60,16 +60,16 @@ class HeldOut:
         if Path(path).suffix == ".json":
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
-            held = cls(str(path), found.uq_family, found.frame_maxima, found.radii, Path(path).name, changes)
-            return replace(held, uq_model=found.uq_model)
+            name, maxima = Path(path).name, found.frame_maxima
+            return cls(str(path), found.uq_family, maxima, found.radii, name, changes, found.uq_model)
         predictions, warning = distinct(read_predictions(path, required=False))
         if warning:
             warnings.warn(warning, UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})
-        held = cls(str(path), predictions.family.uq_family, maxima, {}, predictions.calibration, True)
-        return replace(held, uq_model=predictions.uq_model)
+        family, applied = predictions.family.uq_family, predictions.calibration
+        return cls(str(path), family, maxima, {}, applied, True, predictions.uq_model)
 
     def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise `InputError` unless a calculator's results are of the same family, model and calibration.
