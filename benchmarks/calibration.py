@@ -423,9 +423,6 @@ def put(page: Path, name: str, lines: list[str]) -> None:
     page.write_text(before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after)
 
 
-#: Alternative that the package had before it was tried on metals: results of then are named after it.
-EARLIER = "power 1 far out, relative 1/2"
-
 STUDY_COLUMNS = [
     ("NLL", "nll", 1.0, 2),
     ("CE", "calibration_error", 1.0, 3),
@@ -451,7 +448,6 @@ def in_and_out(studies: dict[str, dict]) -> list[str]:
             rows = [("as trained (`coupled`)", trained, "as trained"), ("`leverage`", trained, "leverage")]
             rows += [("`leverage`, `forces: host`", apart, "leverage")]
             rows += [("`leverage` on a stock model, untrained", stock, "leverage")]
-            rows += [(f"`leverage`, {EARLIER}, on a stock model, untrained", stock, EARLIER)]
             rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
             for title, runs, key in rows:
                 if chosen := [run[key] for run in runs if key in run]:
@@ -505,7 +501,7 @@ def nonsense_table(studies: dict[str, dict]) -> list[str]:
 
 def alternatives(studies: dict[str, dict]) -> list[str]:
     """Means over sets and hosts of means over seeds; worst cases over sets and hosts."""
-    # Of models from when the package had the form `EARLIER`, less is known.
+    # Of models from when the package had another form, less is known.
     studies = {name: study for name, study in studies.items() if "leverage" in study}
     kinds = [(h, d) for d in DATASETS for h in ("mace", "nequip") if by_seed(studies, h, d, "leverage")]
     if not kinds:

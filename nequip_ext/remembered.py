@@ -53,7 +53,8 @@ class _Forward:
             self.readout.register_forward_hook(lambda _, inputs, outputs: written.update(outputs)),
         ):
             output = self.compute(data)
-        if read:
+        # Edges that a model has put into another order are not told apart by frame.
+        if read and bool((_frames_of_edges(read, batch).diff() >= 0).all()):
             beside = {name: value for name, value in output.items() if name not in written}
             for key, part in zip(keys, _parts({**read, **beside}, batch, counts), strict=True):
                 self.remembered.put(key, part)
@@ -62,21 +63,21 @@ class _Forward:
 
 def _keys(batch: AtomicDataDict.Type, counts: List[int]) -> Tuple[bytes, ...]:
     """Of types, positions, cell, and periodicity by the edges."""
-    edges = _edges_of(batch, len(counts))
+    edges = torch.bincount(_frames_of_edges(batch, batch), minlength=len(counts))
     cell = batch.get(AtomicDataDict.CELL_KEY, torch.zeros(len(counts)))
     nodes = [batch[name].split(counts) for name in (AtomicDataDict.POSITIONS_KEY, AtomicDataDict.ATOM_TYPE_KEY)]
     return tuple(key_of(nodes[0][i], nodes[1][i], cell[i], edges[i]) for i in range(len(counts)))
 
 
-def _edges_of(batch: AtomicDataDict.Type, frames: int) -> torch.Tensor:
-    return torch.bincount(batch[_BATCH][batch[_INDEX][0]], minlength=frames)
+def _frames_of_edges(data: Dict[str, torch.Tensor], batch: AtomicDataDict.Type) -> torch.Tensor:
+    return batch[_BATCH][data[_INDEX][0]]
 
 
 def _parts(
     data: Dict[str, torch.Tensor], batch: AtomicDataDict.Type, counts: List[int]
 ) -> List[Dict[str, torch.Tensor]]:
     """A dictionary for every frame, whose edges begin at atom 0."""
-    edges = _edges_of(batch, len(counts)).tolist()
+    edges = torch.bincount(_frames_of_edges(data, batch), minlength=len(counts)).tolist()
     starts = (batch[_COUNT].cumsum(0) - batch[_COUNT]).tolist()
     parts = [{_INDEX: index - start} for index, start in zip(data[_INDEX].split(edges, dim=1), starts, strict=True)]
     for name in data.keys() - {_INDEX, _BATCH, _COUNT}:
