@@ -11,7 +11,7 @@ all models. Thresholds are quantiles of 1500 held-out frames, made like the demo
 `Monitor`: a check is above where an atom is, and a run is stopped where the median over the window's checks is: five of
 them, or as many as lie between two held-out frames (100 fs). Every detector is judged by the error of its own model, or
 of the mean of the committee. How well a detector can tell the runs apart at all, whatever the threshold, is in the last
-columns: ramps that get higher before their error is too large than the 300 K run ever does.
+columns: ramps that get higher before their error is too large than the 300 K run does, or does before its own is.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COMMITTEE = tuple(f"stock{seed}" for seed in range(1, 6))
 READOUTS = {"leverage": ["--readout=e2ip"], "coupled": ["--readout=e2ip", "--e2ip_evidence=coupled"]}
 #: Quantiles of held-out frames; checks over which the median is taken before a run is stopped.
 LEVELS, WINDOWS = (0.95, 0.97, 0.99, 0.995), (5, 21)
-#: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the test frames' errors.
+#: Error of an atom beyond which a run has gone on for too long, in 99th percentiles of the held-out frames' errors.
 TOO_LARGE = 5.0
 INTERVAL = 10
 #: Of the trajectories of held-out frames; the demo's own have 11 to 13.
