@@ -1,10 +1,11 @@
 """How long a readout trains alone on a frozen model, in units of a whole training.
 
-    python benchmarks/fixed.py --host mace --work DIR [--set aspirin] [--repeats 2]
+    python benchmarks/fixed.py --host mace --work DIR [--set aspirin] [--repeats 2] [--longer 4] [--methods stock,…]
 
 In the host's environment; data from E2IP_DATA. The trainings are those of `e2ip bench rmd17 --preset cpu`: the stock
 model, the whole of e²IP, and e²IP's readout alone (method e2ip-fixed), start, validations and fit included, without
-predictions. What counts is the processor time of the command, on one thread. Raw results go to docs/results.
+predictions; ``--longer`` multiplies their epochs. What counts is the processor time of the command, on one thread. Raw
+results go to docs/results.
 """
 
 import argparse
@@ -16,18 +17,18 @@ import subprocess
 from pathlib import Path
 
 from e2ip_plugins.bench import commands, data
-from e2ip_plugins.bench.plan import PRESETS, Run, dataset
+from e2ip_plugins.bench.plan import PRESETS, Preset, Run, dataset
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 METHODS = ("stock", "e2ip", "e2ip-fixed")
 
 
-def train(run: Run, files: dict[str, Path], work: Path) -> dict[str, float]:
+def train(run: Run, preset: Preset, files: dict[str, Path], work: Path) -> dict[str, float]:
     """Seconds of the processor and of the clock."""
     folder = work / run.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = commands.stages(run, dataset(run.dataset), PRESETS["cpu"], files, folder)[0].command
+    command = commands.stages(run, dataset(run.dataset), preset, files, folder)[0].command
     if run.host == "nequip":
         command.append("run=[train]")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -45,18 +46,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the trainings, made anew")
     parser.add_argument("--set", default="aspirin")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--longer", type=int, default=1, help="factor on the epochs")
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=METHODS, help="separated by commas")
     options = parser.parse_args()
+    preset = PRESETS["cpu"]._replace(epochs=options.longer * PRESETS["cpu"].epochs)
     roots, work = [Path(os.environ["E2IP_DATA"])], options.work.resolve()
-    files = data.prepare(options.set, dataset(options.set), roots, work / "data", PRESETS["cpu"].frames)
-    seconds: dict[str, list] = {method: [] for method in METHODS}
+    files = data.prepare(options.set, dataset(options.set), roots, work / "data", preset.frames)
+    seconds: dict[str, list] = {method: [] for method in options.methods}
     for _ in range(options.repeats):
-        for method in METHODS:
-            seconds[method].append(train(Run(options.set, options.host, method, 1), files, work))
+        for method in options.methods:
+            seconds[method].append(train(Run(options.set, options.host, method, 1), preset, files, work))
             print(method, {name: round(value) for name, value in seconds[method][-1].items()}, flush=True)
     medians = {name: statistics.median(entry["processor"] for entry in found) for name, found in seconds.items()}
-    result = {"host": options.host, "set": options.set, "seconds": seconds}
+    result = {"host": options.host, "set": options.set, "longer": options.longer, "seconds": seconds}
     result |= {"ratios": {name: value / medians["stock"] for name, value in medians.items()}}
-    (RESULTS / f"fixed_time_{options.host}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    name = f"fixed_time_{options.host}" + (f"_{options.longer}x" if options.longer > 1 else "")
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(result["ratios"])
 
 
