@@ -4,8 +4,8 @@
 
 NVE of the last frame of START with a MACE model that has a readout, from velocities at 300 K, without a bias and with
 `BiasedCalculator` of each strength (eV); the width is 2.5 times the first frame's uncertainty unless given. Of the
-total energy per atom: the drift, which is the slope of a straight line in meV/ps, and how far it scatters about the
-line. Raw results go to docs/results/bias_*fs.json.
+total energy per atom: the drift, which is the slope of a straight line in meV/ps, and the root mean square distance
+from its mean, drift and scatter together. Raw results go to docs/results/bias_*.json.
 """
 
 import argparse
@@ -44,11 +44,10 @@ def energies(start, calculator, seed: int, options: argparse.Namespace) -> tuple
     return np.array(found), float(np.mean(bias))
 
 
-def line(values: np.ndarray, options: argparse.Namespace) -> tuple[float, float]:
-    """Drift in meV/ps and scatter about it in meV, per atom."""
+def drift(values: np.ndarray, options: argparse.Namespace) -> float:
+    """In meV/ps per atom."""
     time = np.arange(len(values)) * 10 * options.timestep / 1000.0
-    slope, offset = np.polyfit(time, 1000.0 * values, 1)
-    return float(slope), float(np.std(1000.0 * values - slope * time - offset))
+    return float(np.polyfit(time, 1000.0 * values, 1)[0])
 
 
 def main() -> None:
@@ -78,19 +77,22 @@ def main() -> None:
     for strength, calculator in cases.items():
         for seed in track(range(options.seeds), f"A = {strength} eV"):
             values, bias = energies(start, calculator, seed, options)
-            drift, scatter = line(values, options)
-            found.append({"strength": strength, "seed": seed, "drift": drift, "scatter": scatter, "bias": bias})
-    print("| A, eV | mean bias, eV | drift of every seed, meV/atom/ps | scatter, meV/atom | to unbiased |")
+            deviation = 1000.0 * float(np.std(values))
+            found.append({"strength": strength, "seed": seed, "drift": drift(values, options), "bias": bias})
+            found[-1]["deviation"] = deviation
+    print(
+        "| A, eV | mean bias, eV | drift of every seed, meV/atom/ps | distance from the mean, meV/atom | to unbiased |"
+    )
     print("|---" * 5 + "|")
-    plain = np.sqrt(np.mean([r["scatter"] ** 2 for r in found if r["strength"] == 0.0]))
+    plain = np.sqrt(np.mean([r["deviation"] ** 2 for r in found if r["strength"] == 0.0]))
     for strength in cases:
         runs = [r for r in found if r["strength"] == strength]
         drifts = ", ".join(f"{r['drift']:.3f}" for r in runs)
-        scatter = np.sqrt(np.mean([r["scatter"] ** 2 for r in runs]))
+        deviation = np.sqrt(np.mean([r["deviation"] ** 2 for r in runs]))
         bias = np.mean([r["bias"] for r in runs])
-        print(f"| {strength} | {bias:.3f} | {drifts} | {scatter:.3f} | {scatter / plain:.2f} |")
+        print(f"| {strength} | {bias:.3f} | {drifts} | {deviation:.3f} | {deviation / plain:.2f} |")
     settings = {k: v for k, v in vars(options).items() if k not in ("model", "start")}
-    out = RESULTS / f"bias_{options.timestep:g}fs.json"
+    out = RESULTS / f"bias_{options.timestep:g}fs_{options.steps}.json"
     out.write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n", encoding="utf-8")
 
 
