@@ -166,8 +166,11 @@ def stacked(frames: list, name: str) -> np.ndarray:
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Medians of every atom over the last checks (T, N), as `Monitor` takes them."""
-    return np.stack([np.median(values[max(0, i + 1 - window) : i + 1], axis=0) for i in range(len(values))])
+    """Medians of every atom over the last checks (T, N), as `Monitor` takes them; 0 before there are as many."""
+    found = np.zeros_like(values)
+    for end in range(window, len(values) + 1):
+        found[end - 1] = np.median(values[end - window : end], axis=0)
+    return found
 
 
 def judge(checks: Checks, held_out: Checks) -> dict:

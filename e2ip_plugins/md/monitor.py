@@ -64,8 +64,8 @@ class Monitor:
         Of the conformal region that ``forces_conformal_extent`` is of.
     window : int
         Checks over which the values of every atom are smoothed, by their median: a running mean would carry one very
-        large value (leverages have no bound) through all checks of the window, a median ignores it. Until there are as
-        many checks, over those that there are.
+        large value (leverages have no bound) through all checks of the window, a median ignores it. Nothing is above
+        before there are as many checks: over fewer, one large value is half of a median.
     frames : str or Path
         extxyz file of collected frames, and of the last one of a run that was stopped.
     append : bool
@@ -137,7 +137,8 @@ class Monitor:
             self._stop(self._frame(broken))
         self._window.append(values)
         self.values = {name: np.median([past[name] for past in self._window], axis=0) for name in self._names}
-        reason = "; ".join(filter(None, map(self._excess, self._names)))
+        full = len(self._window) == self._window.maxlen
+        reason = "; ".join(filter(None, map(self._excess, self._names))) if full else ""
         begins, self._above = bool(reason) and not self._above, bool(reason)
         self.excursions += begins
         if begins and "stop" not in self.actions:

@@ -152,10 +152,17 @@ def test_the_median_ignores_single_frames(make_atoms):
     spikes = (0.1, 9.0, 0.1, 0.1, 9.0, 0.1, 0.3, 0.3, 0.1)
     atoms = make_atoms(*spikes)
     monitor = Monitor(atoms, {STD: 0.2}, window=3)
-    (first, second) = run(atoms, monitor, len(spikes) - 1)
-    # Of the first two checks the median is the mean.
-    assert first.startswith("check 1:") and "median of 2 checks" in first
-    assert second.startswith("check 6:") and "is 0.3 eV/Å" in second and "median of 3 checks" in second
+    (text,) = run(atoms, monitor, len(spikes) - 1)
+    assert text.startswith("check 6:") and "is 0.3 eV/Å" in text and "median of 3 checks" in text
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_nothing_is_above_before_the_window_is_full(make_atoms, window):
+    atoms = make_atoms(0.3)
+    monitor = Monitor(atoms, {STD: 0.2}, window=window)
+    (text,) = run(atoms, monitor, 3)
+    assert text.startswith(f"check {window - 1}:")
+    np.testing.assert_allclose(monitor.values[STD][3], 0.3)
 
 
 @pytest.mark.parametrize(
