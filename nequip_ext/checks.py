@@ -71,6 +71,7 @@ class E2IPInputCheck(lightning.Callback):
         data = trainer.datamodule
         if stage != "fit" or data is None:
             return
+        check_atom_types(pl_module.model, [*data.train_dataset, *data.val_dataset])
         if _users(pl_module.loss, pl_module.train_metrics):
             # Its name in `E2IPLoss` and in NequIP's own.
             further = (AtomicDataDict.STRESS_KEY,) if "stress_mse" in pl_module.loss.entries else ()
@@ -151,6 +152,21 @@ def check_files_written(callbacks: List[lightning.Callback], readout: Optional[R
                 f"extra_fields of the xyz writer names {', '.join(wrong)}, which the model does not put out; "
                 f"readout '{readout.settings.family}' puts out: {', '.join(own)}"
             )
+
+
+def check_atom_types(model: torch.nn.Module, datasets: List[torch.utils.data.Dataset]) -> None:
+    """Raise `InputError` where data number their atom types in another order than a model that is there already;
+    NequIP compares the numbers of them at most."""
+    expected = [list(part.type_names) for part in model.modules() if getattr(part, "is_graph_model", False)]
+    for dataset in datasets:
+        for transform in getattr(dataset, "transforms", ()):
+            found = list(getattr(transform, "model_type_names", ()))
+            for names in expected:
+                if found != names[: len(found)]:
+                    raise InputError(
+                        f"the data have the atom types [{', '.join(found)}], the model has [{', '.join(names)}], in "
+                        f"this order: give chemical_species=[{','.join(names)}]"
+                    )
 
 
 def check_datasets(

@@ -95,7 +95,7 @@ class HeldOut:
             return
         raise InputError(
             f"{self.path}: its uncertainties have the calibration {self.calibration or 'none'}, the calculator's "
-            f"{applied or 'none'}; give the calculator the same one (calibration=…)"
+            f"{applied or 'none'}; give the calculator the same one (calibration=…; as a command --calibration)"
         )
 
     def quantile(self, name: str, group: str, level: float) -> float:

@@ -1,5 +1,7 @@
 """``forces: fixed``: the readout of a model that is there is trained, and nothing else."""
 
+import subprocess
+
 import ase.io
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def given(checkpoint):
     return ("forces=fixed", "~training_module.model.model", f"+training_module.model.model={inner}")
 
 
-def test_energies_and_forces_stay_and_the_readout_learns(train, train_files, logged, tmp_path):
+def test_energies_and_forces_stay_and_the_readout_learns(train, command, environment, train_files, logged, tmp_path):
     stock = train("nequip_baseline", tmp_path / "stock", train_files, "max_epochs=2", "run=[train]") / "best.ckpt"
     weighted = "+training_module.val_metrics.coeffs.e2ip_nll=1.0"
     options = ("max_epochs=3", "run=[train]", *given(stock), weighted)
@@ -41,6 +43,10 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, train_files, log
     assert figures[2]["val0_epoch/forces_rmse"] == figures[0]["val0_epoch/forces_rmse"]
     state = torch.load(run / "best.ckpt", map_location="cpu", weights_only=False)["state_dict"]
     assert next(value for name, value in state.items() if name.endswith("leverage.fitted"))
+    # Species in another order would be other atom types.
+    given_order = ("nequip_e2ip", tmp_path / "other", train_files, *options, "chemical_species=[O,C,H]")
+    done = subprocess.run(command(*given_order), env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "the data have the atom types [O, C, H], the model has [" in done.stderr
     # And back.
     strip_file(run / "best.ckpt", tmp_path / "back.ckpt")
     assert_same(stock, tmp_path / "back.ckpt", train_files)
