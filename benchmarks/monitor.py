@@ -10,8 +10,9 @@ further trajectories: one with evidence mode leverage, one coupled, a committee 
 with GFN2-xTB (``e2ip label``) and predicted by all models. Thresholds are quantiles of 1500 held-out frames of three
 more trajectories, by the rule of `Monitor`: a check is above where an atom is, and a run is stopped where the median
 over the window's checks is. Every detector is judged by the error of its own model, or of the mean of the committee.
-How well a detector can tell the runs apart at all, whatever the threshold, is in the second table: ramps that get
-higher before their error is too large than the 300 K runs do, or do before their own is.
+When runs are stopped by one of the thresholds is in the second table. How well a detector can tell the runs apart at
+all, whatever the threshold, is in the third: ramps that get higher before their error is too large than the 300 K runs
+do, or do before their own is.
 """
 
 import argparse
@@ -230,7 +231,15 @@ def tables(out: Path, figure: Path) -> str:
         columns = [f"ramps of {FULL.runs[kind].steps} steps" for kind in ramps]
         thresholds += [f"window {window}: stopped at 300 K, step", *(f"{column}: in time" for column in columns)]
         apart += [f"window {window}: {column}" for column in columns]
-    of_thresholds, of_any = [], []
+    of_thresholds, of_drawn, of_any = [], [], []
+    drawn = [
+        "detector",
+        "steps of a ramp",
+        "stopped at, median",
+        "first",
+        "error too large at, median",
+        "stops that are late: by steps",
+    ]
     for detector in DETECTORS if found else ():
         quiet = [runs[detector] for runs in cold]
         hot = [[runs[detector] for runs in kind] for kind in ramps.values()]
@@ -243,6 +252,7 @@ def tables(out: Path, figure: Path) -> str:
                 cells.append(", ".join(str(stop) for stop in stops if stop is not None) or "no")
                 cells += [f"{sum(r['levels'][level]['in_time'][window] for r in kind)} of {len(kind)}" for kind in hot]
             of_thresholds.append(cells)
+        of_drawn += [[detector, *when(runs, of)] for runs, of in zip(hot, ramps, strict=True) if runs]
         cells = [detector]
         for window in map(str, WINDOWS):
             highest = max((r["median_until_too_large"][window] for r in quiet), default=0.0)
@@ -252,7 +262,21 @@ def tables(out: Path, figure: Path) -> str:
         of_any.append(cells)
     if found:
         draw(found, [name for name in found if name.startswith("ramp")], figure)
-    return "\n\n".join(markdown(*table) for table in ((thresholds, of_thresholds), (apart, of_any)))
+    return "\n\n".join(markdown(*table) for table in ((thresholds, of_thresholds), (drawn, of_drawn), (apart, of_any)))
+
+
+def when(runs: list[dict], kind: str) -> list[str]:
+    """Of ramps and the rule that is drawn: temperatures of the thermostat, and how late stops are that are late."""
+    low, high = map(float, FULL.runs[kind].temperature.split(":"))
+    steps = FULL.runs[kind].steps
+    level, window = DRAWN
+    ends = [(r["levels"][level]["stop"][window], r["too_large"]) for r in runs]
+    stops, bad = ([low + (high - low) * end / steps for end in of if end is not None] for of in zip(*ends, strict=True))
+    cells = [f"{f(of):.0f} K" if of else "never" for f, of in ((np.median, stops), (min, stops), (np.median, bad))]
+    late = [stop - end for stop, end in ends if None not in (stop, end) and stop >= end]
+    unstopped = sum(stop is None and end is not None for stop, end in ends)
+    texts = [*map(str, sorted(late)), *([f"{unstopped} not stopped"] if unstopped else [])]
+    return [str(steps), *cells, ", ".join(texts) or "none"]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
@@ -280,7 +304,8 @@ def draw(found: dict, ramps: list[str], path: Path) -> None:
             if level["stop"][window] is not None:
                 panel.axvline(level["stop"][window], color="black", alpha=0.4, lw=0.8)
         panel.axhline(1.0, color="black", lw=0.8, ls=":")
-        panel.set(yscale="log", xlabel="step of the ramp, 300 to 1500 K", title=detector)
+        # In mode coupled values have no bound once the molecule is in pieces.
+        panel.set(ylim=(0.1, 100.0), yscale="log", xlabel="step of the ramp, 300 to 1500 K", title=detector)
     panels[0].set_ylabel(f"blue: largest value / quantile {DRAWN[0]}\nred: largest error / limit")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -40,7 +40,7 @@ def md_command(
         Optional[int], typer.Option(help="Steps between two looks at the thresholds. [default: 10]")
     ] = None,
     window: Annotated[
-        Optional[int], typer.Option(help="Checks over which values are smoothed by their median. [default: 1]")
+        Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
     ] = None,
     collected: Annotated[
         Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")

@@ -120,12 +120,16 @@ class Outcome:
 
     def lines(self) -> List[str]:
         """In words."""
-        lines = [f"{self.steps} steps, {self.frames} frames written"]
+        lines = [f"{_counted(self.steps, 'step')}, {_counted(self.frames, 'frame')} written"]
         if self.checks:
-            lines.append(f"monitor: {self.alarms} alarms in {self.checks} checks")
+            lines.append(f"monitor: {_counted(self.alarms, 'alarm')} in {_counted(self.checks, 'check')}")
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return lines
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 class _Broken(Exception):

@@ -165,6 +165,8 @@ def parse_watch(given: Iterable[str], held_out: Optional[Path]) -> Dict[str, Uni
         name, _, value = text.partition("=")
         if name.strip() in found:
             raise InputError(f"--watch {text}: {name.strip()} has a threshold already; give one for each")
+        if value and name.strip() not in WATCHED:
+            raise InputError(f"--watch {text}: {name.strip()!r} cannot be watched; choose from {listed()}")
         try:
             found[name.strip()] = Quantile(float(value[1:])) if value.startswith("q") else float(value)
         except ValueError as error:

@@ -88,8 +88,13 @@ def test_tables(study, held_out, tmp_path):
     hot = study.judge(checks(study, [1, 3, 3, 3, 3, 3], [0.1, 0.1, 0.1, 0.1, 0.1, 0.9]), held_out)
     for name, result in (("cold_0", quiet), ("ramp_0", hot), ("ramp_1", hot), ("slow_0", quiet)):
         (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(study.DETECTORS, result)))
-    thresholds, any_threshold = study.tables(tmp_path, tmp_path / "figure.png").split("\n\n")
+    thresholds, drawn, any_threshold = study.tables(tmp_path, tmp_path / "figure.png").split("\n\n")
     # A run that never errs too much needs no stop; none has 21 checks.
     assert "| leverage | 0.99 | 20.0% | 0.20 | no | 2 of 2 | 1 of 1 | no | 0 of 2 | 1 of 1 |" in thresholds
     assert "| leverage | 2 of 2 | 0 of 1 | 0 of 2 | 0 of 1 |" in any_threshold
+    # None has the 21 checks of the rule that is drawn; step 50 of 4000 is 15 K above the start.
+    assert "| leverage | 4000 | never | never | 315 K | 2 not stopped |" in drawn
+    assert "| leverage | 10000 | never | never | never | none |" in drawn
+    late = study.judge(checks(study, np.full(30, 3.0), np.full(30, 0.9)), held_out)
+    assert study.when([late], "slow") == ["10000", "324 K", "324 K", "300 K", "200"]
     assert len({line.count("|") for line in thresholds.splitlines()}) == 1 and (tmp_path / "figure.png").exists()

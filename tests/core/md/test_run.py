@@ -147,6 +147,10 @@ def test_words():
             parse_watch(given, None)
     with pytest.raises(InputError, match=f"{STD} has a threshold already"):
         parse_watch([f"{STD}=0.5", "e2ip_leverage=2", f"{STD}=60"], None)
+    with pytest.raises(
+        InputError, match=r"--watch forces_std=0\.5: 'forces_std' cannot be watched; choose from forces_"
+    ):
+        parse_watch(["forces_std=0.5"], None)
     assert parse_temperature("300") == (300.0, None) and parse_temperature("300:1500") == (300.0, 1500.0)
     for text in ("e2ip_leverage", "e2ip_leverage=high", "e2ip_leverage=q"):
         with pytest.raises(InputError, match="--watch"):
@@ -199,7 +203,7 @@ def test_warnings_of_the_monitor_are_lines(command):
     result = command("--watch", f"{STD}=0.5", "--action", "warn", "--action", "collect", stds=(0.1,) * 5 + (0.9,))
     assert result.exit_code == 0, result.output
     assert "e2ip: warning: check 1: forces_epistemic_std of atom 3 (H) is 0.9 eV/Å" in result.stderr
-    assert "monitor: 1 alarms in 3 checks" in result.stdout and "20 steps, 3 frames written" in result.stdout
+    assert "monitor: 1 alarm in 3 checks" in result.stdout and "20 steps, 3 frames written" in result.stdout
     assert len(ase.io.read("out-monitor.xyz", ":")) == 2
 
 
