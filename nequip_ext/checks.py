@@ -4,7 +4,7 @@ NequIP builds model, loss and metrics apart, rebuilds them from the checkpoint a
 about them, and opens test files after training. What does not fit would cost a user the training.
 """
 
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Union, cast
 
 import lightning
 import torch
@@ -157,7 +157,8 @@ def check_files_written(callbacks: List[lightning.Callback], readout: Optional[R
 def check_atom_types(model: torch.nn.Module, datasets: List[torch.utils.data.Dataset]) -> None:
     """Raise `InputError` where data number their atom types in another order than a model that is there already;
     NequIP compares the numbers of them at most."""
-    expected = [list(part.type_names) for part in model.modules() if getattr(part, "is_graph_model", False)]
+    models = [part for part in model.modules() if getattr(part, "is_graph_model", False)]
+    expected = [list(cast(Iterable[str], part.type_names)) for part in models]
     for dataset in datasets:
         for transform in getattr(dataset, "transforms", ()):
             found = list(getattr(transform, "model_type_names", ()))
