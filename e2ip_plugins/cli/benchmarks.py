@@ -50,6 +50,9 @@ def bench_command(
     backbone: Annotated[Optional[Backbone], typer.Option(help="With --host nequip: another network.")] = None,
     sets: Annotated[Optional[str], typer.Option(help="Data sets, separated by commas. [default: all]")] = None,
     methods: Annotated[Optional[str], typer.Option(help="Methods, separated by commas. [default: all]")] = None,
+    epochs: Annotated[
+        float, typer.Option(min=0.01, help="Length of all trainings, in units of the preset's; a folder of its own.")
+    ] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 1,
     cluster: Annotated[str, typer.Option(help="Run trainings as jobs of submitit: slurm or local.")] = "",
     tables: Annotated[bool, typer.Option("--tables", help="Train nothing, write tables of what is finished.")] = False,
@@ -68,6 +71,7 @@ def bench_command(
     if name not in plan.BENCHMARKS:
         raise InputError(f"unknown benchmark '{name}'; choose from: {', '.join(plan.BENCHMARKS)}")
     benchmark, amount = plan.BENCHMARKS[name], plan.PRESETS[preset.value]
+    amount = amount._replace(epochs=epochs * amount.epochs)
     chosen_sets = plan.chosen(sets, benchmark.sets, "--sets")
     chosen_methods = plan.chosen(methods, benchmark.methods, "--methods")
     trainer = host.value

@@ -1,10 +1,12 @@
 """What `e2ip bench` would train, and the commands for it."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from e2ip_plugins import families
-from e2ip_plugins.bench import commands, plan
+from e2ip_plugins.bench import commands, plan, runs
 from e2ip_plugins.cli import app
 from e2ip_plugins.readout.settings import Settings
 
@@ -88,3 +90,14 @@ def test_bad_input(tmp_path, monkeypatch):
     assert "no file rmd17/aspirin_split01_train.extxyz in" in message("rmd17", "--host", "mace")
     assert "no run of these sets and methods is finished" in message("rmd17", "--host", "mace", "--tables")
     assert not list(tmp_path.iterdir())
+
+
+def test_longer_trainings_want_a_folder_of_their_own(tmp_path):
+    run = plan.Run("aspirin", "mace", "stock", 1)
+    folder = tmp_path / "runs" / run.name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(runs.settings(run, plan.PRESETS["smoke"], [])))
+    (folder / "train.done").touch()
+    words = ("rmd17", "--host", "mace", "--sets", "aspirin", "--methods", "stock", "--tables", "--out", tmp_path)
+    assert "no run of these sets and methods is finished" in message(*words)
+    assert "was made with other settings (epochs: 3, now 6)" in message(*words, "--epochs", 2)
