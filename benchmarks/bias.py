@@ -5,7 +5,8 @@
 NVE of the last frame of START with a MACE model that has a readout, from velocities at 300 K, without a bias and with
 `BiasedCalculator` of each strength (eV); the width is 2.5 times the first frame's uncertainty unless given. Of the
 total energy per atom: the drift, which is the slope of a straight line in meV/ps, and the root mean square distance
-from its mean, drift and scatter together. Raw results go to docs/results/bias_*.json.
+from its mean, drift and scatter together. Raw results go to docs/results/bias_*.json after every run; runs that are
+there with the same settings are not repeated.
 """
 
 import argparse
@@ -70,30 +71,45 @@ def main() -> None:
         options.width = 2.5 * float(np.sqrt(np.mean(np.square(inner.results["forces_epistemic_std"]))))
         start.calc = None
         print(f"width {options.width:.3f} eV/Å")
-    cases: dict[float, object] = {0.0: inner}
-    for strength in map(float, options.strengths.split(",")):
-        cases[strength] = BiasedCalculator(inner, strength=strength, width=options.width)
-    found = []
-    for strength, calculator in cases.items():
+    strengths = [0.0, *map(float, options.strengths.split(","))]
+    settings = {name: getattr(options, name) for name in ("width", "temperature", "timestep", "steps", "dtype")}
+    out = RESULTS / f"bias_{options.timestep:g}fs_{options.steps}.json"
+    found = earlier(out, settings)
+    for strength in strengths:
+        calculator = BiasedCalculator(inner, strength=strength, width=options.width) if strength else inner
         for seed in track(range(options.seeds), f"A = {strength} eV"):
+            if any((r["strength"], r["seed"]) == (strength, seed) for r in found):
+                continue
             values, bias = energies(start, calculator, seed, options)
             deviation = 1000.0 * float(np.std(values))
-            found.append({"strength": strength, "seed": seed, "drift": drift(values, options), "bias": bias})
-            found[-1]["deviation"] = deviation
-    print(
-        "| A, eV | mean bias, eV | drift of every seed, meV/atom/ps | distance from the mean, meV/atom | to unbiased |"
-    )
-    print("|---" * 5 + "|")
-    plain = np.sqrt(np.mean([r["deviation"] ** 2 for r in found if r["strength"] == 0.0]))
-    for strength in cases:
+            result = {"drift": drift(values, options), "bias": bias, "deviation": deviation}
+            found.append({"strength": strength, "seed": seed} | result)
+            out.write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n", encoding="utf-8")
+    table([r for r in found if r["seed"] < options.seeds], strengths)
+
+
+def earlier(out: Path, settings: dict) -> list[dict]:
+    """Runs that are there; those of other settings, of another model (and so another width) for one, are replaced."""
+    there = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return there["runs"] if there.get("settings") == settings else []
+
+
+def table(found: list[dict], strengths: list[float]) -> None:
+    """The unbiased runs first, to which the others' distances are compared."""
+    columns = ("A, eV", "runs", "mean bias, eV", "drift, meV/atom/ps", "rms drift", "distance, meV/atom", "to unbiased")
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    plain = rms([r["deviation"] for r in found if r["strength"] == 0.0])
+    for strength in strengths:
         runs = [r for r in found if r["strength"] == strength]
-        drifts = ", ".join(f"{r['drift']:.3f}" for r in runs)
-        deviation = np.sqrt(np.mean([r["deviation"] ** 2 for r in runs]))
-        bias = np.mean([r["bias"] for r in runs])
-        print(f"| {strength} | {bias:.3f} | {drifts} | {deviation:.3f} | {deviation / plain:.2f} |")
-    settings = {k: v for k, v in vars(options).items() if k not in ("model", "start")}
-    out = RESULTS / f"bias_{options.timestep:g}fs_{options.steps}.json"
-    out.write_text(json.dumps({"settings": settings, "runs": found}, indent=1) + "\n", encoding="utf-8")
+        drifts = np.array([r["drift"] for r in runs])
+        error = drifts.std(ddof=1) / np.sqrt(len(drifts)) if len(drifts) > 1 else np.nan
+        bias, distance = np.mean([r["bias"] for r in runs]), rms([r["deviation"] for r in runs])
+        row = (f"{strength:g}", str(len(runs)), f"{bias:.3f}", f"{drifts.mean():.4f} ± {error:.4f}")
+        print("| " + " | ".join((*row, f"{rms(drifts):.4f}", f"{distance:.3f}", f"{distance / plain:.2f}")) + " |")
+
+
+def rms(values) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
 
 
 if __name__ == "__main__":
