@@ -29,13 +29,14 @@ NIW = families.get("e2ip")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "tau": 1.0, "rounds": 1,
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "trusted": 16.0, "slope": 0.4,
            "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set and far from it; `slope`: of the growth far from it; `trusted`: where far begins, or, a pair, with the
-#: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself.
+#: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself. `power`: of the distance
+#: in the weights of regions; None is a smooth minimum over them, which the package had before.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -43,6 +44,10 @@ ALTERNATIVES = {
     "ridge 1e-4": {"ridge": 1e-4},
     "one region": {"regions": None},
     "regions share nothing": {"shared": 0.0},
+    "regions by the power 2": {"power": 2},
+    "regions by the power 3": {"power": 3},
+    "regions by the power 6": {"power": 6},
+    "nearest region, smoothly": {"power": None},
     "own leverage alone": {"rounds": 0},
     "3 rounds": {"rounds": 3},
     "psi(t) = t": {"tau": None, "prior": (0.5, 0.3)},
@@ -173,10 +178,11 @@ def figures(data, law) -> dict:
 class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
-    def __init__(self, train, features, ridge, regions, shared, tau, rounds, relative, trusted, slope, form, prior):
+    def __init__(self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior):
         last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
         self.columns = slice(None) if features == "all" else slice(last, None)
         self.tau, self.rounds, self.form, self.prior = tau, rounds, form, prior
+        self.power = power
         self.relative, self.trusted, self.slope = relative, trusted, slope
         kinds = np.unique(train.species)
         x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
@@ -220,12 +226,17 @@ class Alternative:
             for centre, whitening in regions:
                 t = np.square((x - centre) @ whitening)
                 distances.append((t if self.tau is None else 2 * self.tau * (np.sqrt(1 + t / self.tau) - 1)).sum(1))
-            h[own] = np.mean(np.array(distances) ** -16.0, axis=0) ** (-1 / 16) / self.norm[kind]
+            h[own] = self._over_regions(np.array(distances)) / self.norm[kind]
         pairs = scipy.sparse.csr_matrix((data.envelope, tuple(data.pairs)), shape=(len(h), len(h)))
         total, mean = 1 + np.asarray(pairs.sum(1)).ravel(), h
         for _ in range(self.rounds):
             mean = (mean + pairs @ mean) / total
         return h, mean
+
+    def _over_regions(self, distances):
+        if self.power is None:
+            return np.mean(distances**-16.0, axis=0) ** (-1 / 16)
+        return np.average(distances, axis=0, weights=distances**-float(self.power))
 
     @staticmethod
     def _log_variance(data):

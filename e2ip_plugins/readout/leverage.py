@@ -9,8 +9,9 @@ With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distanc
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
 is what ψ is for small deviations. For large ones it is linear in z: features that are nonlinear in the positions run
 away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
-sites, each has a μ and C of its own and the nearest one counts. `Leverage` computes it, `e2ip_plugins.tools.fit` fits
-it; docs/leverage.md has the tables that these choices come from.
+sites, each has a μ and C of its own, and h is the mean over the regions' own with the weights h_r⁻⁴: the near ones
+count. `Leverage` computes it, `e2ip_plugins.tools.fit` fits it; docs/leverage.md has the tables that these choices
+come from.
 """
 
 from typing import Any, Final, NamedTuple, Optional
@@ -20,9 +21,6 @@ from torch import Tensor, nn
 
 from e2ip_plugins.families.interface import Support
 from e2ip_plugins.keys import UNFITTED
-
-#: p of the smooth minimum over the regions of a kind.
-SHARPNESS = 16.0
 
 #: Leverage of a species that the training set has no atom of; also what enters the mean over neighbours at most.
 FAR = 1e6
@@ -70,7 +68,6 @@ class Leverage(nn.Module):
     # For models that were pickled when the mean had rounds.
     strictly_local: Final[bool] = False
     far: Final[float] = FAR
-    sharpness: Final[float] = SHARPNESS
     unknown: Final[float] = UNFITTED
     centres: Tensor
     log_variance: Tensor
@@ -151,9 +148,12 @@ class Leverage(nn.Module):
         h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
         # Other kinds' regions are far; added, so that infinity stays what it is.
         h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)
-        # The nearest region, smoothly: (Σ h^-p)^(-1/p), in units of the smallest lest powers overflow.
+        # In units of the smallest, lest powers overflow. Of a larger power, regions would meet in creases, at which
+        # molecular dynamics with a bias loses its energy.
         smallest = h.detach().amin(1, keepdim=True)
-        nearest = (smallest / h).pow(self.sharpness).sum(1).pow(-1.0 / self.sharpness) * smallest.squeeze(1)
+        nearness = smallest / h
+        cube = nearness.pow(3)
+        nearest = smallest.squeeze(1) * cube.sum(1) / (cube * nearness).sum(1)
         return nearest.clamp(max=self.far)
 
     def reset(self) -> None:

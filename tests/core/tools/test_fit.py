@@ -225,7 +225,7 @@ def test_two_phases_are_two_regions_that_share_a_little():
         values += moments.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
         psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
-    nearest = (psi[0] ** -16.0 + psi[1] ** -16.0) ** (-1 / 16)
+    nearest = np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
     np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
     # Where neither phase is, and what a single region would not notice: beside the line between the phases.
