@@ -178,11 +178,12 @@ def figures(data, law) -> dict:
 class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
-    def __init__(self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior):
+    def __init__(
+        self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior
+    ):
         last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
         self.columns = slice(None) if features == "all" else slice(last, None)
-        self.tau, self.rounds, self.form, self.prior = tau, rounds, form, prior
-        self.power = power
+        self.power, self.tau, self.rounds, self.form, self.prior = power, tau, rounds, form, prior
         self.relative, self.trusted, self.slope = relative, trusted, slope
         kinds = np.unique(train.species)
         x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
@@ -236,7 +237,7 @@ class Alternative:
     def _over_regions(self, distances):
         if self.power is None:
             return np.mean(distances**-16.0, axis=0) ** (-1 / 16)
-        return np.average(distances, axis=0, weights=distances**-float(self.power))
+        return np.average(distances, axis=0, weights=distances ** -float(self.power))
 
     @staticmethod
     def _log_variance(data):

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, Optional, Set
 
 from e2ip_plugins.errors import InputError
@@ -64,6 +65,9 @@ def _fix_host(args: Namespace) -> None:
             "--e2ip_forces fixed trains the readout of a model that is there: name it with --foundation_model, or "
             "leave --e2ip_forces out"
         )
+    # Names of published models have no ending.
+    if Path(args.foundation_model).suffix and not Path(args.foundation_model).is_file():
+        raise InputError(f"--foundation_model {args.foundation_model}: no such file")
     if option_of(args, "lora"):
         raise InputError("--e2ip_forces fixed does not go with --lora True, which changes the model; leave one out")
     # Its elements, its atomic energies, and nothing to replay.

@@ -135,7 +135,8 @@ class E2IPCalculator(NequIPCalculator):
         family = families.of_outputs(out)
         if family is None:
             raise InputError(
-                "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, or use NequIPCalculator"
+                "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, give it one (e2ip fit), or "
+                "use NequIPCalculator"
             )
         keys = [key for key in family.output_keys() if key.name in out]
         outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}

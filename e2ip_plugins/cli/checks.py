@@ -1,11 +1,13 @@
 """What subcommands share: which host a model file is of, where output may go, warnings."""
 
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, Iterator, Sequence
 
 import typer
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 #: Ending of a model file: the host it belongs to, whose ``fit_file`` is an entry point of this package.
 HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
@@ -21,11 +23,14 @@ def warn(text: str) -> None:
 
 def opened(group: str, host: str, model: Path, **options: Any) -> Any:
     """What a host's adapter makes of a model file."""
-    open_it = entry_point(group, host, f"{model} is a model of {host}")
+    why = f"{model} is a model of {host}"
+    open_it = entry_point(group, host, why)
     try:
         return open_it(model, **options)
     except InputError:
         raise
+    except ModuleNotFoundError as error:
+        raise _not_installed(why, host, error) from error
     # Unpickling lets whatever goes wrong inside it through.
     except Exception as error:
         raise InputError(f"{model}: {host} cannot open it ({type(error).__name__}: {error})") from error
@@ -94,6 +99,27 @@ def entry_point(group: str, host: str, why: str) -> Callable[..., Any]:
     try:
         return next(iter(found)).load()
     except ModuleNotFoundError as error:
-        raise InputError(
-            f"{why}, which is not installed here ({error}): run it in an environment with e2ip-plugins[{host}]"
-        ) from error
+        raise _not_installed(why, host, error) from error
+
+
+def _not_installed(why: str, host: str, error: ModuleNotFoundError) -> InputError:
+    return InputError(
+        f"{why}, which is not installed here ({error}): run it in an environment with e2ip-plugins[{host}]"
+    )
+
+
+@contextmanager
+def told_warnings() -> Iterator[None]:
+    """Every warning of ours as `warn` tells it; others as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UncertaintyWarning)
+        shown = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, UncertaintyWarning):
+                warn(message)
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield

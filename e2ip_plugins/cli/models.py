@@ -124,8 +124,11 @@ def evaluate_command(
         state = evaluate(opened, source, output, options, settings, told, str(model))
     if state.skipped:
         first = state.skipped[0][1]
-        checks.warn(f"{len(state.skipped)} bad frames left out, listed in {skipped_file(output)}; the first: {first}")
+        number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
+        checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {first}")
     typer.echo(f"Written: {output}, {state.written} frames")
+    if state.skipped and not state.written:
+        raise typer.Exit(1)
 
 
 def strip_command(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Dict, List, Mapping, Optional
 import typer
 
 from e2ip_plugins.cli import checks
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError
 
 
 def md_command(
@@ -53,8 +53,6 @@ def md_command(
     ASE's dynamics with a model of either host. Frames are written with all uncertainties; with --watch a monitor looks
     at them on the way and warns, collects frames or stops. Positions and forces that are no numbers end the run.
     """
-    import warnings
-
     from e2ip_plugins.md import run as runs
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
@@ -78,7 +76,9 @@ def md_command(
     watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
     thresholds = _thresholds(watch, held_out, watching)
     checks.check_new(output, TEXT)
-    frames, _ = read_trajectory(start)
+    frames, note = read_trajectory(start)
+    if note:
+        checks.warn(note)
     if not -len(frames) <= frame < len(frames):
         raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
     watched = None
@@ -96,17 +96,8 @@ def md_command(
         )
     checks.check_device(device)
     atoms = frames[frame].copy()
-    atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UncertaintyWarning)
-        shown = warnings.showwarning
-
-        def show(message, category, *where, **more) -> None:
-            if not issubclass(category, UncertaintyWarning):
-                return shown(message, category, *where, **more)
-            checks.warn(message)
-
-        warnings.showwarning = show
+    with checks.told_warnings():
+        atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration)
         outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -183,7 +174,8 @@ def select_command(
         chosen = range(0, len(frames), every)
         candidates += [selecting.Candidate(frames[index], str(path), index) for index in chosen]
     checks.check_device(device)
-    opened = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
+    with checks.told_warnings():
+        opened = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     found = selecting.select(opened, training, candidates, number, method, validity, weight, seed)
     for text in found.warnings:
@@ -234,6 +226,8 @@ def label_command(
 
     method = " ".join([calculator, *sorted(argument or [])])
     result = label(found, output, calculator_of(calculator, argument or []), say, method)
+    if result.note:
+        checks.warn(result.note)
     typer.echo(f"{result.labelled} labelled, {result.there} there already, {len(result.failed)} failed")
     typer.echo(f"Written: {output}" if result.labelled or result.there else "Written: nothing")
     if result.failed:

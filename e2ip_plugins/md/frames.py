@@ -3,6 +3,7 @@
 ASE's own writers know the stock properties alone, and its `SinglePointCalculator` refuses all others.
 """
 
+import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
@@ -46,10 +47,12 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
 def evaluate_first(atoms: Atoms, where: str = "the structure") -> None:
     """Have the calculator evaluate a structure; `InputError` where it cannot, mostly for an element it does not know.
 
+    And for forces that are no numbers, as of two atoms at one place.
+
     A run begins with it: its first step shares the results.
     """
     try:
-        atoms.get_forces(apply_constraint=False)
+        forces = atoms.get_forces(apply_constraint=False)
     except InputError as error:
         # The calculator does not know where it comes from.
         raise InputError(str(error).replace("the structure: ", f"{where}: ", 1)) from error
@@ -60,3 +63,9 @@ def evaluate_first(atoms: Atoms, where: str = "the structure") -> None:
         raise InputError(
             f"{where}: the model cannot evaluate it ({type(error).__name__}: {reason}): does it know {elements}?"
         ) from error
+    bad = np.flatnonzero(~np.isfinite(forces).all(-1))
+    if len(bad):
+        raise InputError(
+            f"{where}: the predicted forces of {len(bad)} atoms are not finite, first of atom {bad[0]}: do two atoms "
+            "lie on each other?"
+        )

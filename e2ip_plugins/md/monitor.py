@@ -17,6 +17,7 @@ from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.md.thresholds import WATCHED, Threshold, parse
 from e2ip_plugins.scores.frame_maxima import principal_std
 from e2ip_plugins.tools.predicted import without_labels
+from e2ip_plugins.tools.trajectories import check_end
 
 ACTIONS = ("warn", "collect", "stop")
 
@@ -69,7 +70,7 @@ class Monitor:
     frames : str or Path
         extxyz file of collected frames, and of the last one of a run that was stopped.
     append : bool
-        Whether that file may be there already.
+        Whether that file may be there already, with whole frames.
 
     Attributes
     ----------
@@ -103,6 +104,10 @@ class Monitor:
         self.atoms, self.frames, self.append, self._written = atoms, Path(frames), append, False
         self.actions = _actions(action)
         self._check_file()
+        if self.frames.exists():
+            check_end(self.frames, "frames=")
+        if not len(atoms):
+            raise InputError("the structure has no atoms")
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise InputError(f"window={window}: a number of checks, at least 1")
         limits = parse(thresholds, atoms.symbols)

@@ -171,7 +171,7 @@ def parse_watch(given: Iterable[str], held_out: Optional[Path]) -> Dict[str, Uni
             found[name.strip()] = Quantile(float(value[1:])) if value.startswith("q") else float(value)
         except ValueError as error:
             if isinstance(error, InputError):
-                raise
+                raise InputError(f"--watch {text}: {error}") from error
             raise InputError(
                 f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
                 "forces_epistemic_std=0.5"

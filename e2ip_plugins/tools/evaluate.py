@@ -26,6 +26,7 @@ from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
 from e2ip_plugins.tools.frames import check_structure
 from e2ip_plugins.tools.predicted import keep_references, put_uncertainties, uncertainties
+from e2ip_plugins.tools.trajectories import TEXT
 from e2ip_plugins.tools.unfinished import Unfinished
 
 #: Info of every frame that is written: its number in the file that was read, from 0.
@@ -227,8 +228,8 @@ def check_files(source: Path, output: Path, overwrite: bool = False) -> None:
         raise InputError(f"{output}: {'is a folder' if output.is_dir() else reason}")
     if not output.parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.parent}")
-    if output.suffix in (".gz", ".bz2", ".xz"):
-        raise InputError(f"{output}: is going to be text, not compressed; choose another name")
+    if output.suffix not in TEXT:
+        raise InputError(f"{output}: is going to be an extxyz file, not compressed: {' or '.join(TEXT)}")
 
 
 def _check_model(model: Model, options: Options, name: str) -> None:

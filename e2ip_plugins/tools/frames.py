@@ -8,6 +8,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
+from e2ip_plugins.tools.trajectories import TEXT, is_cut_off
 
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
@@ -63,7 +64,8 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
             found = ase.io.read(path, index=":")
         # ASE's readers let whatever goes wrong inside them through.
         except Exception as error:
-            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error})") from error
+            cut = "; its last frame is cut off" if path.suffix in TEXT and is_cut_off(path) else ""
+            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error}){cut}") from error
         counting = [(a, f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
         own = [Frame(_bare(a), _forces(a, forces_key, where), where) for a, where in counting]
         if not own:

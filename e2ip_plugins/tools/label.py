@@ -5,14 +5,14 @@ import importlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint
 from e2ip_plugins.tools.predicted import without_labels
-from e2ip_plugins.tools.trajectories import TEXT, read_trajectory, whole_bytes
+from e2ip_plugins.tools.trajectories import TEXT, parsed, read_trajectory, whole_bytes
 
 #: Names of labels in extxyz files; the ready configs of both hosts read them.
 ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
@@ -31,11 +31,14 @@ class Labels:
         Frames now, and by an earlier call.
     failed : list of str
         Frames without a label, and why.
+    note : str
+        What an earlier call had left cut off, and was taken out of the file; empty if nothing was.
     """
 
     labelled: int = 0
     there: int = 0
     failed: List[str] = field(default_factory=list)
+    note: str = ""
 
 
 def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
@@ -114,13 +117,13 @@ def label(
     import ase.io
 
     output = Path(output)
-    done = _there(output, method)
-    result = Labels()
-    for number, atoms in enumerate(frames):
+    marks = [fingerprint(atoms) if len(atoms) else "" for atoms in frames]
+    done, note = _there(output, method, set(marks))
+    result = Labels(note=note)
+    for number, (atoms, mark) in enumerate(zip(frames, marks, strict=True)):
         if not len(atoms):
             _fail(result, say, number, "has no atoms")
             continue
-        mark = fingerprint(atoms)
         if mark in done:
             result.there += 1
             continue
@@ -154,14 +157,14 @@ def _labelled(atoms: Any, calculator: Any) -> Any:
     return frame
 
 
-def _there(output: Path, method: str) -> set:
-    """Fingerprints of frames that the file has; a last one that was cut off is taken out of the file."""
+def _there(output: Path, method: str, wanted: Set[str]) -> Tuple[Set[str], str]:
+    """Fingerprints of frames that the file has; a last one that was cut off is taken out of the file, which is told."""
     if output.suffix not in TEXT:
         raise InputError(f"{output}: labels go into an extxyz file, {' or '.join(TEXT)}")
     if output.is_dir() or not output.parent.is_dir():
         raise InputError(f"{output}: is a folder, or its folder does not exist")
     if not output.exists():
-        return set()
+        return set(), ""
     frames, note = read_trajectory(output, may_be_empty=True)
     unlabelled = [i for i, atoms in enumerate(frames) if ENERGY not in atoms.info or FORCES not in atoms.arrays]
     if unlabelled:
@@ -169,14 +172,36 @@ def _there(output: Path, method: str) -> set:
             f"{output}: is there already, and its frame {unlabelled[0]} has no {ENERGY} and {FORCES}: it was "
             "not written by e2ip label; choose another name"
         )
-    others = {str(atoms.info.get(METHOD, method)) for atoms in frames} - {method}
+    others = {str(atoms.info.get(METHOD, "")) for atoms in frames} - {method}
     if method and others:
+        other = sorted(others)[0]
         raise InputError(
-            f"{output}: has labels of '{sorted(others)[0]}', new ones would be of '{method}': choose another name"
+            f"{output}: has labels "
+            + (f"of '{other}', new ones would be of '{method}'" if other else f"that name no {METHOD}")
+            + ": choose another name"
         )
     if note:
-        os.truncate(output, whole_bytes(output))
-    return set(map(fingerprint, frames))
+        _take_off_last(output, method, wanted)
+        note = note.replace("left out", "taken out of it")
+    return set(map(fingerprint, frames)), note
+
+
+def _take_off_last(output: Path, method: str, wanted: Set[str]) -> None:
+    """Take a frame that was cut off out of the file; `InputError` where it might be whole, or somebody else's."""
+    end = whole_bytes(output)
+    with output.open("rb") as file:
+        file.seek(end)
+        rest = file.read()
+    lines = rest.split(b"\n")
+    if method and len(lines) > 2 and f"{METHOD}=".encode() not in lines[1]:
+        raise InputError(f"{output}: its last frame is cut off, and not of e2ip label; choose another name")
+    if len(lines) == int(lines[0]) + 2 and fingerprint(parsed(rest)) not in wanted:
+        # Where it is wanted it is made anew.
+        raise InputError(
+            f"{output}: the last line of its last frame has no end; if the frame is all there, end the line, and if "
+            "not, take it out"
+        )
+    os.truncate(output, end)
 
 
 def _fail(result: Labels, say: Callable[[str], None], number: int, why: str) -> None:

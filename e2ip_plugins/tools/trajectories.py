@@ -44,7 +44,7 @@ def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], 
                 note = f"{path}: frame {number} is cut off and left out"
                 break
             try:
-                frames.append(_parsed(chunk))
+                frames.append(parsed(chunk))
             # ASE's readers let whatever goes wrong inside them through.
             except Exception as error:
                 raise InputError(f"{path}, frame {number}: ASE cannot read it ({_told(error)})") from error
@@ -60,7 +60,8 @@ def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], 
     return frames, note
 
 
-def _parsed(chunk: bytes) -> Any:
+def parsed(chunk: bytes) -> Any:
+    """The frame that lines of an extxyz file are of."""
     import ase
     import ase.io
 
@@ -72,6 +73,22 @@ def _parsed(chunk: bytes) -> Any:
 def whole_bytes(path: Path) -> int:
     """How much of an extxyz file are whole frames."""
     return sum(len(chunk) for chunk, whole in _chunks(path) if whole)
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether the last frame of a file, if it is extxyz, is not all there."""
+    try:
+        return not all(whole for _, whole in _chunks(path))
+    except InputError:
+        return False
+
+
+def check_end(path: Path, option: str = "") -> None:
+    """`InputError` for an extxyz file whose last frame is cut off: what is written behind it would go into its line."""
+    if not all(whole for _, whole in _chunks(path)):
+        raise InputError(
+            f"{option}{path}: its last frame is cut off; take it out or, if it is all there, end its last line"
+        )
 
 
 def _chunks(path: Path) -> Iterator[Tuple[bytes, bool]]:

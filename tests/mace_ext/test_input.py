@@ -28,6 +28,10 @@ def parse(training_command):
     [
         (["--e2ip_preset=paper"], "--e2ip_preset has no effect without --readout e2ip"),
         (["--readout=e2ip", "--e2ip_forces=fixed"], "name it with --foundation_model"),
+        (
+            ["--readout=e2ip", "--e2ip_forces=fixed", "--foundation_model=nowhere.model"],
+            "--foundation_model nowhere.model: no such file",
+        ),
         (["--e2ip_force_unit=0.1"], "--e2ip_force_unit has no effect without --readout e2ip"),
         (["--readout=other"], "argument --readout: invalid choice: 'other' (choose from"),
         ([E2IP, "--e2ip_evidence_weight=much"], "--e2ip_evidence_weight must be a float, got 'much'"),

@@ -5,7 +5,7 @@ import warnings
 import ase.io
 import numpy as np
 import pytest
-from ase import units
+from ase import Atoms, units
 from ase.md.langevin import Langevin
 from ase.md.nose_hoover_chain import NoseHooverChainNVT
 from ase.md.verlet import VelocityVerlet
@@ -356,6 +356,12 @@ def test_what_is_not_a_number_ends_the_run(make_atoms, action, what):
     assert (last.calc is None) == (what in ("positions", "cell"))
 
 
+def test_no_atoms(make_atoms):
+    atoms = make_atoms()
+    with pytest.raises(InputError, match="the structure has no atoms"):
+        Monitor(Atoms(calculator=atoms.calc), {STD: 0.2})
+
+
 def test_other_atoms_end_the_run(make_atoms):
     atoms = make_atoms()
     monitor = Monitor(atoms, {STD: 0.2})
@@ -373,6 +379,12 @@ def test_files_are_never_replaced(make_atoms, tmp_path):
     assert len(ase.io.read("monitor.xyz", ":")) == 3
     with pytest.raises(InputError, match="its folder does not exist"):
         Monitor(atoms, {STD: 0.2}, frames="nowhere/monitor.xyz")
+    for cut in (1, 100):
+        torn = (tmp_path / "monitor.xyz").read_bytes()[:-cut]
+        (tmp_path / "torn.xyz").write_bytes(torn)
+        with pytest.raises(InputError, match=r"frames=torn\.xyz: its last frame is cut off; take it out or"):
+            Monitor(atoms, {STD: 0.2}, action="collect", frames="torn.xyz", append=True)
+        assert (tmp_path / "torn.xyz").read_bytes() == torn
     # Written by somebody else after the monitor was made.
     late = Monitor(atoms, {STD: 0.2}, action="collect", frames="late.xyz")
     (tmp_path / "late.xyz").write_text("mine")

@@ -86,10 +86,24 @@ def test_the_monitor_ends_it_and_counts(make_atoms, tmp_path):
     assert len(ase.io.read(tmp_path / "all.xyz", ":")) == 4
 
 
+def test_forces_that_are_no_numbers_begin_no_run(make_atoms, tmp_path):
+    with pytest.raises(InputError, match=r"start\.xyz, frame 3: the predicted forces of .* first of atom 0: do two"):
+        run(make_atoms(spring=np.nan), Settings(100), tmp_path / "run.xyz", where="start.xyz, frame 3")
+    assert not (tmp_path / "run.xyz").exists()
+
+
 def test_what_is_no_number_ends_a_run_that_nobody_watches(make_atoms, tmp_path):
-    atoms = make_atoms(spring=np.nan)
-    outcome = run(atoms, Settings(100), tmp_path / "run.xyz")
-    assert outcome.stopped == "positions or forces are not finite at step 0" and outcome.frames == 0
+    atoms = make_atoms()
+    calculate = atoms.calc.calculate
+
+    def broken(*args, **kwargs):
+        calculate(*args, **kwargs)
+        if (tmp_path / "run.xyz").exists():
+            atoms.calc.results["forces"][0] = np.nan
+
+    atoms.calc.calculate = broken
+    outcome = run(atoms, Settings(100, interval=1), tmp_path / "run.xyz")
+    assert outcome.stopped == "positions or forces are not finite at step 1" and outcome.frames == 1
 
 
 def test_positions_that_a_calculator_refuses_end_a_run(make_atoms, tmp_path):
@@ -214,6 +228,7 @@ def test_warnings_of_the_monitor_are_lines(command):
         (("--frame", 2), "--frame 2: start.xyz has 2 frames"),
         (("--watch", f"{STD}=q0.9"), "give --held-out"),
         (("--watch", "uncertainty=1"), "'uncertainty' cannot be watched"),
+        (("--watch", f"{STD}=q2"), f"--watch {STD}=q2: Quantile(2.0): a level lies above 0"),
         (("--temperature", "hot"), "--temperature hot"),
         (("--thermostat", "nve", "--friction", 5), "--friction is for --thermostat langevin, not nve"),
         (("--thermostat", "langevin", "--time-constant", 5), "--time-constant is for --thermostat bussi, not langevin"),
@@ -230,6 +245,13 @@ def test_the_command_refuses(command, options, message):
     from pathlib import Path
 
     assert not Path("out.xyz").exists()
+
+
+def test_a_start_that_was_cut_off_is_told(command, tmp_path):
+    text = (tmp_path / "start.xyz").read_bytes()
+    (tmp_path / "start.xyz").write_bytes(text[:-5])
+    result = command()
+    assert result.exit_code == 0 and "start.xyz: frame 1 is cut off and left out" in result.stderr
 
 
 def test_a_threshold_in_another_unit_is_noticed(command):

@@ -336,8 +336,9 @@ def test_files_that_cannot_be_used(run, toy, tmp_path):
     (tmp_path / "in.xyz").write_bytes(b"\n")
     with pytest.raises(InputError, match=r"in.xyz: has no frames"):
         run()
-    with pytest.raises(InputError, match=r"out.xyz.gz: is going to be text"):
-        run(frames_of(1), name="out.xyz.gz")
+    for name in ("out.xyz.gz", "out.traj"):
+        with pytest.raises(InputError, match=rf"{name}: is going to be an extxyz file, not compressed"):
+            run(frames_of(1), name=name)
     with pytest.raises(InputError, match=r"in.xyz: is the input"):
         run(name="in.xyz", overwrite=True)
     with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
@@ -392,8 +393,11 @@ def test_the_command(command, tmp_path):
 def test_the_command_says_what_was_left_out(command, tmp_path):
     ase.io.write(tmp_path / "in.xyz", [*frames_of(1), ase.Atoms()], format="extxyz")
     result = command("--skip-bad")
-    assert result.exit_code == 0 and "1 bad frames left out, listed in" in result.stderr
+    assert result.exit_code == 0 and "1 bad frame left out, listed in" in result.stderr
     assert "in.xyz, frame 1: has no atoms" in result.stderr and "1 frames" in result.stdout
+    (tmp_path / "in.xyz").write_text("0\n\n" * 2)
+    result = command("--skip-bad", "--overwrite")
+    assert result.exit_code == 1 and "2 bad frames left out" in result.stderr and "0 frames" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,35 @@ def test_labels_of_another_method_are_not_mixed(run):
     assert "labels of 'fussy:Fussy', new ones would be of 'fussy:Fussy strength=2.5'" in " ".join(result.stderr.split())
 
 
+def test_labels_that_name_no_method_are_not_mixed_with_others(run, tmp_path):
+    (frame,) = frames(1.0)
+    frame.info["REF_energy"], frame.arrays["REF_forces"] = 1.0, np.zeros((3, 3))
+    ase.io.write(tmp_path / "labels.extxyz", frame, format="extxyz")
+    before = (tmp_path / "labels.extxyz").read_bytes()
+    for same_or_other in (1.0, 2.0):
+        result, output = run(frames(same_or_other))
+        assert result.exit_code == 2 and output.read_bytes() == before
+        assert "has labels that name no label_method: choose another name" in " ".join(result.stderr.split())
+
+
+def test_no_frame_of_the_output_is_lost(run):
+    _, output = run(frames(1.0, 2.0))
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-1])
+    result, _ = run(frames(3.0))
+    assert result.exit_code == 2 and output.read_bytes() == whole[:-1]
+    assert "the last line of its last frame has no end; if the frame is all there" in " ".join(result.stderr.split())
+    # Frame 1 is among those that are wanted: it is made anew.
+    result, _ = run(frames(2.0, 3.0))
+    assert "2 labelled, 0 there already" in result.stdout and output.read_bytes().startswith(whole)
+    assert "frame 1 is cut off and taken out of it" in " ".join(result.stderr.split())
+    for others in (b"3\nand another\n", b"3\nProperties=species:S:1:pos:R:3\nO 1.0 2.0 0.1\nH 0."):
+        output.write_bytes(whole + others)
+        result, _ = run(frames(3.0))
+        assert result.exit_code == 2 and output.read_bytes() == whole + others
+        assert "last frame is cut off, and not of e2ip label" in " ".join(result.stderr.split())
+
+
 def test_any_calculator_of_ase(run):
     cell = bulk("Cu", cubic=True)
     cell.rattle(0.1, seed=0)
