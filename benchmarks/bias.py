@@ -1,6 +1,6 @@
 """Does biased dynamics conserve its energy as well as the run without the bias?
 
-    python benchmarks/bias.py MODEL START.extxyz [--strengths 0.3,1] [--width W] [--seeds 4] [--steps 4000]
+    python benchmarks/bias.py MODEL START.extxyz [--strengths 0.1] [--width W] [--seeds 4] [--steps 10000]
 
 NVE of the last frame of START with a MACE model that has a readout, from velocities at 300 K, without a bias and with
 `BiasedCalculator` of each strength (eV); the width is 2.5 times the first frame's uncertainty unless given. Of the
@@ -55,11 +55,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("start", type=Path)
-    parser.add_argument("--strengths", default="0.3,1", help="in eV, separated by commas")
+    parser.add_argument("--strengths", default="0.1", help="in eV, separated by commas")
     parser.add_argument("--width", type=float, help="in eV/Å")
     parser.add_argument("--temperature", type=float, default=300.0, help="of the velocities, in K")
-    parser.add_argument("--timestep", type=float, default=0.5, help="in fs")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--timestep", type=float, default=0.25, help="in fs")
+    parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--dtype", default="float64")
     options = parser.parse_args()

@@ -3,12 +3,13 @@
     python benchmarks/leverage.py atoms --host mace --model my.model --set train=train.xyz --set valid=… --out FOLDER
     python benchmarks/leverage.py judge FOLDER --out results.json
     python benchmarks/leverage.py committee FOLDER FOLDER … --out results.json
+    python benchmarks/leverage.py table results.json … --forms "regions by the power 2" …
 
 `atoms` runs in the environment of the host and writes every atom's features, neighbours, error and distribution
 (as trained, and as the model has been fitted) to FOLDER/<set>.npz. `judge` scores the model's own leverage beside
 the distribution as trained and beside alternatives, all fitted on the validation set; out of distribution nothing is
 fitted. `committee` scores the spread of stock models, raw and scaled on the validation set. `calibration.py` calls
-all three for the runs of its tables.
+these three for the runs of its tables. `table` prints some alternatives of several models.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from e2ip_plugins.families.laws import Elliptical
 from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
 
 NIW = families.get("e2ip")
+SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
@@ -286,7 +288,7 @@ class Alternative:
         return Elliptical(log_scale, trained.axes, trained.dof, share)
 
 
-def judge(folder: Path, untrained: bool) -> dict:
+def judge(folder: Path, untrained: bool, forms: list[str]) -> dict:
     """Scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
     data = {name: load(folder, name) for name in ("train", "valid", "test", "ood", "nonsense")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
@@ -311,8 +313,8 @@ def judge(folder: Path, untrained: bool) -> dict:
         return result
     result["as trained"] = {name: figures(d, law_of(d)) for name, d in tests.items()}
     result["alternatives"] = {}
-    for title, changes in ALTERNATIVES.items():
-        alternative = Alternative(data["train"], **{**SHIPPED, **changes})
+    for title in forms:
+        alternative = Alternative(data["train"], **{**SHIPPED, **ALTERNATIVES[title]})
         for d in (data["valid"], *tests.values()):
             d.leverages = alternative.leverage(d)
         constants = alternative.fit(data["valid"])
@@ -376,6 +378,18 @@ def committee(folders: list[Path]) -> dict:
     return result
 
 
+def table(paths: list[Path], forms: list[str]) -> None:
+    """Of files that `judge` has written, named after their models."""
+    columns = [f"{name}, {where}" for where in ("in", "out") for name in ("NLL", "CE", "coverage@95", "Spearman")]
+    print("| model | form | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
+    for path in paths:
+        result = json.loads(path.read_text())
+        for form in forms:
+            found = result["alternatives"].get(form) or result[form]
+            cells = [f"{found[s][f]:.3f}" if s in found else "" for s in ("test", "ood") for f in SHOWN]
+            print(f"| {path.stem} | {form} | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -392,11 +406,23 @@ def main() -> None:
     three.add_argument("folders", type=Path, nargs="+")
     for command in (one, two, three):
         command.add_argument("--out", type=Path, required=True)
+    four = commands.add_parser("table", help="print alternatives of several models")
+    four.add_argument("results", type=Path, nargs="+")
+    for command in (two, four):
+        command.add_argument(
+            "--forms", nargs="+", metavar="FORM", default=list(ALTERNATIVES), help="of the alternatives"
+        )
     options = parser.parse_args()
     if options.command == "atoms":
         atoms(options.host, options.model, dict(item.split("=", 1) for item in options.set), options.out)
         return
-    result = judge(options.folder, options.untrained) if options.command == "judge" else committee(options.folders)
+    if options.command == "table":
+        table(options.results, options.forms)
+        return
+    if options.command == "judge":
+        result = judge(options.folder, options.untrained, options.forms)
+    else:
+        result = committee(options.folders)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -33,6 +33,8 @@ class BiasedCalculator(Calculator):
     Results ``energy``, ``free_energy`` and ``forces`` are with the bias, ``energy_unbiased`` and ``forces_unbiased``
     without, and ``energy_bias`` is their difference; uncertainties are as they were. There is no stress.
 
+    The bias changes twice as fast as the vibrations it comes from: take half the time step that the model alone wants.
+
     Parameters
     ----------
     calculator : ase.calculators.calculator.Calculator
