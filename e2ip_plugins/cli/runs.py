@@ -42,6 +42,9 @@ def md_command(
     window: Annotated[
         Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
     ] = None,
+    level: Annotated[
+        Optional[float], typer.Option(help="Of the region whose forces_conformal_extent is watched. [default: 0.9]")
+    ] = None,
     collected: Annotated[
         Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")
     ] = None,
@@ -53,6 +56,7 @@ def md_command(
     ASE's dynamics with a model of either host. Frames are written with all uncertainties; with --watch a monitor looks
     at them on the way and warns, collects frames or stops. Positions and forces that are no numbers end the run.
     """
+    from e2ip_plugins.keys import CONFORMAL_EXTENT
     from e2ip_plugins.md import run as runs
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
@@ -75,6 +79,8 @@ def md_command(
     )
     watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
     thresholds = _thresholds(watch, held_out, watching)
+    if level is not None and CONFORMAL_EXTENT.name not in thresholds:
+        raise InputError(f"--level: for --watch {CONFORMAL_EXTENT.name}=…")
     checks.check_new(output, TEXT)
     frames, note = read_trajectory(start)
     if note:
@@ -91,6 +97,7 @@ def md_command(
             thresholds,
             action or ["stop"],
             held_out,
+            runs.Watch.level if level is None else level,
             window=runs.Watch.window if window is None else window,
             frames=place,
         )

@@ -237,6 +237,7 @@ def test_warnings_of_the_monitor_are_lines(command):
         (("--watch", "e2ip_leverage=2", "--collected", "out.xyz"), "--collected out.xyz: is where all frames go"),
         (("--watch", "e2ip_leverage=2", "--collected", "start.xyz"), "--collected start.xyz: is there already"),
         (("--seed", -1), "'--seed'"),
+        (("--watch", "e2ip_leverage=2", "--level", 0.5), "--level: for --watch forces_conformal_extent"),
     ],
 )
 def test_the_command_refuses(command, options, message):
@@ -245,6 +246,13 @@ def test_the_command_refuses(command, options, message):
     from pathlib import Path
 
     assert not Path("out.xyz").exists()
+
+
+def test_the_level_of_the_conformal_region(command, calibrated):
+    path = calibrated("conformal")
+    words = ("--watch", "forces_conformal_extent=100", "--held-out", path, "--calibration", path, "--level")
+    assert "no conformal radius for level 0.33, but for: " in command(*words, 0.33).stderr
+    assert command(*words, 0.8).exit_code == 0
 
 
 def test_a_start_that_was_cut_off_is_told(command, tmp_path):
