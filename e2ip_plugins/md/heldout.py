@@ -32,6 +32,8 @@ class HeldOut:
         Whether that calibration changes covariances at all.
     uq_model : str or None
         Whose uncertainties they are, where it is known.
+    frames : int
+        How many there are.
     """
 
     path: str
@@ -41,6 +43,7 @@ class HeldOut:
     calibration: Optional[str]
     changes: bool
     uq_model: Optional[str] = None
+    frames: int = 0
 
     @classmethod
     def read(cls, path: Union[str, Path], levels: Iterable[float] = ()) -> "HeldOut":
@@ -61,7 +64,8 @@ class HeldOut:
             found = Calibration.read(path)
             changes = found.floor.value > 0.0 or any(constant.value != 1.0 for constant in found.factor.values())
             name, maxima = Path(path).name, found.frame_maxima
-            return cls(str(path), found.uq_family, maxima, found.radii, name, changes, found.uq_model)
+            number = len(found.frames)
+            return cls(str(path), found.uq_family, maxima, found.radii, name, changes, found.uq_model, number)
         predictions, warning = distinct(read_predictions(path, required=False))
         if warning:
             warnings.warn(warning, UncertaintyWarning, stacklevel=2)
@@ -69,7 +73,7 @@ class HeldOut:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})
         family, applied = predictions.family.uq_family, predictions.calibration
-        return cls(str(path), family, maxima, {}, applied, True, predictions.uq_model)
+        return cls(str(path), family, maxima, {}, applied, True, predictions.uq_model, len(predictions.frames))
 
     def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise `InputError` unless a calculator's results are of the same family, model and calibration.
@@ -120,8 +124,8 @@ class HeldOut:
         if not math.isfinite(values[level]):
             wanted = configurations_for(level) if level < 1.0 else 1
             raise InputError(
-                f"{self.path}: its frames are too few for the quantile {level:g} of {name} ({group}), which wants "
-                f"{wanted} of them, or it is infinite; take a lower one, or 1 for the largest value"
+                f"{self.path}: its {self.frames} frames are too few for the quantile {level:g} of {name} ({group}), "
+                f"which wants {wanted} of them, or it is infinite; take a lower one, or 1 for the largest value"
             )
         if not values[level] > 0.0:
             raise InputError(f"{self.path}: the quantile {level:g} of {name} ({group}) is 0, which is no threshold")

@@ -258,7 +258,10 @@ def test_conformal_radii_alone_change_no_covariance(make_atoms, calibrated):
     "thresholds, message",
     [
         ({STD: Quantile(0.97)}, r"valid\.json: has the quantiles 0\.5, .*, not 0\.97; for others give the predictions"),
-        ({STD: Quantile(0.99)}, r"too few for the quantile 0\.99 of forces_epistemic_std \(all\)"),
+        (
+            {STD: Quantile(0.99)},
+            r"its 40 frames are too few for the quantile 0\.99 of forces_epistemic_std \(all\), which wants 99",
+        ),
         ({EXTENT: 0.1}, r"no conformal radius for level 0\.9, but for: none; e2ip calibrate --method"),
     ],
 )
