@@ -288,7 +288,7 @@ class Alternative:
         return Elliptical(log_scale, trained.axes, trained.dof, share)
 
 
-def judge(folder: Path, untrained: bool, forms: list[str]) -> dict:
+def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
     """Scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
     data = {name: load(folder, name) for name in ("train", "valid", "test", "ood", "nonsense")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}

@@ -99,6 +99,19 @@ def test_commands_write_json(study, folder, tmp_path, monkeypatch):
         assert json.loads((tmp_path / "out.json").read_text())
 
 
+def test_table_of_some_forms(study, folder, tmp_path, monkeypatch, capsys):
+    out = str(tmp_path / "model.json")
+    monkeypatch.setattr("sys.argv", ["leverage.py", "judge", str(folder), "--forms", "one region", "--out", out])
+    study.main()
+    assert list(json.loads(Path(out).read_text())["alternatives"]) == ["one region"]
+    monkeypatch.setattr("sys.argv", ["leverage.py", "table", out, "--forms", "as trained", "one region"])
+    study.main()
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[:2] for row in rows] == [["| model", "as trained"], ["| model", "one region"]]
+    nll = json.loads(Path(out).read_text())["alternatives"]["one region"]["test"]["nll"]
+    assert rows[1].split(" | ")[2] == f"{nll:.3f}"
+
+
 def test_committee_of_two_by_hand(study, tmp_path):
     """Members at ±0.1 along x: variance 0.02/3 per component after K - 1, whatever their number of atoms."""
     folders = []
