@@ -29,10 +29,10 @@ def opened(group: str, host: str, model: Path, **options: Any) -> Any:
         return open_it(model, **options)
     except InputError:
         raise
-    except ModuleNotFoundError as error:
-        raise _not_installed(why, host, error) from error
     # Unpickling lets whatever goes wrong inside it through.
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == host:
+            raise _not_installed(why, host, error) from error
         raise InputError(f"{model}: {host} cannot open it ({type(error).__name__}: {error})") from error
 
 
