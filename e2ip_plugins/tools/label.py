@@ -182,7 +182,7 @@ def _there(output: Path, method: str, wanted: Set[str]) -> Tuple[Set[str], str]:
         )
     if note:
         _take_off_last(output, method, wanted)
-        note = note.replace("left out", "taken out of it")
+        note = f"{output}: frame {len(frames)} is cut off and taken out of it"
     return set(map(fingerprint, frames)), note
 
 
@@ -195,8 +195,13 @@ def _take_off_last(output: Path, method: str, wanted: Set[str]) -> None:
     lines = rest.split(b"\n")
     if method and len(lines) > 2 and f"{METHOD}=".encode() not in lines[1]:
         raise InputError(f"{output}: its last frame is cut off, and not of e2ip label; choose another name")
-    if len(lines) == int(lines[0]) + 2 and fingerprint(parsed(rest)) not in wanted:
-        # Where it is wanted it is made anew.
+    try:
+        mark = fingerprint(parsed(rest)) if len(lines) == int(lines[0]) + 2 else ""
+    # Whatever ASE raises: columns are missing.
+    except Exception:
+        mark = ""
+    # Where it is wanted it is made anew.
+    if mark and mark not in wanted:
         raise InputError(
             f"{output}: the last line of its last frame has no end; if the frame is all there, end the line, and if "
             "not, take it out"
