@@ -33,7 +33,7 @@ class BiasedCalculator(Calculator):
     Results ``energy``, ``free_energy`` and ``forces`` are with the bias, ``energy_unbiased`` and ``forces_unbiased``
     without, and ``energy_bias`` is their difference; uncertainties are as they were. There is no stress.
 
-    The bias changes twice as fast as the vibrations it comes from: take half the time step that the model alone wants.
+    Take half the time step that the model alone wants: docs/md.md has what that does to the energy.
 
     Parameters
     ----------
