@@ -148,8 +148,8 @@ class Leverage(nn.Module):
         h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
         # Other kinds' regions are far; added, so that infinity stays what it is.
         h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)
-        # In units of the smallest, lest powers overflow. A larger power bends more sharply where regions meet, and biased
-        # dynamics conserves its energy less well.
+        # In units of the smallest, lest powers overflow. A larger power bends more sharply where regions meet, and
+        # biased dynamics conserves its energy less well.
         smallest = h.detach().amin(1, keepdim=True)
         nearness = smallest / h
         cube = nearness.pow(3)
