@@ -109,6 +109,8 @@ def md_command(
     for line in outcome.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
+    if outcome.interrupted:
+        raise typer.Exit(130)  # as of any command that Ctrl-C ends
 
 
 def _thresholds(watch: Optional[List[str]], held_out: Optional[Path], others: Mapping[str, object]) -> Dict[str, Any]:

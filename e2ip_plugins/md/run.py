@@ -1,5 +1,6 @@
 """``e2ip md``: a run with ASE's own dynamics, watched by a `Monitor`, whose frames keep their uncertainties."""
 
+import io
 import math
 import warnings
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Outcome:
         Of the monitor: alarms are checks above after one that was not.
     stopped : str
         Why the run ended early; empty if it did not.
+    interrupted : bool
+        Whether it was stopped from the keyboard.
     """
 
     steps: int
@@ -117,6 +120,7 @@ class Outcome:
     checks: int
     alarms: int
     stopped: str
+    interrupted: bool = False
 
     def lines(self) -> List[str]:
         """In words."""
@@ -148,7 +152,7 @@ def run(
     settings : Settings
     output : Path
         extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat in
-        K (at the start, with ``nve``).
+        K (at the start, with ``nve``). Whole frames alone, also where Ctrl-C ends the run.
     watch : Watch, optional
         Without it, only positions and forces that are no numbers end the run.
     where : str
@@ -173,7 +177,10 @@ def run(
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
         frame = with_results(atoms)
         frame.info["md_step"], frame.info["md_temperature"] = dynamics.nsteps, settings.temperature_at(dynamics.nsteps)
-        ase.io.write(output, frame, format="extxyz", append=True)
+        text = io.StringIO()
+        ase.io.write(text, frame, format="extxyz")
+        with output.open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())
         written[0] += 1
 
     if settings.final_temperature is not None:
@@ -191,9 +198,11 @@ def run(
             frames=watch.frames,
         )
         dynamics.attach(monitor, interval=settings.check_interval)
-    stopped = ""
+    stopped, interrupted = "", False
     try:
         dynamics.run(settings.steps)
+    except KeyboardInterrupt:
+        stopped, interrupted = f"interrupted at step {dynamics.nsteps}", True
     except (MonitorStop, _Broken) as end:
         stopped = str(end)
     except InputError:
@@ -202,7 +211,7 @@ def run(
             raise
         stopped = f"positions are not finite at step {dynamics.nsteps}"
     checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
-    return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped)
+    return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped, interrupted)
 
 
 def parse_temperature(text: str) -> "tuple[float, Optional[float]]":

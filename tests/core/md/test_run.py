@@ -198,6 +198,23 @@ def test_the_command(command, held_out):
     assert "out.xyz: is there already" in command().stderr
 
 
+def test_ctrl_c_ends_it_with_whole_frames(make_atoms, tmp_path, command, monkeypatch):
+    kind = type(make_atoms().calc)
+    calculate = kind.calculate
+
+    def tired(self, *args, **more):
+        if self.evaluations == 13:
+            raise KeyboardInterrupt
+        calculate(self, *args, **more)
+
+    monkeypatch.setattr(kind, "calculate", tired)
+    outcome = run(make_atoms(0.1, spring=5.0), Settings(100), tmp_path / "run.xyz")
+    assert outcome.interrupted and outcome.lines()[-1] == f"stopped: interrupted at step {outcome.steps}"
+    assert outcome.frames == len(ase.io.read(tmp_path / "run.xyz", ":")) == 2
+    result = command("--timestep", 0.3)
+    assert result.exit_code == 130 and "stopped: interrupted" in result.stdout and "Written: out.xyz" in result.stdout
+
+
 def test_what_the_model_does_not_know(make_atoms, tmp_path):
     """Hosts' calculators raise what they like for such an element."""
 
