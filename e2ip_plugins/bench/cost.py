@@ -11,7 +11,7 @@ import numpy as np
 
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.plan import METHODS, Run, framework
-from e2ip_plugins.files import replacing
+from e2ip_plugins.files import read_json, replacing
 
 #: Calls of every model: warm up first, then measured.
 WARM_UP, ROUNDS = 5, 30
@@ -34,7 +34,7 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
         models = {run: out / "runs" / run.name / MODELS[framework(host)] for run in chosen}
         models = {run: file for run, file in models.items() if file.exists()}
         kept = path(dataset, host, out)
-        before = json.loads(kept.read_text()) if kept.exists() else {"models": []}
+        before = read_json(kept) if kept.exists() else {"models": []}
         if models and not {run.name for run in models} <= set(before["models"]):
             tell(f"{dataset}, {host}: timing {len(models)} models")
             kept.parent.mkdir(parents=True, exist_ok=True)

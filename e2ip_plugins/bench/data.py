@@ -7,9 +7,9 @@ from typing import Dict, List, Sequence
 
 import numpy as np
 
-from e2ip_plugins.bench.plan import DataSet, labels
+from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.files import replacing
+from e2ip_plugins.files import read_json, replacing
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -32,7 +32,12 @@ def find(name: str, roots: Sequence[Path]) -> Path:
         if (root / name).is_file():
             return root / name
     listed = " or ".join(str(root) for root in roots)
-    raise InputError(f"no file {name} in {listed}: name the folder that holds it with --data, or in E2IP_DATA")
+    folder, way = name.partition("/")[0], "name the folder that holds it with --data, or in E2IP_DATA"
+    if folder == "demo":
+        way = "run this in a clone of e2ip-plugins, whose folder demo it is in"
+    elif folder in FETCHED:
+        way += f"; `e2ip fetch {folder} --to FOLDER` downloads it"
+    raise InputError(f"no file {name} in {listed}: {way}")
 
 
 def find_all(dataset: DataSet, roots: Sequence[Path]) -> Dict[str, Path]:
@@ -70,7 +75,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", *labels(dataset))}
     made_of = folder / f"{name}.json"
     origin = {"sources": fingerprints(dataset, roots), "limit": limit}
-    if made_of.exists() and json.loads(made_of.read_text()) == origin and all(p.exists() for p in files.values()):
+    if made_of.exists() and read_json(made_of) == origin and all(p.exists() for p in files.values()):
         return files
     folder.mkdir(parents=True, exist_ok=True)
     used = train if dataset.valid else train + valid

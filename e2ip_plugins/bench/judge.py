@@ -8,7 +8,8 @@ import numpy as np
 
 from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
-from e2ip_plugins.files import replacing
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import read_json, replacing
 from e2ip_plugins.report.compare import Model, compare, load_models
 from e2ip_plugins.report.ensemble import combine
 from e2ip_plugins.report.predictions import read_predictions
@@ -50,6 +51,8 @@ def ensemble(members: Sequence[Case], folder: Path) -> Case:
         files[label] = folder / f"{label}.xyz"
         sources = [member.files[label] for member in members]
         if not _newer(folder / "scores.json", sources) and not _newer(files[label], sources):
+            for member in members:
+                _check_predictions(member)
             combine(sources, files[label])
     return Case(folder, files)
 
@@ -61,9 +64,10 @@ def judge(case: Case) -> Dict[str, Any]:
     """
     kept = case.folder / "scores.json"
     if _newer(kept, list(case.files.values())):
-        found = json.loads(kept.read_text())
+        found = read_json(kept)
         if found.get("version") == __version__:
             return found
+    _check_predictions(case)
     uncertain = read_predictions(case.files["valid"]).family is not None
     result: Dict[str, Any] = {"version": __version__, "tests": {}, "calibrations": {}}
     for name, fit in CALIBRATIONS.items():
@@ -92,6 +96,15 @@ def judge(case: Case) -> Dict[str, Any]:
     with replacing(kept) as unfinished:
         unfinished.write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _check_predictions(case: Case) -> None:
+    gone = [path for path in case.files.values() if not path.exists()]
+    if gone:
+        raise InputError(
+            f"{gone[0]}: is gone, and nothing has been kept of it that can be judged: remove the folder {case.folder} "
+            "and run the command again without --tables"
+        )
 
 
 def rotation(case: Case) -> Dict[str, float]:

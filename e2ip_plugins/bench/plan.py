@@ -124,7 +124,7 @@ DATASETS: Dict[str, DataSet] = {
         valid_batch_size=4,
         cutoff=4.5,
     ),
-    # To be fetched (`e2ip fetch`).
+    # Of `FETCHED`.
     "fullwater": DataSet(
         "fullwater/fullwater_train.extxyz",
         {"test": "fullwater/fullwater_test.extxyz"},
@@ -149,6 +149,10 @@ DATASETS: Dict[str, DataSet] = {
         for name, frames in (("buckyball", (540, 60)), ("nanotube", (720, 80)))
     },
 }
+
+
+#: What `e2ip fetch` gets.
+FETCHED = ("fullwater", "buckyball", "nanotube")
 
 
 def dataset(name: str) -> DataSet:

@@ -11,6 +11,7 @@ from e2ip_plugins.bench.plan import BENCHMARKS, EARLY, HOSTS, METHODS, PRESETS, 
 from e2ip_plugins.bench.reference import PAPER
 from e2ip_plugins.bench.runs import finished
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import read_json
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 
@@ -64,7 +65,7 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
             found = runs(benchmark, host, PRESETS[preset], (name,), tuple(methods))
             done = [run for run in found if finished(run, out)]
             timed = cost.path(name, host, out)
-            costs = json.loads(timed.read_text())["ms_per_atom"] if timed.exists() else {}
+            costs = read_json(timed)["ms_per_atom"] if timed.exists() else {}
             for method in (m for m in methods if m not in EARLY):
                 of_method = [_case(run, out) for run in done if run.method == method]
                 if of_method:

@@ -3,6 +3,7 @@
 Subcommands import what they need themselves: help and errors must not wait for torch and matplotlib.
 """
 
+import errno
 from typing import Annotated
 
 import typer
@@ -20,6 +21,12 @@ class _Group(typer.core.TyperGroup):
             return super().invoke(ctx)
         except InputError as error:
             typer.secho(f"e2ip: error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from error
+        except OSError as error:
+            # Of the machine, not of the program: a full disk, a folder that may not be written to.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            typer.secho(f"e2ip: error: {error.filename or 'a file'}: {error.strerror}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from error
 
 

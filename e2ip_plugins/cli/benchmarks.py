@@ -89,7 +89,7 @@ def bench_command(
         for chosen in chosen_sets:  # before anything is written
             find_all(plan.dataset(chosen), roots)
         runs.check_settings(found, amount, roots, out)
-        out.mkdir(parents=True, exist_ok=True)
+        checks.make_folder(out)
         failed = runs.execute_all(found, amount, roots, out, jobs, cluster, typer.echo)
         measure(found, out, typer.echo)
     if len(failed) < len(found):

@@ -1,5 +1,6 @@
 """What subcommands share: which host a model file is of, where output may go, warnings."""
 
+import tempfile
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,8 +68,19 @@ def check_output(output: Path, inputs: Sequence[Path], overwrite: bool, endings:
         raise InputError(f"--output {output}: is there already; choose another name, or --overwrite")
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.parent}")
+    try:
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise InputError(f"--output {output}: nothing can be written to that folder ({error.strerror})") from error
     if endings and output.suffix not in endings:
         raise InputError(f"--output {output}: frames go into an extxyz file, {' or '.join(endings)}")
+
+
+def make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
 
 
 def check_model_output(output: Path, model: Path, overwrite: bool) -> None:

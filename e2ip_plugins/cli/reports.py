@@ -73,14 +73,12 @@ def compare_command(
 
     chosen = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
-    if ood:
-        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
-    else:
-        models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
+    with checks.told_warnings():
+        if ood:
+            models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
+        else:
+            models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
+    checks.make_folder(out)
     for m in [*models, *ood_models]:
         for text in m.left_out:
             checks.warn(f"{m.predictions.path}: {text}")

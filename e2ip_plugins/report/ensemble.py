@@ -1,5 +1,6 @@
 """Predictions of an ensemble from those of its members: first and second moments of their mixture."""
 
+import hashlib
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -9,7 +10,7 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, UNFITTED
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd
 from e2ip_plugins.report.compare import read_same_frames
 from e2ip_plugins.report.predictions import Predictions
@@ -52,7 +53,8 @@ def combine(
         Predictions of K ≥ 2 members of any families, or of none, for the same frames.
     output
         extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references, where there are
-        some, as ``REF_forces`` and ``REF_energy``, and the mean leverage of members that have one.
+        some, as ``REF_forces`` and ``REF_energy``, the mean leverage of members that have one, and a ``uq_model`` of
+        those that have one.
 
     Raises
     ------
@@ -102,7 +104,7 @@ def combine(
         columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
     energies["REF_energy"] = members[0].reference_energy
-    _write(output, members[0], columns, energies)
+    _write(output, members[0], columns, energies, _name(members))
     return warnings
 
 
@@ -115,7 +117,21 @@ def _uncertainty(member: Predictions) -> Tuple[np.ndarray, np.ndarray]:
     return law.covariance(), 3.0 * np.square(law.epistemic_std())
 
 
-def _write(output: Path, frames: Predictions, columns: Dict[str, np.ndarray], energies: Dict[str, np.ndarray]) -> None:
+def _name(members: Sequence[Predictions]) -> Optional[str]:
+    """The same for the same members in any order, calibrated in the same way; None unless a member has one."""
+    if all(member.uq_model is None for member in members):
+        return None
+    names = sorted(f"{member.uq_model} {member.calibration}" for member in members)
+    return f"ensemble-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:12]}"
+
+
+def _write(
+    output: Path,
+    frames: Predictions,
+    columns: Dict[str, np.ndarray],
+    energies: Dict[str, np.ndarray],
+    uq_model: Optional[str],
+) -> None:
     import ase
     import ase.io
 
@@ -129,6 +145,8 @@ def _write(output: Path, frames: Predictions, columns: Dict[str, np.ndarray], en
             atoms.new_array(name, values[rows].reshape(len(atoms), *([-1] if values.ndim > 1 else [])))
         atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}
         atoms.info[FAMILY_KEY] = Ensemble.uq_family
+        if uq_model is not None:
+            atoms.info[MODEL_KEY] = uq_model
         written.append(atoms)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, written, format="extxyz")

@@ -12,6 +12,7 @@ leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_levera
 Energies and leverage follow the prefix of the forces.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Type, Union
@@ -31,6 +32,7 @@ from e2ip_plugins.keys import (
     UNFITTED,
 )
 from e2ip_plugins.scores.calibration import fingerprint
+from e2ip_plugins.tools.frames import is_cut_off
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ def _read_frames(path: Path) -> List[dict]:
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{path}: cannot be read as extxyz ({reason})") from error
+        cut = ", which is cut off" if is_cut_off(path) else ""
+        raise InputError(f"{path}: frame {_readable(path)} cannot be read as extxyz{cut} ({reason})") from error
     if not atoms_list:
         raise InputError(f"{path}: holds no frames")
     frames = []
@@ -205,6 +208,17 @@ def _read_frames(path: Path) -> List[dict]:
             }
         )
     return frames
+
+
+def _readable(path: Path) -> int:
+    """Frames before the first that cannot be read."""
+    import ase.io
+
+    count = 0
+    with suppress(Exception):
+        for _ in ase.io.iread(path, index=":", format="extxyz"):
+            count += 1
+    return count
 
 
 def _force_names(frame: dict) -> List[str]:

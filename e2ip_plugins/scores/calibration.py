@@ -9,6 +9,7 @@ species; the rest of its distribution stays. Beside that there may be conformal 
 import hashlib
 import json
 import math
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins import __version__
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, MODEL_KEY
@@ -147,8 +148,17 @@ class Calibration:
         self.check_species(species, where)
 
     def check_model(self, uq_model: Optional[str], where: str) -> None:
-        """Raise `InputError` for another model than it was fitted to, where both are known."""
-        if None not in (uq_model, self.uq_model) and uq_model != self.uq_model:
+        """Raise `InputError` for another model than it was fitted to; a warning where it does not know its own."""
+        if uq_model is None:
+            return
+        if self.uq_model is None:
+            warnings.warn(
+                f"{self.path}: was fitted to predictions without {MODEL_KEY}, as those of an ensemble of stock models "
+                f"are, and {where} has one ({uq_model}): is it for this model?",
+                UncertaintyWarning,
+                stacklevel=3,
+            )
+        elif uq_model != self.uq_model:
             raise InputError(
                 f"{self.path}: was fitted to predictions of another model ({self.uq_model}) than {where} has "
                 f"({uq_model}); fit one with e2ip calibrate to this model's predictions for validation frames"
@@ -279,13 +289,16 @@ class Calibration:
         floor = _of_json(content["floor"])
         if not factor or any(constant.value <= 0.0 for constant in factor.values()) or floor.value < 0.0:
             raise ValueError("factors must be positive, the floor not negative")
+        radii = _levels_of_json(content["radii"])
+        if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
+            raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
         return cls(
             methods=tuple(content["methods"]),
             uq_family=str(content["uq_family"]),
             uq_model=content.get(MODEL_KEY),
             factor=factor,
             floor=floor,
-            radii=_levels_of_json(content["radii"]),
+            radii=radii,
             configurations=int(content["configurations"]),
             atoms=int(content["atoms"]),
             frames=tuple(content["frames"].split()),

@@ -29,8 +29,16 @@ FLOOR_LEVEL = 0.9
 #: Species with fewer atoms or configurations get the common factor.
 MIN_ATOMS, MIN_CONFIGURATIONS = 30, 5
 
+#: Fewer configurations are worth a word.
+FEW = 10
+
 #: Larger factors, and smaller ones than its inverse, are worth a word.
 MAX_FACTOR = 1e6
+
+_USELESS = (
+    "{} that covariances are of no use as they are; where they have no full rank, as those of two or three models, "
+    "method floor mends that"
+)
 
 #: Logarithms of factors, around the best one, at which coverages are known to the bootstrap; around one of them, those
 #: that it tells apart; and the linear interpolation of coverages from three neighbours to these.
@@ -57,8 +65,8 @@ class Sample(NamedTuple):
         Where they come from.
     fingerprints : tuple of str
         Of all frames of the file.
-    vanishing : int
-        Atoms that were left out for a force that vanishes by symmetry.
+    vanishing, unlabelled : int
+        Atoms that were left out: for a force that vanishes by symmetry, for a reference force that is not finite.
     uq_model : str or None
         That predicted, where it is known.
     """
@@ -71,6 +79,7 @@ class Sample(NamedTuple):
     file: str = "the validation set"
     fingerprints: Tuple[str, ...] = ()
     vanishing: int = 0
+    unlabelled: int = 0
     uq_model: Optional[str] = None
 
     @classmethod
@@ -90,7 +99,8 @@ class Sample(NamedTuple):
         zero = kept & vanishing(p.forces, whole.error)
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
-        return whole.only(kept & ~zero)._replace(vanishing=int(zero.sum()), uq_model=p.uq_model)
+        left_out = {"vanishing": int(zero.sum()), "unlabelled": int((~kept).sum())}
+        return whole.only(kept & ~zero)._replace(**left_out, uq_model=p.uq_model)
 
     def only(self, chosen: np.ndarray) -> "Sample":
         """The atoms of a mask (N,)."""
@@ -155,6 +165,10 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
             f"{sample.vanishing} atoms left out whose force vanishes by symmetry (isolated atoms, perfect crystals): "
             "they tell nothing of errors"
         )
+    if sample.unlabelled:
+        notes.append(f"{sample.unlabelled} atoms with NaN or Inf reference forces left out")
+    if count < FEW:
+        notes.append(f"{count} configurations say little: {FEW} and more make constants that other frames agree with")
     if halved:
         notes.append(
             f"{method} fitted to every second configuration, the conformal radii to the others: the guarantee of the "
@@ -182,11 +196,19 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
                 f"{count / (count + 1):.3f}; for --level {least:g} give at least {configurations_for(least)} of them"
             )
         notes += _unreachable(radii, held.numbered()[1])
+        largest = max((radius for radius in radii.values() if math.isfinite(radius)), default=0.0)
+        if largest**2 > MAX_FACTOR:
+            notes.append(_USELESS.format(f"a radius of {largest:.1e} says"))
     before, after = _figures(sample), _figures(calibrated(sample))
     if after["nll"] > before["nll"] + 0.01:
         notes.append(
             f"the mean NLL rises from {before['nll']:.3f} to {after['nll']:.3f}: errors have other tails than the "
             "predicted distributions, and no size of the covariance is right in the middle and in the tails"
+        )
+    if method == "species-scale" and after["calibration_error"] > before["calibration_error"] + 0.005:
+        notes.append(
+            f"the CE over all atoms rises from {before['calibration_error']:.4f} to {after['calibration_error']:.4f}, "
+            "though that of each species falls; method scale does not do that"
         )
     return Calibration(
         methods=tuple(name for name in METHODS if name in methods),
@@ -304,10 +326,7 @@ def _common_factor(sample: Sample, notes: List[str]) -> Constant:
     found, interval = _log_factor(sample)
     factor = Constant(math.exp(_shrunk(found, 0.0, interval)), (math.exp(interval[0]), math.exp(interval[1])))
     if abs(found) > math.log(MAX_FACTOR):
-        notes.append(
-            f"a factor of {factor.value:.1e} says that covariances are of no use as they are; where they have no full "
-            "rank, as those of two or three models, method floor mends that"
-        )
+        notes.append(_USELESS.format(f"a factor of {factor.value:.1e} says"))
     if interval[0] <= 0.0 <= interval[1]:
         notes.append(
             f"these configurations want a factor of {math.exp(found):.3f}, which they hardly tell from 1: "

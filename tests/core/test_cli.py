@@ -1,5 +1,7 @@
 """The `e2ip` command itself, and what `e2ip fit` refuses before any long work; fits are tested with their hosts."""
 
+import errno
+
 import ase
 import ase.io
 import numpy as np
@@ -168,6 +170,33 @@ def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, files, cal
 def test_fit_refuses_devices_that_cannot_compute(fit, calls, device):
     assert f"--device {device}: torch cannot compute there" in one_line(fit("my.model", "--device", device))
     assert calls == []
+
+
+def test_outputs_that_cannot_be_written_are_told_first(fit, files, calls, monkeypatch):
+    """Before anything is read: these files are no predictions."""
+
+    def fails(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(InputError, match=r"my\.model: cannot make this folder"):
+        cli.checks.make_folder(files / "my.model")
+    monkeypatch.setattr("tempfile.TemporaryFile", fails)
+    both = [files / "train.xyz", files / "valid.xyz"]
+    for command in (
+        fit(),
+        run("ensemble", *both, "--output", files / "e.xyz"),
+        run("calibrate", both[0], "--output", files / "c.json"),
+    ):
+        assert "nothing can be written to that folder (Permission denied)" in one_line(command)
+    assert calls == []
+
+
+def test_a_full_disk_ends_as_one_line(fit, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "out.model")
+
+    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
+    assert one_line(fit()) == "e2ip: error: out.model: No space left on device"
 
 
 def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):

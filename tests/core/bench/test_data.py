@@ -90,8 +90,19 @@ def test_files_of_other_data_are_made_anew(root):
 def test_missing_data(root, tmp_path):
     with pytest.raises(InputError, match=r"no file none.extxyz in .* --data, or in E2IP_DATA"):
         data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)
+    with pytest.raises(InputError, match="`e2ip fetch buckyball --to FOLDER` downloads it"):
+        data.find("buckyball/buckyball_train.extxyz", [root])
+    with pytest.raises(InputError, match="in a clone of e2ip-plugins"):
+        data.find("demo/data/train.extxyz", [root])
     with pytest.raises(InputError, match="has 20 frames; 104 are needed"):
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", None)
+
+
+def test_a_damaged_note_of_what_files_are_made_of(root):
+    data.prepare("toy", toy(), [root], root / "out", None)
+    (root / "out" / "toy.json").write_text("{")
+    with pytest.raises(InputError, match=r"toy\.json: cannot be read as JSON"):
+        data.prepare("toy", toy(), [root], root / "out", None)
 
 
 def test_parts_of_a_training_set():

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.bench import data, judge, plan, tables
 from e2ip_plugins.cli import app
+from e2ip_plugins.errors import InputError
 
 SIZE, FRAMES = 6, {"valid": 40, "further": 50, "test": 60}
 DATASET = plan.dataset("aspirin")
@@ -112,6 +113,24 @@ def test_scores_are_kept_without_the_predictions(out):
         path.unlink()
     tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
     assert raw.read_text() == before
+
+
+def test_damaged_and_missing_files_are_named(out):
+    def fails(match):
+        with pytest.raises(InputError, match=match):
+            tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+
+    tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    (out / "cost").mkdir()
+    for kept in (*out.glob("runs/*/scores.json"), out / "cost" / "aspirin_mace.json"):
+        text = kept.read_text() if kept.exists() else None
+        kept.write_text("{")
+        fails(f"{kept}: cannot be read as JSON .*; remove it")
+        kept.write_text(text) if text else kept.unlink()
+    scores = next(out.glob("runs/*/scores.json"))
+    scores.unlink()
+    (scores.parent / "test.xyz").unlink()
+    fails(f"test.xyz: is gone, .* remove the folder {scores.parent}")
 
 
 def test_a_new_prediction_is_judged_anew(out):

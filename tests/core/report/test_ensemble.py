@@ -86,6 +86,27 @@ def test_members_with_uncertainties(tmp_path, draw):
     np.testing.assert_allclose(found.leverage, 2.0)
 
 
+def test_an_ensemble_has_a_name_by_its_members(tmp_path, draw):
+    def name(paths):
+        assert run(*paths, "--output", tmp_path / "e.xyz", "--overwrite").exit_code == 0
+        return read_predictions(tmp_path / "e.xyz").uq_model
+
+    paths = members(tmp_path, 3, draw)
+    assert name(paths) is None
+    for k, path in enumerate(paths[:2]):
+        frames = ase.io.read(path, ":")
+        for atoms in frames:
+            atoms.info["MACE_uq_model"] = f"readout-{k}"
+        ase.io.write(path, frames, format="extxyz")
+    first = name(paths)
+    assert first.startswith("ensemble-") and first == name(paths[::-1]) != name(paths[:2])
+    frames = ase.io.read(paths[0], ":")
+    for atoms in frames:
+        atoms.info["MACE_uq_calibration"] = "one.json"
+    ase.io.write(paths[0], frames, format="extxyz")
+    assert name(paths) != first
+
+
 def test_moments_are_those_of_draws():
     rng = np.random.default_rng(0)
     forces = rng.normal(size=(4, 1, 3))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import ase
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.scores.calibration import Calibration, Constant, fingerprint
 
 E2IP = families.get("e2ip")
@@ -101,6 +102,18 @@ def test_other_predictions_are_refused(calibration):
         calibration.check(None, ["H"], "x.xyz")
 
 
+def test_another_model_is_refused_and_an_unknown_one_is_told(calibration):
+    known = replace(calibration, uq_model="readout-a")
+    for given in ("readout-a", None):
+        known.check(E2IP, ["H"], "x.xyz", given)
+    with pytest.raises(InputError, match=r"another model \(readout-a\) than x\.xyz has \(readout-b\)"):
+        known.check(E2IP, ["H"], "x.xyz", "readout-b")
+    unknown = replace(calibration, uq_model=None)
+    unknown.check(E2IP, ["H"], "x.xyz")
+    with pytest.warns(UncertaintyWarning, match=r"predictions without uq_model.*x\.xyz has one \(readout-b\)"):
+        unknown.check(E2IP, ["H"], "x.xyz", "readout-b")
+
+
 def test_frames_that_it_was_fitted_to_are_refused(calibration):
     calibration.check_frames(["cc", "dd"], "x.xyz")
     with pytest.raises(InputError, match=r"x\.xyz: 2 of its 3 frames are among those .*valid\.xyz"):
@@ -121,6 +134,9 @@ def test_frames_that_it_was_fitted_to_are_refused(calibration):
         ({"floor": {"value": -1.0, "interval95": [0, 1]}}, "is damaged .*the floor not negative"),
         ({"floor": 1.0}, "is damaged"),
         ({"radii": ["a"]}, "is damaged"),
+        ({"radii": {"0.9": -1.0}}, "is damaged .*radii must not be negative"),
+        ({"radii": {"0.9": "NaN"}}, "is damaged .*radii must not be negative"),
+        ({"radii": {"1.7": 2.0}}, "is damaged .*levels between 0 and 1"),
         ({"frames": 3}, "is damaged"),
     ],
 )

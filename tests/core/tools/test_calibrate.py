@@ -329,6 +329,23 @@ def test_the_methods_that_go_together():
     assert check(["conformal"]) == "none"
 
 
+def test_what_is_left_out_or_says_little_is_told(sample):
+    few = calibrate(sample(configurations=6)._replace(unlabelled=3), ["scale"]).notes
+    assert few[0] == "3 atoms with NaN or Inf reference forces left out" and few[1].startswith("6 configurations say")
+    flat = sample(configurations=60)
+    flat.parameters["e2ip_log_sigma0"][:, 0] -= 30.0  # as of too few members: no full rank
+    assert any(note.startswith("a radius of ") for note in calibrate(flat, ["conformal"], [0.9]).notes)
+
+
+def test_species_scales_that_make_the_whole_worse_are_told(sample):
+    """Two species that are wrong in opposite ways are right together."""
+    both = sample(species="CH", configurations=400)
+    wrong = np.where(both.species == "C", 3.0, 1.0 / 3.0)[:, None]
+    found = calibrate(both._replace(error=both.error * wrong), ["species-scale"])
+    rises = found.scores["after"]["calibration_error"] > found.scores["before"]["calibration_error"] + 0.005
+    assert rises == any(note.startswith("the CE over all atoms rises") for note in found.notes)
+
+
 def test_validation_sets_that_say_nothing(sample):
     with pytest.raises(InputError, match=r"valid\.xyz: has 1 configurations .*at least 2"):
         calibrate(sample(configurations=1), ["scale"])
