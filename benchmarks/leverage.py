@@ -33,12 +33,13 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "trusted": 16.0, "slope": 0.4,
-           "form": "linear std", "prior": (2.5, 0.3)}  # fmt: skip
+           "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
 
 #: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set and far from it; `slope`: of the growth far from it; `trusted`: where far begins, or, a pair, with the
 #: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself. `power`: of the distance
-#: in the weights of regions; None is a smooth minimum over them, which the package had before.
+#: in the weights of regions; None is a smooth minimum over them, which the package had before. `tails`: width of the
+#: prior of the logarithm of one more constant, a factor on ν - 5.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -72,6 +73,7 @@ ALTERNATIVES = {
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
+    "a constant on nu": {"tails": 0.5},
 }  # fmt: skip
 
 
@@ -181,11 +183,11 @@ class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
     def __init__(
-        self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior
+        self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior, tails
     ):
         last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
         self.columns = slice(None) if features == "all" else slice(last, None)
-        self.power, self.tau, self.rounds, self.form, self.prior = power, tau, rounds, form, prior
+        self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
         self.relative, self.trusted, self.slope = relative, trusted, slope
         kinds = np.unique(train.species)
         x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
@@ -268,24 +270,35 @@ class Alternative:
         return distance * ((1 + far) ** (0.25 * (power[0] - 1)) if power else self.slope + (1 - self.slope) / (1 + far))
 
     def fit(self, valid):
-        """ln a and ln of the scale, a configuration counting like one atom."""
+        """ln a, ln of the scale and, with ``tails``, of the factor on ν - 5, a configuration counting like one atom."""
         trained = law_of(valid)
 
         def objective(constants):
             factor = np.log(self.factor(valid, np.exp(constants[0]))[0]) + constants[1]
-            nll = trained.negative_log_likelihood(valid.residual * np.exp(-0.5 * factor)[:, None]) + 1.5 * factor
+            law = trained if not self.tails else self._with_tails(trained, constants[2])
+            nll = law.negative_log_likelihood(valid.residual * np.exp(-0.5 * factor)[:, None]) + 1.5 * factor
             prior = 0.5 * ((constants[0] - np.log(self.prior[0])) / self.prior[1]) ** 2
+            if self.tails:
+                prior += 0.5 * (constants[2] / self.tails) ** 2
             return means(valid, nll).sum() + prior
 
-        starts = [np.array([np.log(a), 0.0]) for a in (self.prior[0], 0.1 * self.prior[0])]
+        others = [0.0, 0.0] if self.tails else [0.0]
+        starts = [np.array([np.log(a), *others]) for a in (self.prior[0], 0.1 * self.prior[0])]
         return min((minimize(objective, start, method="BFGS") for start in starts), key=lambda f: f.fun).x
 
     def law(self, data, constants):
         """The law of the model with this leverage."""
         trained = law_of(data)
+        if self.tails:
+            trained = self._with_tails(trained, constants[2])
         factor, share = self.factor(data, np.exp(constants[0]))
         log_scale = trained.log_scale + (np.log(factor) + constants[1])[:, None]
         return Elliptical(log_scale, trained.axes, trained.dof, share)
+
+    @staticmethod
+    def _with_tails(law, log_factor):
+        """The same scale matrix with ν - 5, which is the degrees of freedom less 3, times a factor."""
+        return Elliptical(law.log_scale, law.axes, 3.0 + (law.dof - 3.0) * np.exp(log_factor), law.epistemic_share)
 
 
 def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:

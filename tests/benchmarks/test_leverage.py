@@ -92,6 +92,19 @@ def test_form_written_apart_is_the_packages(study, folder):
     assert result["frame_auroc"]["mean leverage"] == 1.0
 
 
+def test_a_constant_on_nu_goes_where_tails_are(study, folder):
+    """Errors drawn from the predicted distribution with other tails than it says."""
+    valid, rng = study.load(folder, "valid"), np.random.default_rng(4)
+    form = study.Alternative(study.load(folder, "train"), **{**study.SHIPPED, "tails": 5.0})
+    valid.leverages = form.leverage(valid)
+    said = form.law(valid, np.zeros(3))
+    for log_factor in (-1.0, 1.0):
+        valid.residual = form.law(valid, np.array([0.0, 0.0, log_factor])).sample(rng, 1)[0]
+        constants = form.fit(valid)
+        assert np.sign(constants[2]) == np.sign(log_factor)
+        np.testing.assert_allclose(form.law(valid, constants).dof - 3.0, (said.dof - 3.0) * np.exp(constants[2]))
+
+
 def test_commands_write_json(study, folder, tmp_path, monkeypatch):
     for command in (["judge", str(folder), "--untrained"], ["committee", str(folder), str(folder)]):
         monkeypatch.setattr("sys.argv", ["leverage.py", *command, "--out", str(tmp_path / "out.json")])
