@@ -113,7 +113,7 @@ def run_pytest(session: nox.Session, commands: Path, chosen: list[str], *options
 
 def run_tests(session: nox.Session, host: str, marked: str = "not nightly") -> None:
     """Run the core's and the host's tests in the host's environment; arguments after ``--`` replace the choice."""
-    own = group("test-nequip") if host == "nequip" else ()
+    own = group(f"test-{host}")
     tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("test"), *own)
     session.run_install(COMMANDS[host] / "python", *tools, external=True)
     run_pytest(session, COMMANDS[host], session.posargs or [*EXAMPLES, *tests_of(host)], "-m", marked)

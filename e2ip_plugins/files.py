@@ -1,6 +1,5 @@
 """Files that are whole or not there."""
 
-import json
 import os
 import tempfile
 from contextlib import contextmanager
@@ -8,8 +7,6 @@ from pathlib import Path
 from typing import Any, Iterator, Union
 
 import torch
-
-from e2ip_plugins.errors import InputError
 
 
 @contextmanager
@@ -31,14 +28,6 @@ def replacing(path: Union[str, Path]) -> Iterator[Path]:
         if target.exists():
             unfinished.chmod(target.stat().st_mode)
         unfinished.replace(target)
-
-
-def read_json(path: Path) -> Any:
-    """What a program of ours noted in a file that it can make anew; `InputError` where that is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error}); remove it, and it is made anew") from error
 
 
 def save(thing: Any, path: Union[str, Path]) -> None:

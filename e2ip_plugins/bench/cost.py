@@ -10,8 +10,9 @@ from typing import Callable, Dict, List, Sequence
 import numpy as np
 
 from e2ip_plugins.bench.commands import MODELS
+from e2ip_plugins.bench.data import read_json
 from e2ip_plugins.bench.plan import METHODS, Run, framework
-from e2ip_plugins.files import read_json, replacing
+from e2ip_plugins.files import replacing
 
 #: Calls of every model: warm up first, then measured.
 WARM_UP, ROUNDS = 5, 30

@@ -3,16 +3,24 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
 from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.files import read_json, replacing
+from e2ip_plugins.files import replacing
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
+
+
+def read_json(path: Path) -> Any:
+    """What a program of ours noted in a file that it can make anew; `InputError` where that is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error}); remove it, and it is made anew") from error
 
 
 def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:

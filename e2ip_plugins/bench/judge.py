@@ -9,7 +9,7 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.files import read_json, replacing
+from e2ip_plugins.files import replacing
 from e2ip_plugins.report.compare import Model, compare, load_models
 from e2ip_plugins.report.ensemble import combine
 from e2ip_plugins.report.predictions import read_predictions
@@ -64,7 +64,7 @@ def judge(case: Case) -> Dict[str, Any]:
     """
     kept = case.folder / "scores.json"
     if _newer(kept, list(case.files.values())):
-        found = read_json(kept)
+        found = data.read_json(kept)
         if found.get("version") == __version__:
             return found
     _check_predictions(case)

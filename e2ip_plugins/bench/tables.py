@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from e2ip_plugins import __version__, families
-from e2ip_plugins.bench import commands, cost, damping
+from e2ip_plugins.bench import commands, cost, damping, data
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
 from e2ip_plugins.bench.plan import BENCHMARKS, EARLY, HOSTS, METHODS, PRESETS, Run, dataset, labels, runs
 from e2ip_plugins.bench.reference import PAPER
 from e2ip_plugins.bench.runs import finished
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.files import read_json
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 
@@ -65,7 +64,7 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
             found = runs(benchmark, host, PRESETS[preset], (name,), tuple(methods))
             done = [run for run in found if finished(run, out)]
             timed = cost.path(name, host, out)
-            costs = read_json(timed)["ms_per_atom"] if timed.exists() else {}
+            costs = data.read_json(timed)["ms_per_atom"] if timed.exists() else {}
             for method in (m for m in methods if m not in EARLY):
                 of_method = [_case(run, out) for run in done if run.method == method]
                 if of_method:

@@ -73,15 +73,17 @@ def compare_command(
 
     chosen = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
-    with checks.told_warnings():
-        if ood:
-            models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
-        else:
-            models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
+    if ood:
+        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
+    else:
+        models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
     checks.make_folder(out)
     for m in [*models, *ood_models]:
         for text in m.left_out:
             checks.warn(f"{m.predictions.path}: {text}")
+        doubt = m.calibration and m.calibration.doubt(m.predictions.uq_model, str(m.predictions.path))
+        if doubt:
+            checks.warn(doubt)
         if m.predictions.calibration is not None:
             text = f"{m.predictions.path}: was calibrated already, with {m.predictions.calibration}"
             typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)

@@ -32,7 +32,6 @@ from e2ip_plugins.keys import (
     UNFITTED,
 )
 from e2ip_plugins.scores.calibration import fingerprint
-from e2ip_plugins.tools.frames import is_cut_off
 
 
 @dataclass(frozen=True)
@@ -192,8 +191,7 @@ def _read_frames(path: Path) -> List[dict]:
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        cut = ", which is cut off" if is_cut_off(path) else ""
-        raise InputError(f"{path}: frame {_readable(path)} cannot be read as extxyz{cut} ({reason})") from error
+        raise InputError(f"{path}: frame {_readable(path)} cannot be read as extxyz ({reason})") from error
     if not atoms_list:
         raise InputError(f"{path}: holds no frames")
     frames = []

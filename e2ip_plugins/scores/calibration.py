@@ -9,7 +9,6 @@ species; the rest of its distribution stays. Beside that there may be conformal 
 import hashlib
 import json
 import math
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins import __version__
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, MODEL_KEY
@@ -148,21 +147,21 @@ class Calibration:
         self.check_species(species, where)
 
     def check_model(self, uq_model: Optional[str], where: str) -> None:
-        """Raise `InputError` for another model than it was fitted to; a warning where it does not know its own."""
-        if uq_model is None:
-            return
-        if self.uq_model is None:
-            warnings.warn(
-                f"{self.path}: was fitted to predictions without {MODEL_KEY}, as those of an ensemble of stock models "
-                f"are, and {where} has one ({uq_model}): is it for this model?",
-                UncertaintyWarning,
-                stacklevel=3,
-            )
-        elif uq_model != self.uq_model:
+        """Raise `InputError` for another model than it was fitted to, where both are known."""
+        if None not in (uq_model, self.uq_model) and uq_model != self.uq_model:
             raise InputError(
                 f"{self.path}: was fitted to predictions of another model ({self.uq_model}) than {where} has "
                 f"({uq_model}); fit one with e2ip calibrate to this model's predictions for validation frames"
             )
+
+    def doubt(self, uq_model: Optional[str], where: str) -> str:
+        """What to say where predictions name their model and it does not know its own; empty otherwise."""
+        if uq_model is None or self.uq_model is not None:
+            return ""
+        return (
+            f"{self.path}: was fitted to predictions without {MODEL_KEY}, as those of an ensemble of stock models are, "
+            f"and {where} has one ({uq_model}): is it for this model?"
+        )
 
     def check_species(self, species: Iterable[str], where: str) -> None:
         """Raise `InputError` for species that it has no constants for."""

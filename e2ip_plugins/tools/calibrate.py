@@ -99,8 +99,9 @@ class Sample(NamedTuple):
         zero = kept & vanishing(p.forces, whole.error)
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
-        left_out = {"vanishing": int(zero.sum()), "unlabelled": int((~kept).sum())}
-        return whole.only(kept & ~zero)._replace(**left_out, uq_model=p.uq_model)
+        return whole.only(kept & ~zero)._replace(
+            vanishing=int(zero.sum()), unlabelled=int((~kept).sum()), uq_model=p.uq_model
+        )
 
     def only(self, chosen: np.ndarray) -> "Sample":
         """The atoms of a mask (N,)."""

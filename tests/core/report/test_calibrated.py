@@ -107,6 +107,20 @@ def test_calibrated_beside_raw(calibrated):
     assert "Conformal coverage at 90 %" in done.stdout
 
 
+def test_a_calibration_that_does_not_know_its_model_is_asked_about(calibrated):
+    frames = ase.io.read("test.xyz", ":")
+    for atoms in frames:
+        atoms.info["MACE_uq_model"] = "readout-b"
+    ase.io.write("named.xyz", frames, format="extxyz")
+    done = run("compare", "named.xyz", "--calibration", "calibration.json")
+    assert (
+        done.exit_code == 0
+        and "without uq_model" in done.stderr
+        and "(readout-b): is it for this model?" in done.stderr
+    )
+    assert "is it for this model?" not in run("compare", "test.xyz", "--calibration", "calibration.json").stderr
+
+
 def test_conformal_coverage_counts_configurations_alike(calibrated):
     """Not atoms: a test file of one configuration with all errors outside and one, larger, with all inside."""
     frames = make_frames(5)[:2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import Calibration, Constant, fingerprint
 
 E2IP = families.get("e2ip")
@@ -109,9 +109,9 @@ def test_another_model_is_refused_and_an_unknown_one_is_told(calibration):
     with pytest.raises(InputError, match=r"another model \(readout-a\) than x\.xyz has \(readout-b\)"):
         known.check(E2IP, ["H"], "x.xyz", "readout-b")
     unknown = replace(calibration, uq_model=None)
-    unknown.check(E2IP, ["H"], "x.xyz")
-    with pytest.warns(UncertaintyWarning, match=r"predictions without uq_model.*x\.xyz has one \(readout-b\)"):
-        unknown.check(E2IP, ["H"], "x.xyz", "readout-b")
+    unknown.check(E2IP, ["H"], "x.xyz", "readout-b")
+    assert "predictions without uq_model" in unknown.doubt("readout-b", "x.xyz")
+    assert not unknown.doubt(None, "x.xyz") and not known.doubt("readout-a", "x.xyz")
 
 
 def test_frames_that_it_was_fitted_to_are_refused(calibration):
