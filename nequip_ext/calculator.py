@@ -85,7 +85,14 @@ class E2IPCalculator(NequIPCalculator):
         **settings
             ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
             ``from_compiled_model``.
+
+        Raises
+        ------
+        InputError
+            For a compiled file, and a checkpoint that the installed NequIP makes another model of.
         """
+        if str(path).endswith(".pt2"):
+            raise InputError(f"{path}: is compiled; E2IPCalculator.from_compiled_model opens it")
         with explained(path):
             calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
         warning = unfitted(find_readout(calculator.model))

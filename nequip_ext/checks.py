@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
+from nequip.data._key_registry import get_field_type
 from nequip.train import NequIPLightningModule
 from nequip.utils import RankedLogger
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -58,10 +59,10 @@ class E2IPInputCheck(lightning.Callback):
             check_files_written(trainer.callbacks, find_readout(pl_module))
         readout = find_readout(pl_module)
         forces = "likelihood" if stage != "fit" or readout is None else settings_of(readout).forces
-        if forces != "likelihood" and not _users(pl_module.loss):
+        if stage == "fit" and readout is not None and not _users(pl_module.loss):
             raise InputError(
-                f"with 'forces: {forces}' the loss must be nequip_ext.E2IPLoss: with another one the readout learns "
-                "nothing"
+                "the model has a readout, but the loss is not nequip_ext.E2IPLoss: with another one the readout learns "
+                "nothing; take that loss (it has NequIP's own coeffs), or the model without E2IPModel"
             )
         if forces == "host":
             clip_apart(pl_module)
@@ -141,12 +142,13 @@ def bind(pl_module: torch.nn.Module) -> bool:
 
 
 def check_files_written(callbacks: List[lightning.Callback], readout: Optional[Readout]) -> None:
-    """Raise `InputError` for xyz writers that are to write outputs of another readout; NequIP notices in the test."""
+    """Raise `InputError` for xyz writers that are to write what the model does not have; NequIP notices in the test."""
     assert readout is not None
     own = [key.name for key in (*readout.family.output_keys(), LEVERAGE)]
     known = {key.name for family in families.table().values() for key in family.output_keys()}
     for fields in (callback.extra_fields for callback in callbacks if isinstance(callback, XYZFileWriter)):
-        wrong = [name for name in fields if name in known and name not in own]
+        unknown = [name for name in fields if get_field_type(name, error_on_unregistered=False) is None]
+        wrong = [name for name in fields if name in unknown or (name in known and name not in own)]
         if wrong:
             raise InputError(
                 f"extra_fields of the xyz writer names {', '.join(wrong)}, which the model does not put out; "
@@ -235,7 +237,8 @@ def check_restart(pl_module: NequIPLightningModule) -> None:
         raise InputError(
             f"the config asks for {described[0]}, but the checkpoint {path} was trained with {described[1]}. "
             "NequIP restarts with the model and loss of the checkpoint: restart with the options it was trained with, "
-            "or start a new run from it (without ckpt_path) with 'nequip.model.ModelFromCheckpoint' as the inner model."
+            "or start a new run from it (without ckpt_path) with 'nequip.model.ModelFromCheckpoint' "
+            + ("as the inner model." if found is None else "as the model: its readout comes along.")
         )
 
 

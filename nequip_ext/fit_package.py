@@ -25,6 +25,7 @@ from e2ip_plugins.tools.frames import Frame
 from nequip_ext.compat import cpu_deserialize
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
+from nequip_ext.registration import register
 
 _KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
 
@@ -39,6 +40,7 @@ class Package(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> "Package":
         """On the CPU; `InputError` for files that are none."""
+        register()  # for `write`: which libraries stay outside
         with _suppress_package_importer_exporter_warnings():
             try:
                 importer = torch.package.PackageImporter(str(path))

@@ -23,11 +23,16 @@ _OURS = {
     "nequip_ext.E2IPMetrics": "nequip.train.EnergyForce{}Metrics",
     "nequip_ext.E2IPDataStatisticsManager": "nequip.data.CommonDataStatisticsManager",
 }
+#: Networks of ours, which stay.
+_BACKBONES = ("nequip_ext.PaiNNModel", "nequip_ext.AlphaNetModel")
+
 _FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
 
 
 def strip_file(model: Path, output: Path) -> None:
     """Write a checkpoint or package without its readout: stock NequIP's, which predicts the same to the last bit.
+
+    What has a network of `nequip_ext.backbones` in it still needs this plugin.
 
     In a checkpoint, NequIP's own loss, metrics and statistics take the place of this plugin's, callbacks of this plugin
     are left out, and so is the state of the optimiser: training from it begins anew.
@@ -91,7 +96,7 @@ def _stock(config: Any) -> Any:
         theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs or ()) else "")
         known = inspect.signature(get_method(theirs)).parameters
         return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
-    if target.startswith("nequip_ext."):  # a callback
+    if target.startswith("nequip_ext.") and target not in _BACKBONES:  # a callback
         return None
     return {name: _stock(value) for name, value in config.items()}
 

@@ -88,5 +88,9 @@ class Mixing(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tuple[Tensor, Tensor]:
         """V and U of vectors (N, 3, F)."""
-        left, right = self.linear(vectors).chunk(2, dim=-1)
+        atoms, _, channels = vectors.shape
+        # As a matrix: torch multiplies a stack of them in one of two ways, by whether the weights want a gradient, and
+        # `forces: fixed` promises the last bit.
+        mixed = self.linear(vectors.reshape(3 * atoms, channels)).reshape(atoms, 3, 2 * channels)
+        left, right = mixed.chunk(2, dim=-1)
         return left, right

@@ -1,5 +1,6 @@
 """Builders of the backbones, with NequIP's own ends: lengths, cutoffs, scales and shifts, pair potential, forces."""
 
+import inspect
 import math
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -30,6 +31,9 @@ from nequip_ext.backbones.phases import GROUPS, EdgePhases, PhaseState
 PerType = Union[float, Dict[str, float], None]
 
 PRESETS = ("default", "paper")
+
+#: Options that NequIP takes for every model.
+_EVERY_MODELS = ("seed", "model_dtype", "compile_mode")
 
 
 @model_builder
@@ -75,8 +79,9 @@ def PaiNNModel(
     InputError
         For options out of range, and without torch-geometric.
     """
-    _check("PaiNNModel", preset, r_max, type_names, num_layers=num_layers, num_radial=num_radial)
-    if num_features < 2 or num_features % 2:
+    counts = {"num_layers": num_layers, "num_features": num_features, "num_radial": num_radial}
+    _check(PaiNNModel, preset, r_max, type_names, ends, counts)
+    if num_features % 2:
         raise InputError(f"PaiNNModel: num_features is {num_features}: give an even number from 2 on")
     published = preset == "paper"
     modules = _Sequence({"type_embed": TypeEmbedding(list(type_names), num_features)})
@@ -135,10 +140,12 @@ def AlphaNetModel(
     InputError
         For options out of range, and without torch-geometric.
     """
+    sizes = {"num_features": num_features, "num_phase_channels": num_phase_channels}
     counts = {"num_layers": num_layers, "num_radial": num_radial, "num_phases": num_phases}
-    _check("AlphaNetModel", preset, r_max, type_names, **counts, num_states=num_states, phase_rank=phase_rank)
-    for option, size in (("num_features", num_features), ("num_phase_channels", num_phase_channels)):
-        if size < GROUPS or size % GROUPS:
+    counts.update(num_states=num_states, phase_rank=phase_rank, **sizes)
+    _check(AlphaNetModel, preset, r_max, type_names, ends, counts)
+    for option, size in sizes.items():
+        if size % GROUPS:
             raise InputError(f"AlphaNetModel: {option} is {size}: give a multiple of {GROUPS}")
     published, types = preset == "paper", list(type_names)
     neighbours = None if published else _mean_neighbours(avg_num_neighbors, types)
@@ -148,8 +155,8 @@ def AlphaNetModel(
         modules.add("radial", GaussianEncoding, cutoff=CosineCutoff(), num_radial=num_radial, r_max=r_max)
     else:
         modules.add_sines(num_radial, PolynomialCutoff(6), 2.0 * math.pi / r_max**2, trainable=True)
-    sizes = {"num_types": len(types), "channels": num_features, "states": num_states}
-    modules.add("embedding", AlphaNetEmbedding, mean_neighbours=neighbours, **sizes)
+    shape = {"num_types": len(types), "channels": num_features, "states": num_states}
+    modules.add("embedding", AlphaNetEmbedding, mean_neighbours=neighbours, **shape)
     epsilon = 0.0 if published else 0.1
     for layer in range(num_layers):
         modules.add(
@@ -232,8 +239,17 @@ class _Sequence(Dict[str, Any]):
         return ForceStressOutput(sequence, do_derivatives)
 
 
-def _check(name: str, preset: str, r_max: float, type_names: Sequence[str], **counts: int) -> None:
+def _check(
+    builder: Any, preset: str, r_max: float, type_names: Sequence[str], ends: Dict[str, Any], counts: Dict[str, Any]
+) -> None:
     """`InputError` for what no model can be built with."""
+    name = builder.__name__
+    of_ends = list(inspect.signature(_Sequence.with_ends).parameters)[2:]
+    unknown = ", ".join(option for option in ends if option not in of_ends)
+    if unknown:
+        own = [option for option in inspect.signature(builder).parameters if option != "ends"]
+        known = ", ".join(dict.fromkeys([*_EVERY_MODELS, *own, *of_ends]))
+        raise InputError(f"{name}: unknown option {unknown}; it has: {known}")
     if preset not in PRESETS:
         raise InputError(f"{name}: unknown preset '{preset}'; choose from: {', '.join(PRESETS)}")
     if not (isinstance(r_max, (int, float)) and 0.0 < r_max < math.inf):
@@ -242,5 +258,5 @@ def _check(name: str, preset: str, r_max: float, type_names: Sequence[str], **co
     if wrong or not len(type_names):
         raise InputError(f"{name}: type_names may have letters and digits only; found: {', '.join(wrong) or 'none'}")
     for option, count in counts.items():
-        if count < 1:
-            raise InputError(f"{name}: {option} is {count}: give a number from 1 on")
+        if not isinstance(count, int) or count < 1:
+            raise InputError(f"{name}: {option} is {count}: give a whole number from 1 on")

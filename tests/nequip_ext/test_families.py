@@ -30,6 +30,23 @@ def test_toy_family_from_training_to_comparison(tmp_path, train, train_files, to
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["trainer.callbacks.3.extra_fields=[e2ip_nuu]"], "names e2ip_nuu, which the model does not put out; readout"),
+        (
+            ["training_module.loss._target_=nequip.train.EnergyForceLoss", "~training_module.loss.readout"],
+            "the loss is not nequip_ext.E2IPLoss: with another one the readout learns nothing",
+        ),
+    ],
+)
+def test_what_would_show_after_training_ends_before_it(tmp_path, command, train_files, environment, options, message):
+    run = command("nequip_e2ip", tmp_path / "run", train_files, *options)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0 and message in done.stderr, done.stderr[-3000:]
+    assert not list((tmp_path / "run").glob("*.ckpt"))
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ("preset=default", "preset is no option of readout 'isotropic', whose options are: none"),

@@ -8,6 +8,7 @@ from nequip.train.callbacks import TestTimeXYZFileWriter as Writer
 
 import nequip_ext  # noqa: F401  (registers the fields)
 from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.report.compare import compare, load_models
 from e2ip_plugins.report.predictions import read_predictions
 
@@ -65,3 +66,8 @@ def test_round_trip(tmp_path, dtype):
     baseline, e2ip = compare(load_models(paths))["models"]
     assert (baseline["uq_family"], e2ip["uq_family"]) == (None, "niw")
     assert baseline["overall"]["force_mae"] == e2ip["overall"]["force_mae"]
+
+
+def test_a_compiled_file_is_no_saved_model(tmp_path):
+    with pytest.raises(InputError, match=r"my\.nequip\.pt2: is compiled; E2IPCalculator\.from_compiled_model opens it"):
+        nequip_ext.E2IPCalculator.from_saved_model(tmp_path / "my.nequip.pt2")

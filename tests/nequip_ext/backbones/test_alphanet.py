@@ -156,6 +156,7 @@ def test_the_published_norm_would_break_rotations(build, frames, to_data, monkey
 BAD = [
     ({"num_features": 24}, "num_features is 24: give a multiple of 16"),
     ({"num_phase_channels": 8}, "num_phase_channels is 8: give a multiple of 16"),
+    ({"num_complex": 5}, "AlphaNetModel: unknown option num_complex; it has: .* num_phase_channels"),
     ({"avg_num_neighbors": None}, "weighs neighbours by their mean number"),
     ({"avg_num_neighbors": {"H": 3.0, "C": 4.0}}, "weighs neighbours by their mean number"),
 ]

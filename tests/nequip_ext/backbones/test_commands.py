@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from nequip_ext import E2IPCalculator
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.readout import find_readout
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -99,6 +100,25 @@ def test_package(trained, package, environment, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     written = atoms.arrays["forces_cov"].reshape(-1, 3, 3)
     assert np.allclose(np.load(target), written, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "package"])
+def test_strip(trained, package, environment, tmp_path, kind):
+    """In a process of its own: what is registered when must not matter."""
+    model = {"checkpoint": trained[1] / "best.ckpt", "package": package}[kind]
+    stripped = tmp_path / f"stock{'.ckpt' if kind == 'checkpoint' else '.nequip.zip'}"
+    tool = [Path(sys.executable).with_name("e2ip"), "strip", model, "--output", stripped]
+    done = subprocess.run(tool, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    atoms = ase.io.read(trained[1] / "test_dataset0.xyz")
+    results = []
+    for path, calculator in ((model, E2IPCalculator), (stripped, NequIPCalculator)):
+        found = calculator._from_saved_model(path, device="cpu", chemical_species_to_atom_type_map=True)
+        found.calculate(atoms)
+        results.append(found.results)
+    assert find_readout(found.model) is None and "forces_cov" not in found.results
+    assert results[0]["energy"] == results[1]["energy"]
+    np.testing.assert_array_equal(results[0]["forces"], results[1]["forces"])
 
 
 @pytest.mark.nightly

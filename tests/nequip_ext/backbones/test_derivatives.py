@@ -56,6 +56,17 @@ def test_second_derivatives(kind, build, frames, to_data):
     assert torch.autograd.gradgradcheck(energy, positions, rtol=1e-4, atol=1e-6, fast_mode=True)
 
 
+def test_frozen_weights_change_no_bit(any_model, frames, to_data):
+    """What `forces: fixed` promises; torch has two ways to multiply, by who wants a gradient."""
+    found = []
+    for learns in (True, False):
+        any_model.requires_grad_(learns)
+        found.append([any_model(to_data(atoms)) for atoms in frames])
+    for before, after in zip(*found, strict=True):
+        assert torch.equal(before["total_energy"], after["total_energy"])
+        assert torch.equal(before["forces"], after["forces"])
+
+
 def test_weight_gradients_of_a_force_loss(any_model, frames, to_data):
     """A step along the gradient and a random one, against differences of the loss; every weight has a gradient."""
     data = to_data(frames[2])

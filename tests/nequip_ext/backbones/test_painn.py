@@ -96,7 +96,10 @@ def test_edge_type_cutoffs(build, to_data):
 BAD = [
     ({"preset": "smooth"}, "unknown preset 'smooth'; choose from: default, paper"),
     ({"num_layers": 0}, "num_layers is 0"),
+    ({"num_layers": 2.5}, "num_layers is 2.5: give a whole number"),
     ({"num_features": 7}, "num_features is 7: give an even number"),
+    ({"num_features": -2}, "num_features is -2: give a whole number from 1 on"),
+    ({"numlayers": 2}, "PaiNNModel: unknown option numlayers; it has: seed, .* num_layers, .* pair_potential"),
     ({"r_max": -1.0}, "r_max is -1.0: give the cutoff in Å"),
     ({"type_names": ["H", "C_1"]}, "letters and digits only; found: C_1"),
 ]
