@@ -6,7 +6,7 @@ import pytest
 import torch
 from nequip.train.callbacks import TestTimeXYZFileWriter as Writer
 
-import nequip_ext  # noqa: F401  (registers the fields)
+import nequip_ext
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.report.compare import compare, load_models
