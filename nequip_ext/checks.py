@@ -60,10 +60,10 @@ class E2IPInputCheck(lightning.Callback):
         readout = find_readout(pl_module)
         forces = "likelihood" if stage != "fit" or readout is None else settings_of(readout).forces
         if stage == "fit" and readout is not None and not _users(pl_module.loss):
-            raise InputError(
-                "the model has a readout, but the loss is not nequip_ext.E2IPLoss: with another one the readout learns "
-                "nothing; take that loss (it has NequIP's own coeffs), or the model without E2IPModel"
-            )
+            text = "the loss is not nequip_ext.E2IPLoss, and with another one the readout of the model learns nothing"
+            if forces != "likelihood":
+                raise InputError(f"with 'forces: {forces}': {text}")
+            logger.warning(f"{text}: its uncertainties stay what they are, but for what is fitted at the end")
         if forces == "host":
             clip_apart(pl_module)
         if forces == "fixed":

@@ -32,6 +32,7 @@ TERMS = {
         "_CARTESIAN_TENSOR_FIELDS",
         "_EDGE_FIELDS",
         "_NODE_FIELDS",
+        "get_field_type(field, error_on_unregistered)",
         "register_fields(..., node_fields, cartesian_tensor_fields)",
     ),
     "nequip.data.datamodule": ("MD22DataModule", "WaterDataModule", "rMD17DataModule.DATASET_MAP"),

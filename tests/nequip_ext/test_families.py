@@ -29,20 +29,11 @@ def test_toy_family_from_training_to_comparison(tmp_path, train, train_files, to
     assert scores["uq_family"] == "isotropic" and np.isfinite(scores["overall"]["nll"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["trainer.callbacks.3.extra_fields=[e2ip_nuu]"], "names e2ip_nuu, which the model does not put out; readout"),
-        (
-            ["training_module.loss._target_=nequip.train.EnergyForceLoss", "~training_module.loss.readout"],
-            "the loss is not nequip_ext.E2IPLoss: with another one the readout learns nothing",
-        ),
-    ],
-)
-def test_what_would_show_after_training_ends_before_it(tmp_path, command, train_files, environment, options, message):
-    run = command("nequip_e2ip", tmp_path / "run", train_files, *options)
+def test_a_misspelt_field_ends_a_run_before_training(tmp_path, command, train_files, environment):
+    run = command("nequip_e2ip", tmp_path / "run", train_files, "trainer.callbacks.3.extra_fields=[e2ip_nuu]")
     done = subprocess.run(run, env=environment, capture_output=True, text=True)
-    assert done.returncode != 0 and message in done.stderr, done.stderr[-3000:]
+    assert done.returncode != 0, done.stderr[-3000:]
+    assert "names e2ip_nuu, which the model does not put out; readout 'e2ip' puts out: e2ip_log_sigma0" in done.stderr
     assert not list((tmp_path / "run").glob("*.ckpt"))
 
 

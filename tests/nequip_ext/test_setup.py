@@ -121,8 +121,12 @@ def test_what_does_not_go_together(toy_family, options, loss, metrics, message):
 
 
 def test_stock_losses_and_modules_of_others_are_left_alone(trainer, make_module, monkeypatch):
-    set_up(trainer, make_module({}, STOCK_LOSS, {"_target_": "nequip.train.EnergyForceMetrics"}))
+    told = []
+    monkeypatch.setattr(checks.logger, "warning", told.append)
     set_up(trainer, make_module(None, STOCK_LOSS, {"_target_": "nequip.train.EnergyForceMetrics"}))
+    assert not told
+    set_up(trainer, make_module({}, STOCK_LOSS, {"_target_": "nequip.train.EnergyForceMetrics"}))
+    assert len(told) == 1 and "the readout of the model learns nothing" in told[0]
     monkeypatch.setattr(checks, "bind", None)
     set_up(trainer, lightning.LightningModule())
 
