@@ -4,19 +4,25 @@ torch-sim (https://github.com/TorchSim/torch-sim) runs dynamics and relaxations 
 and finds by itself how many fit. It is the extra ``torchsim``; docs/mace-inference.md has examples.
 """
 
+import logging
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
-from torch_sim.models.mace import MaceModel
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.files import open_file
 from mace_ext.readout import find_family, find_readout, output_keys
+
+try:
+    from torch_sim.models.mace import MaceModel
+except ModuleNotFoundError as error:
+    told = 'mace_ext.torchsim needs torch-sim: pip install "e2ip-plugins[mace,torchsim]"'
+    raise ModuleNotFoundError(told, name=error.name) from error
 
 
 class TorchSimModel(MaceModel):
@@ -65,8 +71,9 @@ class TorchSimModel(MaceModel):
             self._calibration.check(family, (), where, name)
         super().__init__(net, **options)
         self._family, self.uq_family, self.uq_model = family, family.uq_family, name
-        #: What to know of the readout; empty as a rule.
-        self.warning = unfitted(find_readout(net))
+        warning = unfitted(find_readout(net))
+        if warning:
+            logging.warning(warning)
         self.model.requires_grad_(False)
 
     def forward(self, state: Any, **options: Any) -> Dict[str, Tensor]:

@@ -169,7 +169,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     if sample.unlabelled:
         notes.append(f"{sample.unlabelled} atoms with NaN or Inf reference forces left out")
     if count < FEW:
-        notes.append(f"{count} configurations say little: {FEW} and more make constants that other frames agree with")
+        notes.append(f"{count} configurations say little of other frames: look at the intervals of the constants")
     if halved:
         notes.append(
             f"{method} fitted to every second configuration, the conformal radii to the others: the guarantee of the "
@@ -209,7 +209,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     if method == "species-scale" and after["calibration_error"] > before["calibration_error"] + 0.005:
         notes.append(
             f"the CE over all atoms rises from {before['calibration_error']:.4f} to {after['calibration_error']:.4f}, "
-            "though that of each species falls; method scale does not do that"
+            "every species being fitted by itself; method scale does not do that"
         )
     return Calibration(
         methods=tuple(name for name in METHODS if name in methods),

@@ -1,6 +1,8 @@
 """torch-sim's batches: the same numbers as `MACECalculator`, one structure at a time."""
 
+import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 import ase.io
@@ -92,6 +94,15 @@ def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
         assert std.shape == (2, len(frames[i])) and (std > 0.0).all()
         own = model(final[i])["forces_epistemic_std"]
         np.testing.assert_allclose(std[-1], own, rtol=1e-5)
+
+
+def test_what_a_user_should_know(make_model, caplog, monkeypatch):
+    opened(make_model(options=(("evidence", "leverage"),)))
+    assert "leverage was never fitted" in caplog.text
+    monkeypatch.delitem(sys.modules, "mace_ext.torchsim")
+    monkeypatch.setitem(sys.modules, "torch_sim.models.mace", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs torch-sim: pip install .*torchsim"):
+        importlib.import_module("mace_ext.torchsim")
 
 
 def test_bad_input(make_model, frames, calibration, tmp_path):
