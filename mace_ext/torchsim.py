@@ -15,6 +15,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.tools.frames import check_atoms
 from mace_ext.files import open_file
 from mace_ext.readout import find_family, find_readout, output_keys
 
@@ -92,7 +93,7 @@ class TorchSimModel(MaceModel):
         outputs = {name: value.detach() for name, value in found.items() if value is not None}
         if self._calibration is not None:
             species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]
-            self._calibration.check_species(species, "the structures")
+            self._calibration.check_species(species, "the batch")
             outputs.update(self._calibration.in_units(self._family, outputs, 1.0, species))
         return {**results, **outputs}
 
@@ -101,10 +102,5 @@ class TorchSimModel(MaceModel):
         numbers, positions = (
             state[name] if isinstance(state, dict) else getattr(state, name) for name in ("atomic_numbers", "positions")
         )
-        if not torch.isfinite(positions).all():
-            atom = int((~torch.isfinite(positions)).any(1).nonzero()[0])
-            raise InputError(f"the structures: the position of atom {atom}, counted through all of them, is not finite")
-        unknown = sorted(set(numbers.unique().tolist()) - set(self.z_table.zs))
-        if unknown:
-            names, known = (", ".join(chemical_symbols[z] for z in kinds) for kinds in (unknown, self.z_table.zs))
-            raise InputError(f"the structures: have {names}, and the model knows {known}")
+        known = [chemical_symbols[z] for z in self.z_table.zs]
+        check_atoms(numbers.cpu().numpy(), positions.detach().cpu().numpy(), "the batch", known)

@@ -116,9 +116,9 @@ def test_bad_input(make_model, frames, calibration, tmp_path):
         opened(tmp_path / "none.model")
     model, atoms = opened(make_model()), frames[0].copy()
     atoms.positions[1, 2] = np.nan
-    with pytest.raises(InputError, match=r"the position of atom 1, .* is not finite"):
+    with pytest.raises(InputError, match=r"the batch: the position of atom 1 is not finite"):
         model(state_of([atoms]))
-    with pytest.raises(InputError, match="have Si, and the model knows H, C, O"):
+    with pytest.raises(InputError, match="the batch: has Si, which the model does not know; it knows H, C, O"):
         model(state_of([bulk("Si", "diamond", 5.43)]))
 
 
