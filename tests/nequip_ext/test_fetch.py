@@ -90,7 +90,7 @@ def test_bad_input(tmp_path, monkeypatch):
 
 
 def test_the_benchmarks_data_sets_can_be_fetched():
-    for name in ("fullwater", "buckyball", "nanotube"):
+    for name in plan.FETCHED:
         assert name in fetch.SOURCES
         dataset = plan.DATASETS[name]
         files = {dataset.train, dataset.valid, *dataset.tests.values()}
