@@ -26,6 +26,7 @@ from e2ip_plugins.tools.frames import Frame
 from mace_ext.files import open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
+from mace_ext.remembered import remembering
 
 #: Seconds after which a pass over the data says how far it has come.
 PATIENCE = 10.0
@@ -58,13 +59,14 @@ def fit_trained(model: Any, training: Training) -> None:
     logging.info("Fitting the leverage to training and validation set")
     train, valid = training.train_loader, list(training.valid_loaders.values())
     try:
-        report = fit_model(
-            model,
-            in_order(train.dataset, train.batch_size),
-            in_order(ConcatDataset([loader.dataset for loader in valid]), valid[0].batch_size),
-            training.device,
-            say=logging.info,
-        )
+        with remembering(model, more=False):
+            report = fit_model(
+                model,
+                in_order(train.dataset, train.batch_size),
+                in_order(ConcatDataset([loader.dataset for loader in valid]), valid[0].batch_size),
+                training.device,
+                say=logging.info,
+            )
     except InputError as error:
         model.e2ip_readout.leverage.reset()
         logging.warning(f"The leverage was not fitted: {error}")

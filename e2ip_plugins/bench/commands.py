@@ -81,7 +81,8 @@ def _mace(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], fo
     train += [f"--max_num_epochs={EARLY_EPOCHS}"] if method.early else [f"--max_num_epochs={count}", "--restart_latest"]
     train += ["--name=model", f"--seed={run.seed}", f"--lr={method.learning_rate:g}", f"--r_max={dataset.cutoff}"]
     train += [f"--lr_scheduler_gamma={FINAL_RATE ** (1 / count):.6g}", f"--batch_size={dataset.batch_size}"]
-    train += [f"--valid_batch_size={dataset.valid_batch_size}", *preset.mace]
+    # MACE's figures of a training take seconds, which is most of a short one.
+    train += [f"--valid_batch_size={dataset.valid_batch_size}", "--plot=False", *preset.mace]
     train += [f"--train_file={files['train']}", f"--valid_file={files['valid']}"]
     if method.readout:
         train.append(f"--readout={method.readout}")

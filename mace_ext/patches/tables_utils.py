@@ -2,6 +2,7 @@
 
 from mace_ext import metrics
 from mace_ext.patches import wrap
+from mace_ext.remembered import remembering
 
 
 def apply(module):
@@ -10,8 +11,9 @@ def apply(module):
     def create_error_table(stock, *args, **kwargs):
         rows, stock_evaluate = [], module.evaluate
 
-        def evaluate(*evaluate_args, **evaluate_kwargs):
-            loss, figures = stock_evaluate(*evaluate_args, **evaluate_kwargs)
+        def evaluate(model, *evaluate_args, **evaluate_kwargs):
+            with remembering(getattr(model, "module", model), more=False):
+                loss, figures = stock_evaluate(model, *evaluate_args, **evaluate_kwargs)
             rows.append(figures)
             return loss, figures
 

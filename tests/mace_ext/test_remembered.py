@@ -44,12 +44,26 @@ def test_every_structure_is_computed_once(make_model, make_batch, frames, hidden
         moved = frames[0].copy()
         moved.positions[0, 0] += 1e-9
         step(model, make_batch([moved]))
-        model(make_batch(frames[:1]), training=False)
+        model(make_batch(frames[:1]), compute_virials=True)
         unbound = frames[2].copy()
         unbound.pbc = False
         step(model, make_batch([unbound]))
         assert len(counted) == 5
+        # Fewer: the fit of the leverage, and an evaluation.
+        model.uncertainty_outputs(make_batch(frames[:2]))
+        evaluated = model(make_batch(frames[2:]), training=False, compute_stress=True)
+        torch.testing.assert_close(evaluated["forces"], plain(make_batch(frames[2:]))["forces"])
+        assert len(counted) == 5
     assert "host_forward" not in vars(model)
+    with remembering(model, more=False):
+        compute = model.host_forward.compute
+        model.host_forward.compute = lambda *args, **kwargs: counted.append(args) or compute(*args, **kwargs)
+        model.uncertainty_outputs(make_batch(frames))
+        assert len(counted) == 5
+        moved.positions[0, 0] += 1e-9
+        for _ in range(2):
+            model(make_batch([moved]))
+        assert len(counted) == 7
     learning = make_model()  # its forces, too
     with remembering(learning):
         assert "host_forward" not in vars(learning)
