@@ -1,6 +1,6 @@
 """What a monitor is worth: alarms of runs where nothing is wrong, and stops of runs that are heated until all is.
 
-    python benchmarks/monitor.py            # what is not there yet, hours on one core; then the tables
+    python benchmarks/monitor.py --jobs 2   # what is not there yet, an hour or two on two cores; then the tables
     python benchmarks/monitor.py --table    # tables, raw results and figure of what is there
     python benchmarks/monitor.py --quick    # a few minutes: does everything run?
 
@@ -18,6 +18,7 @@ do, or do before their own is.
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,31 +87,39 @@ class Checks(NamedTuple):
     steps: np.ndarray
 
 
-def prepare(work: Path, amount: Amount) -> None:
+def prepare(work: Path, amount: Amount, jobs: int) -> None:
     """Frames, models, runs, labels and predictions."""
     train, held_out = work / "train.extxyz", work / "held_out" / "frames.extxyz"
     if not train.exists():
         write(train, ase.io.read(DATA / "train.extxyz", ":") + at_300_kelvin(amount.training, TRAINING_SEEDS))
     if not held_out.exists():
         write(held_out, at_300_kelvin(amount.held_out, HELD_OUT_SEEDS))
-    for name in (*READOUTS, *COMMITTEE):
-        folder = work / name
+
+    def train_model(name: str) -> None:
         made = ("checkpoints", "logs", "results", "model.model")
-        run(folder, Step("train", training(folder, name, train, amount.epochs), made))
-    for name in amount.names():
-        kind, seed = name.split("_")
-        folder = work / name
-        command = ["e2ip", "md", seen_from(folder, work / "leverage" / "model.model")]
-        command += [seen_from(folder, DATA / "train.extxyz"), "run.extxyz", f"--frame={seed}", f"--seed={seed}"]
-        temperature, steps, _ = amount.runs[kind]
-        command += [f"--steps={steps}", f"--temperature={temperature}", f"--interval={INTERVAL}"]
-        run(folder, Step("md", command, ("run.extxyz",)))
-        command = ["e2ip", "label", "run.extxyz", "labelled.extxyz", "--calculator=tblite.ase:TBLite"]
-        command += ["--argument=method=GFN2-xTB", "--argument=accuracy=0.1", "--argument=verbosity=0"]
-        # Frames of which GFN2-xTB finds no solution are left out.
-        run(folder, Step("label", command, (), (0, 1)))
-        predict(work, folder, folder / "labelled.extxyz")
-    predict(work, work / "held_out", held_out)
+        run(work / name, Step("train", training(work / name, name, train, amount.epochs), made))
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(train_model, (*READOUTS, *COMMITTEE)))
+        predicted = pool.submit(predict, work, work / "held_out", held_out)
+        list(pool.map(lambda name: watch(work, name, amount), amount.names()))
+        predicted.result()
+
+
+def watch(work: Path, name: str, amount: Amount) -> None:
+    """A run, its labels, and what all models say of it."""
+    kind, seed = name.split("_")
+    folder = work / name
+    command = ["e2ip", "md", seen_from(folder, work / "leverage" / "model.model")]
+    command += [seen_from(folder, DATA / "train.extxyz"), "run.extxyz", f"--frame={seed}", f"--seed={seed}"]
+    temperature, steps, _ = amount.runs[kind]
+    command += [f"--steps={steps}", f"--temperature={temperature}", f"--interval={INTERVAL}"]
+    run(folder, Step("md", command, ("run.extxyz",)))
+    command = ["e2ip", "label", "run.extxyz", "labelled.extxyz", "--calculator=tblite.ase:TBLite"]
+    command += ["--argument=method=GFN2-xTB", "--argument=accuracy=0.1", "--argument=verbosity=0"]
+    # Frames of which GFN2-xTB finds no solution are left out.
+    run(folder, Step("label", command, (), (0, 1)))
+    predict(work, folder, folder / "labelled.extxyz")
 
 
 def at_300_kelvin(frames: int, seeds: tuple[int, ...]) -> list[ase.Atoms]:
@@ -318,13 +327,14 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "figures" / "monitor.png")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="hardly any of it, all in a folder quick of --work")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings or runs at a time, one thread each")
     options = parser.parse_args()
     amount, work, out, figure = FULL, options.work.resolve(), options.out, options.figure
     if options.quick:
         amount, work = QUICK, work / "quick"
         out, figure = work / "results", work / "monitor.png"
     if not options.table:
-        prepare(work, amount)
+        prepare(work, amount, options.jobs)
     collect(work, amount, out)
     print(tables(out, figure))
 
