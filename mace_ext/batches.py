@@ -13,8 +13,7 @@ from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
 from e2ip_plugins.readout.readout import model_name, unfitted
-from mace_ext.files import open_file
-from mace_ext.fit import choose_head
+from mace_ext.files import choose_head, open_file
 from mace_ext.readout import find_family, find_readout, output_keys
 
 

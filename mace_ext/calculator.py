@@ -20,6 +20,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
+from mace_ext.files import choose_head
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.heard import Heard
 from mace_ext.readout import find_family, find_readout, has_leverage
@@ -185,9 +186,26 @@ def uncertainty_results(
     return arrays if committee_forces is not None else {**arrays, FAMILY_KEY: members[0].uq_family}
 
 
-def open_model(path: Union[str, Path], device: str = "cpu", calibration: Union[str, Path, None] = None) -> Any:
-    """``MACECalculator`` of a ``.model`` file in the model's own precision, with a readout or without."""
+def open_model(
+    path: Union[str, Path],
+    device: str = "cpu",
+    calibration: Union[str, Path, None] = None,
+    head: Optional[str] = None,
+) -> Any:
+    """``MACECalculator`` of a ``.model`` file in the model's own precision, with a readout or without.
+
+    ``head`` is needed where the model has several.
+    """
     from mace.calculators import MACECalculator
 
-    given = {} if calibration is None else {"calibration": calibration}
-    return MACECalculator(model_paths=str(path), device=device, **given)
+    given = {name: value for name, value in (("calibration", calibration), ("head", head)) if value is not None}
+    try:
+        calculator = MACECalculator(model_paths=str(path), device=device, **given)
+    except ValueError:
+        # MACE's way to say that it wants a head.
+        choose_head(Path(path), torch.load(path, map_location="cpu", weights_only=False), head)
+        raise
+    if head is not None:
+        # In place of one that is not there MACE takes the last.
+        choose_head(Path(path), calculator.models[0], head)
+    return calculator

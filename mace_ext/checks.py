@@ -5,10 +5,13 @@ import os
 import re
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Optional, Set
+from typing import Any, List, Optional, Set
+
+from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from e2ip_plugins.tools.frames import check_structure
 from mace_ext import seams
 from mace_ext.compat import option as option_of
 from mace_ext.options import given_options, has_readout, known_options, settings_of
@@ -56,6 +59,34 @@ def check_options(args: Namespace) -> None:
     if not args.compute_forces:
         raise InputError(f"{readout} needs forces; leave --compute_forces out")
     check_files(args)
+    if args.e2ip_forces == "fixed":
+        _check_structures(args)
+
+
+def _check_structures(args: Namespace) -> None:
+    """Of a model that stays as it is: it must know every species. MACE would ask for atomic energies, which it has."""
+    path = Path(args.foundation_model)
+    if not path.is_file():  # the name of a published one
+        return
+    import ase.io
+
+    from mace_ext.files import open_file  # MACE itself is not there yet where these options are made
+
+    known = [chemical_symbols[int(z)] for z in open_file(path).atomic_numbers]
+    for option in ("train_file", "valid_file"):
+        for name in _listed(getattr(args, option)):
+            if os.path.isdir(name) or name.endswith(_BINARY):
+                continue
+            try:
+                frames = ase.io.read(name, index=":")
+            except Exception as error:
+                raise _unreadable(f"--{option} {name}", error) from error
+            for number, atoms in enumerate(frames):
+                check_structure(atoms, f"--{option} {name}, frame {number}", known)
+
+
+def _listed(paths: Any) -> List[str]:
+    return [paths] if isinstance(paths, str) else list(paths or [])
 
 
 def _fix_host(args: Namespace) -> None:
@@ -101,13 +132,17 @@ def check_files(args: Namespace) -> None:
             raise InputError("no training data: --train_file is missing")
         for option in ("train_file", "valid_file", "test_file"):
             paths = head.get(option, None if option == "test_file" and heads else getattr(args, option))
-            for path in [paths] if isinstance(paths, str) else paths or []:
+            for path in _listed(paths):
                 check_file(path, f"--{option}", key, "--forces_key")
                 if option == "train_file" and args.energy_weight > 0:
                     check_file(path, f"--{option}", energy_key, "--energy_key")
     if args.pt_train_file is not None and args.pt_train_file not in REPLAY_SETS:
         key = None if option_of(args, "pseudolabel_replay") else args.forces_key
         check_file(args.pt_train_file, "--pt_train_file", key, "--forces_key")
+
+
+def _unreadable(what: str, error: Exception) -> InputError:
+    return InputError(f"{what}: cannot be read ({type(error).__name__}: {error})")
 
 
 def check_file(path: str, option: str, key: Optional[str], key_option: str) -> None:
@@ -136,7 +171,7 @@ def check_file(path: str, option: str, key: Optional[str], key_option: str) -> N
                 return
             found |= names | {"numbers"}
     except Exception as error:
-        raise InputError(f"{option} {path}: cannot be read ({type(error).__name__}: {error})") from error
+        raise _unreadable(f"{option} {path}", error) from error
     if not found:
         raise InputError(f"{option} {path}: holds no frames")
     others = ", ".join(sorted(found - {"numbers", "positions"})) or "none"

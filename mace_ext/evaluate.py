@@ -196,7 +196,11 @@ def _explanation(error: Exception, args: Namespace) -> str:
     if args.head is not None and args.head not in heads:
         return f"--head {args.head}: {args.model} has no such head; choose from: {', '.join(heads)}"
     known = {int(z) for z in model.atomic_numbers}
-    unknown = {z for atoms in ase.io.read(args.configs, index=":") for z in atoms.numbers.tolist()} - known
+    frames = ase.io.read(args.configs, index=":")
+    empty = [number for number, atoms in enumerate(frames) if not len(atoms)]
+    if empty:
+        return f"--configs {args.configs}, frame {empty[0]}: has no atoms"
+    unknown = {z for atoms in frames for z in atoms.numbers.tolist()} - known
     if unknown:
         missing, there = (", ".join(chemical_symbols[z] for z in sorted(numbers)) for numbers in (unknown, known))
         return f"--configs {args.configs} has elements that {args.model} does not know: {missing}; it knows {there}"

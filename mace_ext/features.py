@@ -8,8 +8,8 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.features import Passes
 from e2ip_plugins.tools.frames import Frame
-from mace_ext.files import open_file
-from mace_ext.fit import Graphs, check_species, choose_head, in_order
+from mace_ext.files import choose_head, open_file
+from mace_ext.fit import Graphs, check_species, in_order
 from mace_ext.readout import find_readout
 
 

@@ -1,7 +1,7 @@
 """``.model`` files of `mace_run_train`: opened with a check of what they are."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mace.modules import models
@@ -25,3 +25,13 @@ def open_file(path: Path, device: str = "cpu") -> Any:
     if not hasattr(net, "heads"):  # published before MACE had any
         net.heads = ["Default"]
     return net
+
+
+def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
+    """The head that is wanted, or the only one; `InputError` where it is none or there are more."""
+    if head is None and len(net.heads) == 1:
+        return net.heads[0]
+    if head is None or head not in net.heads:
+        problem = f"has {len(net.heads)} heads" if head is None else f"has no head '{head}'"
+        raise InputError(f"{path}: {problem}; give --head, one of: {', '.join(net.heads)}")
+    return head

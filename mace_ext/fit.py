@@ -23,7 +23,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame
-from mace_ext.files import open_file
+from mace_ext.files import choose_head, open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
 from mace_ext.remembered import remembering
@@ -241,16 +241,6 @@ def fit_file(
         report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
     save(net, output)
     return report
-
-
-def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
-    """The head that is wanted, or the only one; `InputError` where it is none or there are more."""
-    if head is None and len(net.heads) == 1:
-        return net.heads[0]
-    if head is None or head not in net.heads:
-        problem = f"has {len(net.heads)} heads" if head is None else f"has no head '{head}'"
-        raise InputError(f"{path}: {problem}; give --head, one of: {', '.join(net.heads)}")
-    return head
 
 
 def check_species(path: Path, net: Any, frames: List[Frame]) -> None:

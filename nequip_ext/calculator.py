@@ -161,9 +161,14 @@ class E2IPCalculator(NequIPCalculator):
 
 
 def open_model(
-    path: Union[str, Path], device: str = "cpu", calibration: Union[str, Path, None] = None
+    path: Union[str, Path],
+    device: str = "cpu",
+    calibration: Union[str, Path, None] = None,
+    head: Optional[str] = None,
 ) -> NequIPCalculator:
     """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``."""
+    if head is not None:
+        raise InputError(f"--head {head}: models of NequIP have no heads")
     if Path(path).suffix == ".pt2":
         return E2IPCalculator.from_compiled_model(
             str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration

@@ -21,6 +21,7 @@ from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
 MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
+_READS_CHECKPOINT = "ModelFromCheckpoint"
 
 
 def fit_file(
@@ -120,16 +121,21 @@ def read_checkpoint(path: Path) -> Dict[str, Any]:
     return checkpoint
 
 
-def training_module(checkpoint: Dict[str, Any], path: Path) -> Any:
-    """Its class and hyperparameters; models that are read from a checkpoint on their part are as they are there."""
+def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool = False) -> Any:
+    """Its class and hyperparameters; models that are read from a checkpoint on their part are as they are there.
+
+    With ``free_standing`` so is what a readout is around, of which nothing is then said to be fixed.
+    """
     hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
 
     def inlined(config: Dict[str, Any]) -> Dict[str, Any]:
-        while config["_target_"].rpartition(".")[2] == "ModelFromCheckpoint":
+        while config["_target_"].endswith(_READS_CHECKPOINT):
             inner = Path(config["checkpoint_path"])
             if not inner.is_file():
                 raise InputError(f"{path}: its model comes from {inner}, which is not there")
             config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
+        if free_standing and config["_target_"] == MODEL and config["model"]["_target_"].endswith(_READS_CHECKPOINT):
+            return {**config, "model": inlined(dict(config["model"])), "forces": "likelihood"}
         return config
 
     _change_models(hparams, inlined)

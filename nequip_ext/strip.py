@@ -51,7 +51,7 @@ def strip_file(model: Path, output: Path) -> None:
 
 def _strip_checkpoint(model: Path, output: Path) -> None:
     checkpoint = read_checkpoint(model)
-    kind, hparams = training_module(checkpoint, model)
+    kind, hparams = training_module(checkpoint, model, free_standing=True)
     if hparams["model"]["_target_"] != MODEL:
         source = hparams["model"].get("package_path")
         told = f"; if it is in {source}, strip that package" if source else ""

@@ -66,6 +66,7 @@ def compare_command(
             raise InputError(f"{path}: {what}")
     from rich.console import Console
 
+    from e2ip_plugins.files import naming
     from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
@@ -89,9 +90,10 @@ def compare_command(
             typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
     result = compare(models, ood_models)
     print_tables(result, unit.value, Console())
-    write_json(result, out / "compare.json")
-    write_figure(models, unit.value, out / "compare", ood_models)
-    (out / "compare.md").write_text(markdown(result, unit.value, "compare.png"), encoding="utf-8")
+    with naming(out):
+        write_json(result, out / "compare.json")
+        write_figure(models, unit.value, out / "compare", ood_models)
+        (out / "compare.md").write_text(markdown(result, unit.value, "compare.png"), encoding="utf-8")
     typer.echo(f"Written: {out}/compare.md, .json, .png, .pdf")
 
 

@@ -10,7 +10,7 @@ from e2ip_plugins.errors import InputError
 
 
 def md_command(
-    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip.")],
+    model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt, .nequip.zip or .pt2.")],
     start: Annotated[Path, typer.Argument(metavar="START.extxyz", help="Structure to start from.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="Frames of the run.")],
     steps: Annotated[int, typer.Option(help="Time steps.")],
@@ -19,7 +19,7 @@ def md_command(
     thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="ASE's own.")] = "langevin",
     friction: Annotated[Optional[float], typer.Option(help="Of langevin, in 1/fs. [default: 0.01]")] = None,
     time_constant: Annotated[Optional[float], typer.Option(help="Of bussi, in fs. [default: 100]")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of velocities and thermostat.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of velocities, which are drawn anew, and thermostat.")] = 0,
     interval: Annotated[int, typer.Option(help="Steps between frames that are written.")] = 10,
     frame: Annotated[int, typer.Option(help="Which frame of START; negative ones count from its end.")] = -1,
     watch: Annotated[
@@ -34,7 +34,8 @@ def md_command(
         Optional[Path], typer.Option(help="File of e2ip calibrate, or predictions for frames not trained on.")
     ] = None,
     action: Annotated[
-        Optional[List[str]], typer.Option(metavar="warn|collect|stop", help="Above a threshold. [default: stop]")
+        Optional[List[str]],
+        typer.Option(metavar="warn|collect|stop", help="Above a threshold; may be repeated. [default: stop]"),
     ] = None,
     check_interval: Annotated[
         Optional[int], typer.Option(help="Steps between two looks at the thresholds. [default: 10]")
@@ -49,6 +50,7 @@ def md_command(
         Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")
     ] = None,
     calibration: Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Run molecular dynamics that knows its uncertainty.
@@ -56,7 +58,6 @@ def md_command(
     ASE's dynamics with a model of either host. Frames are written with all uncertainties; with --watch a monitor looks
     at them on the way and warns, collects frames or stops. Positions and forces that are no numbers end the run.
     """
-    from e2ip_plugins.keys import CONFORMAL_EXTENT
     from e2ip_plugins.md import run as runs
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
@@ -79,8 +80,8 @@ def md_command(
     )
     watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
     thresholds = _thresholds(watch, held_out, watching)
-    if level is not None and CONFORMAL_EXTENT.name not in thresholds:
-        raise InputError(f"--level: for --watch {CONFORMAL_EXTENT.name}=…")
+    actions = _actions(action) or ["stop"]
+    _check_level(level, thresholds)
     checks.check_new(output, TEXT)
     frames, note = read_trajectory(start)
     if note:
@@ -95,7 +96,7 @@ def md_command(
             raise InputError(f"--collected {place}: is where all frames go; choose another name")
         watched = runs.Watch(
             thresholds,
-            action or ["stop"],
+            actions,
             held_out,
             runs.Watch.level if level is None else level,
             window=runs.Watch.window if window is None else window,
@@ -104,7 +105,7 @@ def md_command(
     checks.check_device(device)
     atoms = frames[frame].copy()
     with checks.told_warnings():
-        atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration)
+        atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration, head=head)
         outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -121,6 +122,24 @@ def _thresholds(watch: Optional[List[str]], held_out: Optional[Path], others: Ma
     if given and not watch:
         raise InputError(f"{', '.join(given)}: for --watch, which says what is watched")
     return parse_watch(watch or [], held_out)
+
+
+def _actions(given: Optional[List[str]]) -> List[str]:
+    """Of a `Monitor`."""
+    from e2ip_plugins.md.monitor import ACTIONS
+
+    actions = [name.strip() for text in given or [] for name in text.split(",")]
+    for name in actions:
+        if name not in ACTIONS:
+            raise InputError(f"--action {name}: choose from {', '.join(ACTIONS)}; --action may be repeated")
+    return actions
+
+
+def _check_level(level: Optional[float], thresholds: Dict[str, Any]) -> None:
+    from e2ip_plugins.keys import CONFORMAL_EXTENT
+
+    if level is not None and CONFORMAL_EXTENT.name not in thresholds:
+        raise InputError(f"--level: for --watch {CONFORMAL_EXTENT.name}=…")
 
 
 def select_command(
@@ -258,11 +277,22 @@ def lammps_command(
     held_out: Annotated[
         Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
     ] = None,
-    action: Annotated[Optional[List[str]], typer.Option(help="warn, collect, stop; may be repeated.")] = None,
+    action: Annotated[
+        Optional[List[str]],
+        typer.Option(metavar="warn|collect|stop", help="Above a threshold; may be repeated. [default: warn]"),
+    ] = None,
     interval: Annotated[Optional[int], typer.Option(help="Steps between checks of the monitor. [default: 10]")] = None,
+    window: Annotated[
+        Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
+    ] = None,
+    level: Annotated[
+        Optional[float], typer.Option(help="Of the region whose forces_conformal_extent is watched. [default: 0.9]")
+    ] = None,
     frames: Annotated[
         Optional[Path], typer.Option(help="Where the monitor's frames go. [default: monitor.xyz]")
     ] = None,
+    calibration: Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")] = None,
+    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
@@ -276,25 +306,31 @@ def lammps_command(
     from e2ip_plugins.tools.trajectories import TEXT
 
     split(script)
-    thresholds = _thresholds(watch, held_out, {"--action": action, "--interval": interval, "--frames": frames})
+    watching = {"--action": action, "--interval": interval, "--window": window, "--frames": frames}
+    thresholds = _thresholds(watch, held_out, watching)
+    actions = _actions(action) or ["warn"]
+    _check_level(level, thresholds)
     place = frames or Path("monitor.xyz")
     if thresholds:
         checks.check_new(place, TEXT, "--frames ")
     host = checks.host_of(model, checks.WITH_COMPILED)
     checks.check_device(device)
-    calculator = checks.opened("calculator", host, model, device=device)
     try:
-        run_script(
-            script,
-            calculator,
-            species.split(),
-            keys=key or None,
-            thresholds=thresholds,
-            interval=10 if interval is None else interval,
-            held_out=held_out,
-            action=action or ["warn"],
-            frames=place,
-        )
+        with checks.told_warnings():
+            calculator = checks.opened("calculator", host, model, device=device, calibration=calibration, head=head)
+            run_script(
+                script,
+                calculator,
+                species.replace(",", " ").split(),
+                keys=key or None,
+                thresholds=thresholds,
+                interval=10 if interval is None else interval,
+                held_out=held_out,
+                level=0.9 if level is None else level,
+                window=1 if window is None else window,
+                action=actions,
+                frames=place,
+            )
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

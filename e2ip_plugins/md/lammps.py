@@ -16,7 +16,7 @@ from ase.calculators.calculator import CalculationFailed
 from ase.data import atomic_masses, atomic_numbers
 from ase.stress import voigt_6_to_full_3x3_stress
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import LEVERAGE, UNFITTED, OutputKey
 from e2ip_plugins.md.frames import evaluate_first
 from e2ip_plugins.tools.predicted import uncertainties
@@ -286,10 +286,13 @@ def _check_lammps(lmp: Any) -> float:
 
 
 def _check_species(lmp: Any, species: List[str]) -> np.ndarray:
-    """Atomic number of every type; a warning where a type's mass is that of another element."""
+    """Atomic number of every type; its mass may be that of an isotope, but not of another one of these elements."""
     types = lmp.extract_setting("ntypes")
     if len(species) != types:
-        raise InputError(f"species={species}: {len(species)} symbols for the {types} atom types of LAMMPS")
+        raise InputError(
+            f"species: LAMMPS has {types} atom types, {len(species)} given ({' '.join(species)}); name the element of "
+            "each, in order"
+        )
     unknown = [symbol for symbol in species if symbol not in atomic_numbers]
     if unknown:
         raise InputError(f"species: {', '.join(map(repr, unknown))} is no chemical symbol")
@@ -299,7 +302,10 @@ def _check_species(lmp: Any, species: List[str]) -> np.ndarray:
             usual = atomic_masses[numbers[i]]
             if mass > 0.0 and abs(mass - usual) > _MASS_TOLERANCE * usual:
                 text = f"type {i + 1} is {species[i]} by species, but its mass is {mass:g}, not {usual:g}"
-                warnings.warn(text, UserWarning, stacklevel=3)
+                others = [symbol for symbol in species if abs(mass - atomic_masses[atomic_numbers[symbol]]) < 0.05]
+                if others:
+                    raise InputError(f"{text}: that is {others[0]}; is the order that of LAMMPS's types?")
+                warnings.warn(text, UncertaintyWarning, stacklevel=3)
     return numbers
 
 
@@ -318,7 +324,7 @@ def _check_keys(results: Dict[str, Any], keys: Optional[Sequence[str]], count: i
         missing = [name for name in wanted if known[name] not in there]
         raise InputError(
             f"the calculator gives no {', '.join(missing)}: it needs a model with a readout of e2ip-plugins (and for "
-            f"{LEVERAGE.name} one that was fitted, see e2ip fit); keys=() for forces alone"
+            f"{LEVERAGE.name} one that was fitted, see e2ip fit)"
         )
     if lmp.extract_global("units") != "metal":
         for key in there:

@@ -6,7 +6,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple, Union
 
-import ase.io
 import numpy as np
 from ase import Atoms
 
@@ -17,7 +16,7 @@ from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.md.thresholds import WATCHED, Threshold, parse
 from e2ip_plugins.scores.frame_maxima import principal_std
 from e2ip_plugins.tools.predicted import without_labels
-from e2ip_plugins.tools.trajectories import check_end
+from e2ip_plugins.tools.trajectories import append_frame, check_end
 
 ACTIONS = ("warn", "collect", "stop")
 
@@ -247,7 +246,7 @@ class Monitor:
 
     def _write(self, frame: Atoms) -> None:
         self._check_file()
-        ase.io.write(self.frames, frame, format="extxyz", append=True)
+        append_frame(self.frames, frame)
         self._written = True
 
 

@@ -1,13 +1,11 @@
 """``e2ip md``: a run with ASE's own dynamics, watched by a `Monitor`, whose frames keep their uncertainties."""
 
-import io
 import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-import ase.io
 import numpy as np
 from ase import Atoms, units
 
@@ -15,6 +13,7 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.md.frames import evaluate_first, with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
 from e2ip_plugins.tools.frames import check_is_new, check_structure
+from e2ip_plugins.tools.trajectories import append_frame
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
@@ -161,7 +160,7 @@ def run(
     Raises
     ------
     InputError
-        What `e2ip_plugins.tools.frames.check_structure` and `Monitor` refuse; before the run.
+        What `e2ip_plugins.tools.frames.check_structure` and `Monitor` refuse, before the run; and a disk that is full.
     """
     check_structure(atoms, where)
     check_is_new(output)
@@ -177,10 +176,7 @@ def run(
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
         frame = with_results(atoms)
         frame.info["md_step"], frame.info["md_temperature"] = dynamics.nsteps, settings.temperature_at(dynamics.nsteps)
-        text = io.StringIO()
-        ase.io.write(text, frame, format="extxyz")
-        with output.open("a", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        append_frame(output, frame)
         written[0] += 1
 
     if settings.final_temperature is not None:
@@ -205,6 +201,14 @@ def run(
         stopped, interrupted = f"interrupted at step {dynamics.nsteps}", True
     except (MonitorStop, _Broken) as end:
         stopped = str(end)
+    except OSError as error:
+        # Of a file: a full disk.
+        if error.filename is None:
+            raise
+        raise InputError(
+            f"{error.filename}: cannot be written at step {dynamics.nsteps} ({error.strerror}); "
+            f"{_counted(written[0], 'whole frame')} of the run: {output}"
+        ) from error
     except InputError:
         # Calculators refuse positions that are no numbers.
         if np.isfinite(atoms.positions).all():

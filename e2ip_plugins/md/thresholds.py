@@ -20,7 +20,7 @@ WATCHED: Dict[str, OutputKey] = {key.name: key for key in (_EPISTEMIC_STD, LEVER
 
 #: Numbers that are by this factor above the largest value of held-out frames or below their median, or below or above
 #: all values of the first frame: very likely in another unit.
-FROM_HELD_OUT, BELOW_FIRST, ABOVE_FIRST = 10.0, 100.0, 1000.0
+FROM_HELD_OUT, BELOW_FIRST, ABOVE_FIRST = 10.0, 100.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Limits:
                 )
         for value in self.values.values():
             if not isinstance(value, Quantile) and not _number(value) > 0.0:
-                raise InputError(f"threshold {value!r} of {name}: a number above 0 in {_unit(name)}, or a Quantile")
+                raise InputError(f"threshold {value!r} of {name}: a number above 0 ({_unit(name)}), or a Quantile")
         if all(_number(value) == math.inf for value in self.values.values()):
             raise InputError(f"thresholds of {name}: all are infinite, nothing would be watched")
 
@@ -131,7 +131,7 @@ class Limits:
 
     def _doubt(self, text: str) -> None:
         # Where the Monitor is made.
-        warnings.warn(f"threshold of {self.name}, in {_unit(self.name)}: {text}", UncertaintyWarning, stacklevel=5)
+        warnings.warn(f"threshold of {self.name} ({_unit(self.name)}): {text}", UncertaintyWarning, stacklevel=5)
 
 
 def parse(thresholds: Any, symbols: Iterable[str]) -> Dict[str, Limits]:
@@ -147,7 +147,7 @@ def listed() -> str:
 
 
 def _unit(name: str) -> str:
-    return "units of 1" if WATCHED[name].unit == "1" else WATCHED[name].unit
+    return "no unit" if WATCHED[name].unit == "1" else WATCHED[name].unit
 
 
 def _number(value: Any) -> float:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Iterator, List, NamedTuple
 from ase.io.formats import open_with_compression
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.trajectories import shown
 
 #: Frames between two places that `Index` remembers.
 _STRIDE = 1024
@@ -74,10 +75,10 @@ def chunks(file: BinaryIO, path: Path, number: int = 0, start: int = 0) -> Itera
             if atoms is None and not header.strip() and not any(line.strip() for line in file):
                 return  # empty lines at the end
             if atoms is None:
-                found = header.decode(errors="replace").strip()[:40]
                 raise InputError(
-                    f"{path}, frame {number}: a line with the number of atoms should be here, found '{found}': the "
-                    "file is no extxyz, or the frame before has another number of atoms than it says"
+                    f"{path}, frame {number}: a line with the number of atoms should be here, found "
+                    f"'{shown(header)}': the file is no extxyz (ase convert makes one of what ASE reads), or the frame "
+                    "before has another number of atoms than it says"
                 )
             lines = [header, *islice(file, atoms + 1)]
             # A last line without its end may have lost digits.

@@ -186,7 +186,8 @@ def fit_leverage(
                     f"{found.configurations} validation configuration{'s' * (found.configurations != 1)} can hardly "
                     "tell how large the error bars must be: give some dozens"
                 )
-            if not constant and found.nll[1] > found.nll[0]:
+            # By more than rounding, and more than says something.
+            if not constant and found.nll[1] > found.nll[0] + 1e-3:
                 report.warnings.append(
                     f"the {found.configurations} validation configurations are described worse than without leverage "
                     f"(NLL {found.nll[0]:.3f} -> {found.nll[1]:.3f}): are they few, or unlike what the model was "

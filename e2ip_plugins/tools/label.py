@@ -12,7 +12,7 @@ import numpy as np
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint
 from e2ip_plugins.tools.predicted import without_labels
-from e2ip_plugins.tools.trajectories import TEXT, parsed, read_trajectory, whole_bytes
+from e2ip_plugins.tools.trajectories import TEXT, append_frame, parsed, read_trajectory, whole_bytes
 
 #: Names of labels in extxyz files; the ready configs of both hosts read them.
 ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
@@ -114,8 +114,6 @@ def label(
     InputError
         An output without labels or with those of another method, or which cannot be read.
     """
-    import ase.io
-
     output = Path(output)
     marks = [fingerprint(atoms) if len(atoms) else "" for atoms in frames]
     done, note = _there(output, method, set(marks))
@@ -135,7 +133,7 @@ def label(
             continue
         if method:
             labelled.info[METHOD] = method
-        ase.io.write(output, labelled, format="extxyz", append=True)
+        append_frame(output, labelled)
         done.add(mark)
         result.labelled += 1
     return result

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Tuple
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import append
 
 #: Endings of extxyz files.
 TEXT = (".xyz", ".extxyz")
@@ -60,6 +61,15 @@ def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], 
     return frames, note
 
 
+def append_frame(path: Path, atoms: Any) -> None:
+    """Add a frame to an extxyz file, which is left as it was where that cannot be, or is interrupted."""
+    import ase.io
+
+    text = io.StringIO()
+    ase.io.write(text, atoms, format="extxyz")
+    append(path, text.getvalue())
+
+
 def parsed(chunk: bytes) -> Any:
     """The frame that lines of an extxyz file are of."""
     import ase
@@ -103,10 +113,16 @@ def _chunks(path: Path) -> Iterator[Tuple[bytes, bool]]:
             try:
                 count = int(first)
             except ValueError as error:
-                raise InputError(f"{path}, frame {number}: begins with {first[:40]!r}, no number of atoms") from error
+                raise InputError(f"{path}, frame {number}: begins with '{shown(first)}', no number of atoms") from error
             lines = [first, *(file.readline() for _ in range(1 + max(0, count)))]
             yield b"".join(lines), lines[-1].endswith(b"\n")
             number += 1
+
+
+def shown(line: bytes) -> str:
+    """The beginning of a line that may be of a file of another kind, without what a terminal would obey."""
+    text = line[:40].decode(errors="replace").strip()
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _told(error: Exception) -> str:

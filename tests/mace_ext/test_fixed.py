@@ -1,5 +1,8 @@
 """``--e2ip_forces fixed``: the readout of a model that is there is trained, and nothing else."""
 
+import ase.io
+import numpy as np
+import pytest
 import torch
 
 from mace_ext.strip import strip_file
@@ -12,7 +15,7 @@ def assert_same(one, two, batch, names=("energy", "forces")):
         assert torch.equal(found[name], expected[name]), name
 
 
-def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, frames, tmp_path):
+def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, frames, tmp_path, capsys):
     stock = train(name="stock", max_num_epochs=2)
     given = stock.folder / "stock.model"
     run = train("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={given}", name="fixed", max_num_epochs=3)
@@ -27,6 +30,16 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
     torch.save(run.model, tmp_path / "fixed.model")
     strip_file(tmp_path / "fixed.model", tmp_path / "back.model")
     assert_same(stock.model, torch.load(tmp_path / "back.model", weights_only=False), batch)
+
+    # What it does not know.
+    for change, message in (({"symbols": "S"}, "frame 0: has S, which the model does not know; it knows H, O"),):
+        wrong = ase.Atoms(positions=[[0.0, 0.0, 0.0]], **change)
+        wrong.info["REF_energy"], wrong.arrays["REF_forces"] = 0.0, np.zeros((1, 3))
+        ase.io.write(tmp_path / "wrong.xyz", wrong, format="extxyz")
+        options = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={given}")
+        with pytest.raises(SystemExit):
+            train(*options, name="wrong", train_file=str(tmp_path / "wrong.xyz"))
+        assert f"--train_file {tmp_path / 'wrong.xyz'}, {message}" in capsys.readouterr().err
 
     # A model with a readout keeps what that has learned.
     still = {"max_num_epochs": 1, "lr": 1e-30}

@@ -50,6 +50,11 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, command, environ
     # And back.
     strip_file(run / "best.ckpt", tmp_path / "back.ckpt")
     assert_same(stock, tmp_path / "back.ckpt", train_files)
+    # Which needs no other file, as the model with the readout does.
+    moved = stock.rename(tmp_path / "moved.ckpt")
+    assert_same(moved, tmp_path / "back.ckpt", train_files)
+    with pytest.raises(InputError, match=r"its model comes from .*best\.ckpt, which is not there"):
+        strip_file(run / "best.ckpt", tmp_path / "again.ckpt")
 
 
 def test_errors_that_never_change_choose_no_checkpoint():

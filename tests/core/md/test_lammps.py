@@ -10,9 +10,9 @@ from ase.build import bulk
 from ase.calculators.lj import LennardJones
 from typer.testing import CliRunner
 
-from e2ip_plugins.cli import app
+from e2ip_plugins.cli import app, checks
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
+from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning, lammps_script
 from e2ip_plugins.md.lammps import LammpsDriver, open_lammps
 from e2ip_plugins.md.lammps_script import run_script
 
@@ -211,7 +211,7 @@ def test_a_slab_has_no_virial(start_lammps):
 def test_what_cannot_be_driven(crystal, start_lammps):
     lmp = start_lammps(crystal, KINDS)
     for settings, message in (
-        ({"species": ["Ar"]}, r"1 symbols for the 2 atom types"),
+        ({"species": ["Ar"]}, r"LAMMPS has 2 atom types, 1 given \(Ar\)"),
         ({"species": ["Ar", "Xx"]}, "'Xx' is no chemical symbol"),
         ({"keys": ["forces"]}, "'forces' is no uncertainty; choose from"),
         ({"keys": ["e2ip_nu"]}, "gives no e2ip_nu: it needs a model with a readout"),
@@ -224,8 +224,10 @@ def test_what_cannot_be_driven(crystal, start_lammps):
     ):
         with pytest.raises(InputError, match=message):
             LammpsDriver(**{"lmp": lmp, "calculator": Uncertain(), "species": KINDS, **settings})
-    with pytest.warns(UserWarning, match=r"type \d is (Kr|Ar) by species, but its mass is"):
-        driver = LammpsDriver(lmp, Uncertain(fitted=False), ["Kr", "Ar"])
+    with pytest.raises(InputError, match=r"type 1 is Kr by species, .* 39.948.*: that is Ar; is the order"):
+        LammpsDriver(lmp, Uncertain(), ["Kr", "Ar"])
+    with pytest.warns(UncertaintyWarning, match=r"type 2 is Xe by species, but its mass is"):
+        driver = LammpsDriver(lmp, Uncertain(fitted=False), ["Ar", "Xe"])
     assert driver.keys == [STD]
     with pytest.raises(InputError, match="interval=0"):
         driver.attach(print, 0)
@@ -259,9 +261,29 @@ def test_what_the_command_refuses(tmp_path):
     Path("monitor.xyz").touch()
     assert "--frames monitor.xyz: is there already" in run("# e2ip\n", "--watch", f"{STD}=1")
     assert "my.model: no such file" in run("# e2ip\n")
+    Path("monitor.xyz").unlink()
+    assert "--level: for --watch" in run("# e2ip\n", "--level", "0.5", "--watch", f"{STD}=1")
+    assert "--action halt: choose from" in run("# e2ip\n", "--action", "halt", "--watch", f"{STD}=1")
+    assert "--window: for --watch" in run("# e2ip\n", "--window", "3")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
         run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=["-log", "none", "-screen", "none"])
+
+
+def test_the_command_hands_everything_on(tmp_path, monkeypatch):
+    Path("my.model").touch()
+    (tmp_path / "in.lammps").write_text("# e2ip\n")
+    opened, found = [], []
+    monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
+    monkeypatch.setattr(lammps_script, "run_script", lambda *arguments, **options: found.append((arguments, options)))
+    words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
+    words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
+    result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
+    assert result.exit_code == 0, result.output
+    assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft"}]
+    ((arguments, options),) = found
+    assert arguments[2] == ["Ar", "Kr"] and options["action"] == ["collect", "stop"]
+    assert (options["window"], options["level"], options["interval"]) == (3, 0.8, 10)
 
 
 def test_an_input_file(tmp_path):

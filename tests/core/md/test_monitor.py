@@ -174,7 +174,7 @@ def test_nothing_is_above_before_the_window_is_full(make_atoms, window):
             {"forces_uncertainty": 0.2},
             r"'forces_uncertainty' cannot be watched; choose from forces_epistemic_std \(eV/Å\)",
         ),
-        ({STD: 0.0}, r"threshold 0\.0 of forces_epistemic_std: a number above 0 in eV/Å"),
+        ({STD: 0.0}, r"threshold 0\.0 of forces_epistemic_std: a number above 0 \(eV/Å\)"),
         ({STD: -1}, "a number above 0"),
         ({STD: float("nan")}, "a number above 0"),
         ({STD: "0.1"}, "a number above 0"),
@@ -207,7 +207,7 @@ def test_levels_that_mean_nothing(level):
 
 @pytest.mark.parametrize("number, text", [(1e-5, "above it by a factor of 1e"), (200.0, "below it by a factor of 2e")])
 def test_a_number_far_from_the_first_frame_is_doubted(make_atoms, number, text):
-    with pytest.warns(UncertaintyWarning, match=rf"threshold of forces_epistemic_std, in eV/Å: .*{text}") as caught:
+    with pytest.warns(UncertaintyWarning, match=rf"threshold of forces_epistemic_std \(eV/Å\): .*{text}") as caught:
         Monitor(make_atoms(), {STD: number})
     assert caught[0].filename == __file__
 

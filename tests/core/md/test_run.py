@@ -1,5 +1,7 @@
 """`e2ip md`: what is run is what was asked for, again and again; the monitor ends it."""
 
+import errno
+
 import ase.io
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import UncertaintyWarning
 from e2ip_plugins.md.run import Settings, Watch, parse_temperature, run
 from e2ip_plugins.md.thresholds import Quantile, parse_watch
+from e2ip_plugins.tools import trajectories
 from e2ip_plugins.tools.frames import check_structure
 
 STD = "forces_epistemic_std"
@@ -215,6 +218,22 @@ def test_ctrl_c_ends_it_with_whole_frames(make_atoms, tmp_path, command, monkeyp
     assert result.exit_code == 130 and "stopped: interrupted" in result.stdout and "Written: out.xyz" in result.stdout
 
 
+def test_a_full_disk_leaves_whole_frames(command, monkeypatch):
+    append, written = trajectories.append, []
+
+    def full(path, text):
+        written.append(path)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        append(path, text)
+
+    monkeypatch.setattr(trajectories, "append", full)
+    result = command("--interval", 5)
+    assert result.exit_code == 2
+    assert "out.xyz: cannot be written at step 10 (No space left on device); 2 whole frames of" in result.stderr
+    assert len(ase.io.read("out.xyz", ":")) == 2
+
+
 def test_what_the_model_does_not_know(make_atoms, tmp_path):
     """Hosts' calculators raise what they like for such an element."""
 
@@ -242,6 +261,7 @@ def test_warnings_of_the_monitor_are_lines(command):
     ("options", "message"),
     [
         (("--action", "stop"), "--action: for --watch"),
+        (("--watch", "e2ip_leverage=2", "--action", "collect,halt"), "--action halt: choose from warn, collect, stop;"),
         (("--frame", 2), "--frame 2: start.xyz has 2 frames"),
         (("--watch", f"{STD}=q0.9"), "give --held-out"),
         (("--watch", "uncertainty=1"), "'uncertainty' cannot be watched"),

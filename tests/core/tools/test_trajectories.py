@@ -38,7 +38,7 @@ def test_broken_elsewhere(file, tmp_path):
     with pytest.raises(InputError, match="frame 3: begins with an empty line"):
         read_trajectory(file)
     file.write_text(text + "nonsense\n")
-    with pytest.raises(InputError, match="frame 3: begins with b'nonsense"):
+    with pytest.raises(InputError, match="frame 3: begins with 'nonsense"):
         read_trajectory(file)
     file.write_text("")
     with pytest.raises(InputError, match="has no whole frame"):
