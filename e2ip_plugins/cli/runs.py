@@ -19,7 +19,10 @@ def md_command(
     thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="ASE's own.")] = "langevin",
     friction: Annotated[Optional[float], typer.Option(help="Of langevin, in 1/fs. [default: 0.01]")] = None,
     time_constant: Annotated[Optional[float], typer.Option(help="Of bussi, in fs. [default: 100]")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of velocities, which are drawn anew, and thermostat.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of velocities and thermostat.")] = 0,
+    keep_velocities: Annotated[
+        bool, typer.Option("--keep-velocities", help="Those of the structure, in place of drawn ones.")
+    ] = False,
     interval: Annotated[int, typer.Option(help="Steps between frames that are written.")] = 10,
     frame: Annotated[int, typer.Option(help="Which frame of START; negative ones count from its end.")] = -1,
     watch: Annotated[
@@ -77,6 +80,7 @@ def md_command(
         seed,
         interval,
         runs.Settings.check_interval if check_interval is None else check_interval,
+        keep_velocities,
     )
     watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
     thresholds = _thresholds(watch, held_out, watching)

@@ -43,6 +43,8 @@ class Settings:
         Steps between frames that are written.
     check_interval : int
         Steps between two checks of the monitor.
+    keep_velocities : bool
+        Whether the run begins with those of the structure.
     """
 
     steps: int
@@ -55,6 +57,7 @@ class Settings:
     seed: int = 0
     interval: int = 10
     check_interval: int = 10
+    keep_velocities: bool = False
 
     def __post_init__(self) -> None:
         if self.thermostat not in THERMOSTATS:
@@ -147,7 +150,7 @@ def run(
     Parameters
     ----------
     atoms : ase.Atoms
-        With its calculator; moved. Velocities are drawn anew.
+        With its calculator; moved.
     settings : Settings
     output : Path
         extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat in
@@ -164,9 +167,12 @@ def run(
     """
     check_structure(atoms, where)
     check_is_new(output)
+    if settings.keep_velocities and not atoms.has("momenta"):
+        raise InputError(f"--keep-velocities: {where} has none (momenta)")
     _try(atoms, where)
     rng = np.random.default_rng(settings.seed)
-    _draw_velocities(atoms, settings, rng)
+    if not settings.keep_velocities:
+        _draw_velocities(atoms, settings, rng)
     dynamics = _dynamics(atoms, settings, rng)
     written = [0]
 

@@ -74,6 +74,22 @@ def test_velocities_are_drawn_and_energy_is_kept(make_atoms, tmp_path):
     assert frames[0].get_kinetic_energy() < 20 * 600.0 * units.kB
 
 
+def test_a_run_goes_on(make_atoms, tmp_path):
+    whole, first, rest = (tmp_path / f"{name}.xyz" for name in ("whole", "first", "rest"))
+    given = {"thermostat": "nve", "interval": 20}
+    run(make_atoms(0.1, spring=5.0), Settings(40, **given), whole)
+    run(make_atoms(0.1, spring=5.0), Settings(20, **given), first)
+    atoms = ase.io.read(first)
+    atoms.calc = make_atoms(0.1, spring=5.0).calc
+    run(atoms, Settings(20, **given, keep_velocities=True), rest)
+    # Files have eight digits.
+    np.testing.assert_allclose(ase.io.read(rest).positions, ase.io.read(whole).positions, atol=1e-6)
+    with pytest.raises(InputError, match="--keep-velocities: the structure has none"):
+        atoms = make_atoms(0.1)
+        atoms.arrays.pop("momenta", None)
+        run(atoms, Settings(1, keep_velocities=True), tmp_path / "none.xyz")
+
+
 def test_the_monitor_ends_it_and_counts(make_atoms, tmp_path):
     watch = Watch({STD: 0.5}, frames=tmp_path / "last.xyz")
     outcome = run(make_atoms(*[0.1] * 25, 0.9), Settings(100, check_interval=5), tmp_path / "run.xyz", watch)
