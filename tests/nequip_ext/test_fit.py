@@ -1,6 +1,5 @@
 """The leverage in the files of ``nequip-train``, and ``e2ip fit`` for checkpoints and packages."""
 
-import os
 import subprocess
 import sys
 import warnings
@@ -14,7 +13,6 @@ import torch
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.files import save
 from e2ip_plugins.tools.frames import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.compat import NequIPCalculator
@@ -255,20 +253,3 @@ def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):
     with pytest.raises(InputError, match=r"independent\.ckpt was trained in evidence mode 'independent'"):
         fit_file(tmp_path / "independent.ckpt", *frames, output)
     assert not output.exists() and not list(tmp_path.glob(".*"))
-
-
-def test_half_a_file_is_never_there(tmp_path, monkeypatch):
-    path = tmp_path / "model.ckpt"
-    save({"a": 1}, str(path))
-    os.chmod(path, 0o640)
-
-    def fail(checkpoint, target):
-        Path(target).write_bytes(b"half")
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="disk full"):
-        patched.setattr(torch, "save", fail)
-        save({"a": 2}, str(path))
-    assert load(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["model.ckpt"]
-    save({"a": 3}, str(path))
-    assert load(path) == {"a": 3} and path.stat().st_mode & 0o777 == 0o640
