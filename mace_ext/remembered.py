@@ -7,7 +7,7 @@ import inspect
 import itertools
 import weakref
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,13 +16,8 @@ from e2ip_plugins.tools.remembered import Remembered, key_of
 
 #: Outputs of MACE by atom and by structure, as far as a training reads them.
 _BY_ATOM, _BY_FRAME = ("forces", "node_feats", "node_energy"), ("energy", "interaction_energy", "virials", "stress")
-#: What a training asks for beside what somebody else does, who is served as well by its outputs.
-_MORE: List[Set[str]] = [
-    set(),
-    {"compute_force"},
-    {"compute_force", "compute_stress"},
-    {"compute_force", "compute_virials"},
-]
+#: Options that an output answers. Of the others, graphs for a ``training`` are of no use here.
+_ANSWERS = {"compute_force": "forces", "compute_virials": "virials", "compute_stress": "stress"}
 #: By model, for as long as there is the model.
 _OF_MODELS: "weakref.WeakKeyDictionary[Any, Remembered]" = weakref.WeakKeyDictionary()
 
@@ -62,17 +57,17 @@ class _HostForward:
         frames = [slice(start, end) for start, end in itertools.pairwise(ends)]
         given = self.signature.bind(data, *options, **named)
         given.apply_defaults()
-        # Graphs, for trainings, are of no use here.
-        wanted = {name for name, on in given.arguments.items() if on is True and name != "training"}
+        wanted = {_ANSWERS.get(name, name) for name, on in given.arguments.items() if on is True and name != "training"}
         keys = _keys(data, frames)
-        for more in _MORE:
-            found = self.remembered.get(_with(keys, wanted | more))
-            if found is not None:
-                return {name: torch.cat([tensors[name] for tensors in found]) for name in found[0]}
+        found = self.remembered.get(keys)
+        # Who wants less than the training is served as well.
+        there = set.intersection(*map(set, found)) if found else set()
+        if found and wanted <= there:
+            return {name: torch.cat([tensors[name] for tensors in found]) for name in there}
         output = self.compute(data, *options, **named)
         if not self.more:
             return output
-        for i, (key, atoms) in enumerate(zip(_with(keys, wanted), frames, strict=True)):
+        for i, (key, atoms) in enumerate(zip(keys, frames, strict=True)):
             parts = {name: output[name][atoms] for name in _BY_ATOM if output.get(name) is not None}
             parts |= {name: output[name][i : i + 1] for name in _BY_FRAME if output.get(name) is not None}
             self.remembered.put(key, parts)
@@ -88,7 +83,3 @@ def _keys(data: Dict[str, Tensor], frames: List[slice]) -> Tuple[bytes, ...]:
         key_of(data["node_attrs"][atoms], data["positions"][atoms], cells[i], edges[i], heads[i])
         for i, atoms in enumerate(frames)
     )
-
-
-def _with(keys: Tuple[bytes, ...], wanted: Set[str]) -> Tuple[bytes, ...]:
-    return tuple(key + ",".join(sorted(wanted)).encode() for key in keys)
