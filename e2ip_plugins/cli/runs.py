@@ -8,6 +8,20 @@ import typer
 from e2ip_plugins.cli import checks
 from e2ip_plugins.errors import InputError
 
+# Options that several of these commands have.
+HeldOut = Annotated[
+    Optional[Path], typer.Option(help="File of e2ip calibrate, or predictions for frames not trained on.")
+]
+Window = Annotated[
+    Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
+]
+Level = Annotated[
+    Optional[float], typer.Option(help="Of the region whose forces_conformal_extent is watched. [default: 0.9]")
+]
+Calibrated = Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")]
+Head = Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+
 
 def md_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt, .nequip.zip or .pt2.")],
@@ -33,9 +47,7 @@ def md_command(
             "repeated.",
         ),
     ] = None,
-    held_out: Annotated[
-        Optional[Path], typer.Option(help="File of e2ip calibrate, or predictions for frames not trained on.")
-    ] = None,
+    held_out: HeldOut = None,
     action: Annotated[
         Optional[List[str]],
         typer.Option(metavar="warn|collect|stop", help="Above a threshold; may be repeated. [default: stop]"),
@@ -43,18 +55,14 @@ def md_command(
     check_interval: Annotated[
         Optional[int], typer.Option(help="Steps between two looks at the thresholds. [default: 10]")
     ] = None,
-    window: Annotated[
-        Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
-    ] = None,
-    level: Annotated[
-        Optional[float], typer.Option(help="Of the region whose forces_conformal_extent is watched. [default: 0.9]")
-    ] = None,
+    window: Window = None,
+    level: Level = None,
     collected: Annotated[
         Optional[Path], typer.Option(help="Frames above a threshold. [default: OUT with -monitor]")
     ] = None,
-    calibration: Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")] = None,
-    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    calibration: Calibrated = None,
+    head: Head = None,
+    device: Device = "cpu",
 ) -> None:
     """Run molecular dynamics that knows its uncertainty.
 
@@ -93,6 +101,7 @@ def md_command(
     if not -len(frames) <= frame < len(frames):
         raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
     watched = None
+    given: Dict[str, Any] = {"level": level, "window": window}
     if thresholds:
         place = collected or output.with_name(f"{output.stem}-monitor{output.suffix}")
         checks.check_new(place, TEXT, "--collected ")
@@ -102,9 +111,8 @@ def md_command(
             thresholds,
             actions,
             held_out,
-            runs.Watch.level if level is None else level,
-            window=runs.Watch.window if window is None else window,
             frames=place,
+            **{name: value for name, value in given.items() if value is not None},
         )
     checks.check_device(device)
     atoms = frames[frame].copy()
@@ -167,8 +175,8 @@ def select_command(
         typer.Option(help="Training atoms that an atom of a frame taken counts for. [default: atoms per feature]"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of method random.")] = 0,
-    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    head: Head = None,
+    device: Device = "cpu",
     batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
 ) -> None:
@@ -278,26 +286,20 @@ def lammps_command(
         Optional[List[str]],
         typer.Option(metavar="NAME=NUMBER", help="Threshold of a monitor; q0.99: a quantile of --held-out."),
     ] = None,
-    held_out: Annotated[
-        Optional[Path], typer.Option(help="File of `e2ip calibrate`, or predictions for held-out frames.")
-    ] = None,
+    held_out: HeldOut = None,
     action: Annotated[
         Optional[List[str]],
         typer.Option(metavar="warn|collect|stop", help="Above a threshold; may be repeated. [default: warn]"),
     ] = None,
     interval: Annotated[Optional[int], typer.Option(help="Steps between checks of the monitor. [default: 10]")] = None,
-    window: Annotated[
-        Optional[int], typer.Option(min=1, help="Checks over which values are smoothed by their median. [default: 1]")
-    ] = None,
-    level: Annotated[
-        Optional[float], typer.Option(help="Of the region whose forces_conformal_extent is watched. [default: 0.9]")
-    ] = None,
+    window: Window = None,
+    level: Level = None,
     frames: Annotated[
         Optional[Path], typer.Option(help="Where the monitor's frames go. [default: monitor.xyz]")
     ] = None,
-    calibration: Annotated[Optional[Path], typer.Option(help="File of e2ip calibrate, for the uncertainties.")] = None,
-    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    calibration: Calibrated = None,
+    head: Head = None,
+    device: Device = "cpu",
 ) -> None:
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
 
@@ -314,6 +316,7 @@ def lammps_command(
     thresholds = _thresholds(watch, held_out, watching)
     actions = _actions(action) or ["warn"]
     _check_level(level, thresholds)
+    given: Dict[str, Any] = {"interval": interval, "level": level, "window": window}
     place = frames or Path("monitor.xyz")
     if thresholds:
         checks.check_new(place, TEXT, "--frames ")
@@ -328,12 +331,10 @@ def lammps_command(
                 species.replace(",", " ").split(),
                 keys=key or None,
                 thresholds=thresholds,
-                interval=10 if interval is None else interval,
                 held_out=held_out,
-                level=0.9 if level is None else level,
-                window=1 if window is None else window,
                 action=actions,
                 frames=place,
+                **{name: value for name, value in given.items() if value is not None},
             )
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
