@@ -16,6 +16,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
+from nequip_ext.checkpoints import refuse_head
 from nequip_ext.compat import basic_transforms
 from nequip_ext.readout import find_model_name, find_readout
 
@@ -99,8 +100,7 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     InputError
         For those, files of another kind, and compiled models for another device.
     """
-    if head is not None:
-        raise InputError(f"--head {head}: models of NequIP have no heads")
+    refuse_head(head)
     opened = _compiled(path, device) if path.suffix == ".pt2" else _saved(path, device)
     if dtype not in (None, opened.dtype):
         raise InputError(f"--dtype {dtype}: models of NequIP cannot be converted, and {path} is {opened.dtype}")

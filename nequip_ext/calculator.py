@@ -17,7 +17,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
-from nequip_ext.checkpoints import explained
+from nequip_ext.checkpoints import explained, refuse_head
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_model_name, find_readout
@@ -167,8 +167,7 @@ def open_model(
     head: Optional[str] = None,
 ) -> NequIPCalculator:
     """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``."""
-    if head is not None:
-        raise InputError(f"--head {head}: models of NequIP have no heads")
+    refuse_head(head)
     if Path(path).suffix == ".pt2":
         return E2IPCalculator.from_compiled_model(
             str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration

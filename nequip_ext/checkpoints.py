@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Optional
 
 import torch
 from nequip.model.utils import override_model_compile_mode
@@ -33,6 +33,12 @@ def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> N
     twin.on_load_checkpoint(checkpoint)
     twin.load_state_dict(checkpoint["state_dict"])
     return twin
+
+
+def refuse_head(head: Optional[str]) -> None:
+    """`InputError` where somebody names one; MACE's models have them."""
+    if head is not None:
+        raise InputError(f"--head {head}: models of NequIP have no heads")
 
 
 @contextmanager

@@ -9,14 +9,14 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.features import Passes
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.calculator import open_model
+from nequip_ext.checkpoints import refuse_head
 from nequip_ext.passes import FrameBatches, forces_of, run_energies
 from nequip_ext.readout import find_readout
 
 
 def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
     """A checkpoint or package with a readout; `InputError` for others."""
-    if head is not None:
-        raise InputError(f"--head {head}: models of NequIP have no heads")
+    refuse_head(head)
     try:
         model = open_model(path, device).model
     except InputError:

@@ -15,13 +15,12 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.tools.fit import Report
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.checkpoints import explained, leverages, rebuild
+from nequip_ext.checkpoints import explained, leverages, rebuild, refuse_head
 from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
 MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
-_READS_CHECKPOINT = "ModelFromCheckpoint"
 
 
 def fit_file(
@@ -59,8 +58,7 @@ def fit_file(
     InputError
         For all that is wrong with files and frames.
     """
-    if head is not None:
-        raise InputError(f"--head {head}: models of NequIP have no heads")
+    refuse_head(head)
     set_global_state()
     if model.name.endswith(".zip"):
         found = fit_package(model, training, validation, output, device, batch_size)
@@ -129,17 +127,21 @@ def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool 
     hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
 
     def inlined(config: Dict[str, Any]) -> Dict[str, Any]:
-        while config["_target_"].endswith(_READS_CHECKPOINT):
+        while _reads_checkpoint(config):
             inner = Path(config["checkpoint_path"])
             if not inner.is_file():
                 raise InputError(f"{path}: its model comes from {inner}, which is not there")
             config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
-        if free_standing and config["_target_"] == MODEL and config["model"]["_target_"].endswith(_READS_CHECKPOINT):
+        if free_standing and config["_target_"] == MODEL and _reads_checkpoint(config["model"]):
             return {**config, "model": inlined(dict(config["model"])), "forces": "likelihood"}
         return config
 
     _change_models(hparams, inlined)
     return get_class(hparams["info_dict"]["training_module"]["_target_"]), hparams
+
+
+def _reads_checkpoint(config: Dict[str, Any]) -> bool:
+    return config["_target_"].rpartition(".")[2] == "ModelFromCheckpoint"
 
 
 def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
