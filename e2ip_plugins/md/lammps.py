@@ -38,6 +38,9 @@ _VIRIAL = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 #: Further from its element than this, a mass is very likely that of another one.
 _MASS_TOLERANCE = 0.1
+#: In u: two masses of one element, however many digits they are given with. Hydroxyl oxygen that has given mass to its
+#: hydrogen is 0.024 from nitrogen.
+_SAME_MASS = 0.01
 
 
 def open_lammps(*args: Any, **settings: Any) -> Any:
@@ -302,7 +305,7 @@ def _check_species(lmp: Any, species: List[str]) -> np.ndarray:
             usual = atomic_masses[numbers[i]]
             if mass > 0.0 and abs(mass - usual) > _MASS_TOLERANCE * usual:
                 text = f"type {i + 1} is {species[i]} by species, but its mass is {mass:g}, not {usual:g}"
-                others = [symbol for symbol in species if abs(mass - atomic_masses[atomic_numbers[symbol]]) < 0.05]
+                others = [s for s in species if abs(mass - atomic_masses[atomic_numbers[s]]) < _SAME_MASS]
                 if others:
                     raise InputError(f"{text}: that is {others[0]}; is the order that of LAMMPS's types?")
                 warnings.warn(text, UncertaintyWarning, stacklevel=3)

@@ -244,6 +244,14 @@ def test_what_cannot_be_driven(crystal, start_lammps):
     lmp.close()
 
 
+def test_hydrogens_may_have_taken_mass(crystal, start_lammps):
+    lmp = start_lammps(crystal, KINDS)
+    lmp.command("mass 1 13.983")
+    lmp.command("mass 2 14.007")
+    with pytest.warns(UncertaintyWarning, match="type 1 is O by species, but its mass is 13.98"):
+        LammpsDriver(lmp, Uncertain(), ["O", "N"])
+
+
 # Command
 
 
