@@ -2,6 +2,7 @@
 
 import tempfile
 import warnings
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Sequence
@@ -34,11 +35,9 @@ def opened(group: str, host: str, model: Path, **options: Any) -> Any:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == host:
             raise _not_installed(why, host, error) from error
-        # torch says much of a file that is cut off.
-        text = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
-        raise InputError(
-            f"{model}: {host} cannot open it ({type(error).__name__}: {text}); is it damaged or cut off?"
-        ) from error
+        if not zipfile.is_zipfile(model):
+            raise InputError(f"{model}: is damaged, cut off or of another kind: no zip archive") from error
+        raise InputError(f"{model}: {host} cannot open it ({type(error).__name__}: {error})") from error
 
 
 def check_new(output: Path, endings: Sequence[str], option: str = "") -> None:

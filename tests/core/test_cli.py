@@ -1,6 +1,8 @@
 """The `e2ip` command itself, and what `e2ip fit` refuses before any long work; fits are tested with their hosts."""
 
 import errno
+import zipfile
+from pathlib import Path
 
 import ase
 import ase.io
@@ -205,6 +207,22 @@ def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
     assert "my.model: is no model of MACE" in one_line(fit())
+
+
+def test_files_that_no_host_opens_end_as_one_line(fit, monkeypatch):
+    """A part of a file is told from a whole one that the host cannot open."""
+
+    def fails(*_, **__):
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
+    Path("my.model").write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(InputError, match=r"my\.model: is damaged, cut off or of another kind"):
+        cli.checks.opened("calculator", "mace", Path("my.model"))
+    with zipfile.ZipFile("my.model", "w"):
+        pass
+    with pytest.raises(InputError, match=r"my\.model: mace cannot open it \(RuntimeError: no such operator\)"):
+        cli.checks.opened("calculator", "mace", Path("my.model"))
 
 
 def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
