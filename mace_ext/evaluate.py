@@ -195,13 +195,10 @@ def _explanation(error: Exception, args: Namespace) -> str:
     heads = getattr(model, "heads", [])
     if args.head is not None and args.head not in heads:
         return f"--head {args.head}: {args.model} has no such head; choose from: {', '.join(heads)}"
-    known = {int(z) for z in model.atomic_numbers}
-    frames = ase.io.read(args.configs, index=":")
-    empty = [number for number, atoms in enumerate(frames) if not len(atoms)]
-    if empty:
-        return f"--configs {args.configs}, frame {empty[0]}: has no atoms"
-    unknown = {z for atoms in frames for z in atoms.numbers.tolist()} - known
-    if unknown:
-        missing, there = (", ".join(chemical_symbols[z] for z in sorted(numbers)) for numbers in (unknown, known))
-        return f"--configs {args.configs} has elements that {args.model} does not know: {missing}; it knows {there}"
+    known = [chemical_symbols[int(z)] for z in model.atomic_numbers]
+    try:
+        for number, atoms in enumerate(ase.io.read(args.configs, index=":")):
+            check_structure(atoms, f"--configs {args.configs}, frame {number}", known)
+    except InputError as found:
+        return str(found)
     return ""

@@ -8,6 +8,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import bulk
 from mace.calculators import MACECalculator
 from mace.cli import eval_configs
@@ -199,13 +200,15 @@ def test_running_the_module_equals_the_script(model_files, configs, tmp_path):
         ({"output": "missing/out.xyz"}, "missing/out.xyz"),
         ({"model": "data.xyz"}, "not a model file"),
         ({"head": "three"}, "one, two"),
-        ({"configs": "data.xyz"}, "does not know: Si; it knows H, C, O"),
+        ({"configs": "data.xyz"}, "data.xyz, frame 0: has Si, which the model does not know; it knows H, C, O"),
+        ({"configs": "empty.xyz", "head": "one"}, "--configs empty.xyz, frame 1: has no atoms"),
         ({"configs": "broken.xyz"}, "--configs broken.xyz, frame 1: the position of atom 0 is not finite"),
     ],
 )
 def test_bad_input_ends_with_one_message(model_files, configs, frames, tmp_path, monkeypatch, capsys, changed, message):
     monkeypatch.chdir(tmp_path)
     ase.io.write("data.xyz", bulk("Si"))
+    ase.io.write("empty.xyz", [frames[1], Atoms()], format="extxyz")
     broken = frames[1].copy()
     broken.positions[0] = np.nan
     ase.io.write("broken.xyz", [frames[1], broken])

@@ -31,15 +31,19 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
     strip_file(tmp_path / "fixed.model", tmp_path / "back.model")
     assert_same(stock.model, torch.load(tmp_path / "back.model", weights_only=False), batch)
 
-    # What it does not know.
-    for change, message in (({"symbols": "S"}, "frame 0: has S, which the model does not know; it knows H, O"),):
-        wrong = ase.Atoms(positions=[[0.0, 0.0, 0.0]], **change)
-        wrong.info["REF_energy"], wrong.arrays["REF_forces"] = 0.0, np.zeros((1, 3))
-        ase.io.write(tmp_path / "wrong.xyz", wrong, format="extxyz")
+    # What it does not know, and what is nothing.
+    known = next(atoms for atoms in frames if set(atoms.numbers) <= {1, 8}).copy()
+    known.info["REF_energy"], known.arrays["REF_forces"] = 0.0, np.zeros((len(known), 3))
+    sulphur = known.copy()
+    sulphur.symbols[0] = "S"
+    message = "frame 1: has S, which the model does not know; it knows H, O"
+    for wrong, text in ((sulphur, message), (ase.Atoms(), "frame 1: has no atoms")):
+        ase.io.write(tmp_path / "wrong.xyz", [known, wrong], format="extxyz")
         options = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={given}")
-        with pytest.raises(SystemExit):
-            train(*options, name="wrong", train_file=str(tmp_path / "wrong.xyz"))
-        assert f"--train_file {tmp_path / 'wrong.xyz'}, {message}" in capsys.readouterr().err
+        for option in ("train_file", "valid_file"):
+            with pytest.raises(SystemExit):
+                train(*options, name="wrong", **{option: tmp_path / "wrong.xyz"})
+            assert f"--{option} {tmp_path / 'wrong.xyz'}, {text}" in capsys.readouterr().err
 
     # A model with a readout keeps what that has learned.
     still = {"max_num_epochs": 1, "lr": 1e-30}

@@ -15,6 +15,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import BiasedCalculator, Monitor, MonitorStop, Quantile
 from e2ip_plugins.report.predictions import read_predictions
 from e2ip_plugins.tools.frames import Frame
+from mace_ext.calculator import open_model
 
 STD, LEVERAGE = "forces_epistemic_std", "e2ip_leverage"
 
@@ -98,6 +99,19 @@ def test_a_run_into_the_unknown_is_stopped(atoms, make_calculator, held_out, pre
     last.arrays["REF_forces"] = last.get_forces()
     ase.io.write("labelled.xyz", last, format="extxyz")
     assert read_predictions("labelled.xyz").family.uq_family == "niw"
+
+
+def test_a_model_of_several_heads(model_files):
+    with pytest.raises(InputError, match=r"has 2 heads; give --head, one of: one, two"):
+        open_model(model_files["multihead"])
+    with pytest.raises(InputError, match=r"has no head 'three'; give --head, one of: one, two"):
+        open_model(model_files["multihead"], head="three")
+    atoms, found = molecule("CH3OH"), []
+    for head in ("one", "two"):
+        atoms.calc = open_model(model_files["multihead"], head=head)
+        assert atoms.calc.head == head
+        found.append(atoms.calc.get_property(STD, atoms))
+    assert not np.allclose(*found)
 
 
 def test_calibrated_dynamics(atoms, make_calculator, held_out):
