@@ -186,7 +186,7 @@ def fit_leverage(
                     f"{found.configurations} validation configuration{'s' * (found.configurations != 1)} can hardly "
                     "tell how large the error bars must be: give some dozens"
                 )
-            # By more than rounding, and more than says something.
+            # By what the message shows.
             if not constant and found.nll[1] > found.nll[0] + 1e-3:
                 report.warnings.append(
                     f"the {found.configurations} validation configurations are described worse than without leverage "
