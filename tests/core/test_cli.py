@@ -2,7 +2,6 @@
 
 import errno
 import zipfile
-from pathlib import Path
 
 import ase
 import ase.io
@@ -209,20 +208,21 @@ def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
     assert "my.model: is no model of MACE" in one_line(fit())
 
 
-def test_files_that_no_host_opens_end_as_one_line(fit, monkeypatch):
+def test_files_that_no_host_opens_end_as_one_line(tmp_path, monkeypatch):
     """A part of a file is told from a whole one that the host cannot open."""
 
     def fails(*_, **__):
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
-    Path("my.model").write_bytes(b"PK\x03\x04 half")
+    model = tmp_path / "my.model"
+    model.write_bytes(b"PK\x03\x04 half")
     with pytest.raises(InputError, match=r"my\.model: is damaged, cut off or of another kind"):
-        cli.checks.opened("calculator", "mace", Path("my.model"))
-    with zipfile.ZipFile("my.model", "w"):
+        cli.checks.opened("calculator", "mace", model)
+    with zipfile.ZipFile(model, "w"):
         pass
     with pytest.raises(InputError, match=r"my\.model: mace cannot open it \(RuntimeError: no such operator\)"):
-        cli.checks.opened("calculator", "mace", Path("my.model"))
+        cli.checks.opened("calculator", "mace", model)
 
 
 def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
