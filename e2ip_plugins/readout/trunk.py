@@ -168,6 +168,9 @@ class EdgePool(nn.Module):
         """
         unit = edge_vectors / torch.linalg.vector_norm(edge_vectors, dim=-1, keepdim=True)
         weight = self.from_radial(radial) * self.from_sender(scalars)[sender]
-        terms = weight.unsqueeze(-1) * self.traceless_part(unit.unsqueeze(-1) * unit.unsqueeze(-2)).unsqueeze(1)
-        pooled = torch.zeros(scalars.shape[0], self.channels, 5, dtype=terms.dtype, device=terms.device)
-        return pooled.index_add(0, receiver, terms)
+        # Atoms are fewer than edges: the traceless part is taken of the sums.
+        products = (unit.unsqueeze(-1) * unit.unsqueeze(-2)).flatten(1)
+        terms = weight.unsqueeze(-1) * products.unsqueeze(1)
+        pooled = torch.zeros(scalars.shape[0], self.channels, 9, dtype=terms.dtype, device=terms.device)
+        pooled = pooled.index_add(0, receiver, terms)
+        return self.traceless_part(pooled.view(pooled.shape[0], self.channels, 3, 3))
