@@ -43,7 +43,7 @@ class Case(NamedTuple):
     files: Mapping[str, Path]
 
 
-def ensemble(members: Sequence[Case], folder: Path) -> Case:
+def ensemble(members: Sequence[Case], folder: Path, isotropic: bool = False) -> Case:
     """The ensemble of some members; its files are made unless they are there and newer, or it has been judged."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
@@ -53,7 +53,7 @@ def ensemble(members: Sequence[Case], folder: Path) -> Case:
         if not _newer(folder / "scores.json", sources) and not _newer(files[label], sources):
             for member in members:
                 _check_predictions(member)
-            combine(sources, files[label])
+            combine(sources, files[label], isotropic=isotropic)
     return Case(folder, files)
 
 

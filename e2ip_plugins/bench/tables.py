@@ -75,6 +75,12 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
                     folder = out / "ensembles" / f"{name}_{host}_{title}"
                     of_ensemble = [judge(ensemble(of_method, folder))]
                     yield Row(name, host, f"{title}, K = {len(of_method)}", of_ensemble, costs.get(title))
+                    # Of stock models, as committees are mostly used: few of them do not determine a matrix.
+                    folder = folder.with_name(f"{folder.name}-isotropic")
+                    predicted = all(path.exists() for case in of_method for path in case.files.values())
+                    if not METHODS[method].readout and (predicted or (folder / "scores.json").exists()):
+                        of_ensemble = [judge(ensemble(of_method, folder, isotropic=True))]
+                        yield Row(name, host, f"{title}, isotropic", of_ensemble, costs.get(title))
 
 
 def _case(run: Run, out: Path) -> Case:
@@ -122,7 +128,8 @@ def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
         "Spearman: norm of the error against the epistemic and the total standard deviation. AUROC of frames: out of "
         "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
         "ms/atom: one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by "
-        "member. Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
+        "member. Isotropic: a third of the trace of every covariance in all directions. "
+        "Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
         "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass.",
     ]
     for name in dict.fromkeys(row.dataset for row in found):

@@ -103,6 +103,9 @@ def ensemble_command(
         typer.Argument(metavar="MEMBER_1.xyz MEMBER_2.xyz ...", help="The members' predictions for the same frames."),
     ],
     output: Annotated[Path, typer.Option(help="The ensemble's predictions.")] = Path("ensemble.xyz"),
+    isotropic: Annotated[
+        bool, typer.Option("--isotropic", help="One variance per atom instead of a matrix: for few members.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
     ref_forces: RefForces = None,
     ref_energy: RefEnergy = None,
@@ -116,7 +119,7 @@ def ensemble_command(
     from e2ip_plugins.tools.trajectories import TEXT
 
     checks.check_output(output, files, overwrite, TEXT)
-    for text in combine(files, output, ref_forces, ref_energy):
+    for text in combine(files, output, ref_forces, ref_energy, isotropic):
         checks.warn(text)
     typer.echo(f"Written: {output}")
 

@@ -43,7 +43,11 @@ def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) 
 
 
 def combine(
-    files: Sequence[Path], output: Path, ref_forces: Optional[str] = None, ref_energy: Optional[str] = None
+    files: Sequence[Path],
+    output: Path,
+    ref_forces: Optional[str] = None,
+    ref_energy: Optional[str] = None,
+    isotropic: bool = False,
 ) -> List[str]:
     """Write the ensemble's predictions; returns warnings.
 
@@ -55,6 +59,9 @@ def combine(
         extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references, where there are
         some, as ``REF_forces`` and ``REF_energy``, the mean leverage of members that have one, and a ``uq_model`` of
         those that have one.
+    isotropic : bool
+        Whether every covariance is replaced by a third of its trace times the unit matrix: one number per atom, as
+        committees are mostly used. A few members determine that better than the shape of a matrix.
 
     Raises
     ------
@@ -69,10 +76,10 @@ def combine(
             raise InputError(f"{file} is given twice; members that are copies say nothing of each other")
     members = read_same_frames(files, ref_forces, ref_energy, required=False)
     warnings = []
-    if all(member.family is None for member in members) and len(members) < FULL_RANK:
+    if all(member.family is None for member in members) and len(members) < FULL_RANK and not isotropic:
         warnings.append(
             f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
-            f"coverage do not; take {FULL_RANK} members or more, or calibrate with a floor"
+            f"coverage do not; take {FULL_RANK} members or more, --isotropic, or calibrate with a floor"
         )
     calibrated = [str(member.path) for member in members if member.calibration is not None]
     if 0 < len(calibrated) < len(members):
@@ -90,6 +97,8 @@ def combine(
             f"{files[0]}: all members predict the same forces for {int(same.sum())} atoms, first in frame "
             f"{int(members[0].frame_of_atom[np.argmax(same)])}: are these files of different models?"
         )
+    if isotropic:
+        covariance = np.trace(covariance, axis1=1, axis2=2)[:, None, None] / 3.0 * np.eye(3)
     full = covariance[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
     parameters = {
         "ensemble_log_cov": log_spd(torch.from_numpy(full)),
@@ -104,7 +113,7 @@ def combine(
         columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
     energies["REF_energy"] = members[0].reference_energy
-    _write(output, members[0], columns, energies, _name(members))
+    _write(output, members[0], columns, energies, _name(members, isotropic))
     return warnings
 
 
@@ -117,11 +126,12 @@ def _uncertainty(member: Predictions) -> Tuple[np.ndarray, np.ndarray]:
     return law.covariance(), 3.0 * np.square(law.epistemic_std())
 
 
-def _name(members: Sequence[Predictions]) -> Optional[str]:
+def _name(members: Sequence[Predictions], isotropic: bool) -> Optional[str]:
     """The same for the same members in any order, calibrated in the same way; None unless a member has one."""
     if all(member.uq_model is None for member in members):
         return None
     names = sorted(f"{member.uq_model} {member.calibration}" for member in members)
+    names += ["isotropic"] if isotropic else []
     return f"ensemble-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:12]}"
 
 

@@ -70,7 +70,7 @@ def test_table(out):
     text, rows = page.read_text(), json.loads(raw.read_text())["rows"]
     # What is not finished is not there.
     assert [row["title"] for row in rows] == [
-        "stock model", "DE, K = 2", "MVE", "MVE-DE, K = 2", "MVE, equivariant covariance"
+        "stock model", "DE, K = 2", "DE, isotropic", "MVE", "MVE-DE, K = 2", "MVE, equivariant covariance"
     ]  # fmt: skip
     assert "## aspirin, test" in text and "| paper | e²IP | raw |" in text and "| 0.272 |" in text
     spd = rows[-1]["cases"][0]["tests"]["test"]
@@ -80,6 +80,9 @@ def test_table(out):
     assert spd["scale"]["nll"] == pytest.approx(spd["raw"]["nll"], abs=0.05)
     stock = rows[0]["cases"][0]["tests"]["test"]
     assert set(stock) == {"raw"} and stock["raw"]["nll"] is None
+    one, isotropic = (rows[i]["cases"][0]["tests"]["test"]["raw"] for i in (1, 2))
+    assert isotropic["force_mae"] == one["force_mae"] and isotropic["nll"] != one["nll"]
+    assert isotropic["epistemic_std"] == pytest.approx(one["epistemic_std"], rel=1e-5)
     line = next(line for line in text.splitlines() if line.startswith("| mace | stock model"))
     mae = np.mean([case["tests"]["test"]["raw"]["force_mae"] for case in rows[0]["cases"]]) / 0.0433641
     assert f"| {mae:.3f} ± " in line
@@ -113,6 +116,10 @@ def test_scores_are_kept_without_the_predictions(out):
         path.unlink()
     tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
     assert raw.read_text() == before
+    # What can be made no more, because there was no such row when the predictions were there.
+    (out / "ensembles" / "aspirin_mace_DE-isotropic" / "scores.json").unlink()
+    tables.write("rmd17", "smoke", ("aspirin",), METHODS, out)
+    assert "DE, isotropic" not in raw.read_text()
 
 
 def test_damaged_and_missing_files_are_named(out):

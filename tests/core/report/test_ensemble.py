@@ -70,6 +70,18 @@ def test_stock_members(tmp_path):
     assert np.isfinite(model.scores["nll"]).all()
 
 
+def test_isotropic(tmp_path):
+    """One variance per atom, for which three members are enough."""
+    paths = members(tmp_path, 3)
+    result = run(*paths, "--output", tmp_path / "e.xyz", "--isotropic")
+    assert result.exit_code == 0 and "warning" not in result.output
+    found = read_predictions(tmp_path / "e.xyz")
+    variance = forces(paths).var(0, ddof=1).mean(-1)
+    covariance = found.family.law(found.parameters).covariance()
+    np.testing.assert_allclose(covariance, variance[:, None, None] * np.eye(3), rtol=1e-5, atol=1e-9)
+    assert "--isotropic" in run(*paths, "--output", tmp_path / "f.xyz").output
+
+
 def test_members_with_uncertainties(tmp_path, draw):
     """Law of total variance, against draws from the mixture."""
     paths = members(tmp_path, 3, draw)
