@@ -230,6 +230,8 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
 def calibration(session: nox.Session) -> None:
     """Train what the tables of docs/calibration.md still lack and write them (hours; data from E2IP_DATA)."""
     bins = [arg for host in COMMANDS for arg in (f"--{host}-bin", COMMANDS[host])]
+    tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
+    session.run(COMMANDS["mace"] / "python", *tools, external=True)
     session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
 
 

@@ -11,11 +11,13 @@ so the command can be stopped and repeated at will. Each run uses one thread. Da
 import argparse
 import fnmatch
 import functools
+import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,13 +30,17 @@ RUNS = ROOT / "runs" / "calibration"
 RESULTS = ROOT / "docs" / "results"
 
 
+#: Of data by a script: for one run of those that want it.
+MAKING = threading.Lock()
+
+
 class Dataset(NamedTuple):
     """Frames and training settings of one table.
 
     Attributes
     ----------
     source : str
-        File with training frames, below ``E2IP_DATA``; empty: the demo's, or made by `crystals`.
+        File with training frames, below ``E2IP_DATA``; empty: the demo's, or made by its script or `crystals`.
     tests : dict
         Test files by label; ``ood`` is out of distribution.
     train, valid : int
@@ -55,8 +61,9 @@ class Dataset(NamedTuple):
     nequip: tuple[str, ...] = ()
 
 
+_DEMO = Dataset("", {"test": "test", "ood": "ood"}, 300, 50, "[H,C,N,O]")
 DATASETS = {
-    "demo": Dataset("", {"test": "test", "ood": "ood"}, 300, 50, "[H,C,N,O]"),
+    "demo": _DEMO,
     "acac": Dataset(
         "acac/acac_train_300K.extxyz",
         {"test": "acac/acac_test_300K.extxyz", "ood": "acac/acac_test_600K.extxyz"},
@@ -109,6 +116,15 @@ DATASETS |= {name: _CRYSTAL._replace(species=f"[{','.join(c.species)}]") for nam
 NARROW = "-16"
 _NARROW_MACE = (*_CRYSTAL.mace, "--num_channels=16")
 DATASETS |= {name + NARROW: DATASETS[name]._replace(mace=_NARROW_MACE) for name in crystals.CRYSTALS}
+
+#: Names in ASE's g2 collection of further molecules, treated as the demo's: no choice of form or constant was made on
+#: them.
+MOLECULES = {"dimethyl-sulfoxide": "C2H6SO", "methoxyethane": "CH3CH2OCH3", "pyridine": "C5H5N"}
+DATASETS |= {
+    "dimethyl-sulfoxide": _DEMO._replace(species="[H,C,O,S]"),
+    "methoxyethane": _DEMO._replace(species="[H,C,O]"),
+    "pyridine": _DEMO._replace(species="[H,C,N]"),
+}
 
 #: Variant -> plugin options, in the words that both hosts share; None: the stock baseline.
 VARIANTS = {
@@ -180,6 +196,7 @@ def plan() -> list[Run]:
     runs += [Run(h, d, "leverage", s) for s in (1, 2, 3) for d in ("silica", "water") for h in hosts]
     runs += [Run(h, d, "leverage", 1) for d in crystals.CRYSTALS for h in hosts]
     runs += [Run("mace", d + NARROW, "leverage", 1) for d in crystals.CRYSTALS]
+    runs += [Run(h, d, "leverage", s) for s in (1, 2) for d in MOLECULES for h in hosts]
     runs += [Run("mace", d, v, 1) for d in ("aspirin", "acac") for v in VARIANTS]
     return list(dict.fromkeys(runs))
 
@@ -194,13 +211,31 @@ def read_frames(source: Path) -> list[str]:
     return frames
 
 
+def molecule_folder(name: str) -> Path:
+    """Folder with the frames of one of `MOLECULES`, made on first use in minutes."""
+    folder = RUNS / "data" / name
+    with MAKING:
+        if not folder.exists():
+            if importlib.util.find_spec("tblite") is None:
+                raise SystemExit(f"the frames of {name} are made with tblite: pip install tblite==0.8.0")
+            unfinished = folder.with_name(f"{name}.unfinished")
+            script = [sys.executable, str(ROOT / "demo" / "make_data.py"), "--molecule", MOLECULES[name]]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run([*script, "--out", str(unfinished)], env=environment, check=True)
+            unfinished.rename(folder)
+    return folder
+
+
 def dataset_files(name: str) -> dict[str, Path]:
     """Paths of train, valid and the test sets; the split is made on first use."""
     dataset = DATASETS[name]
     if (metal := name.removesuffix(NARROW)) in crystals.CRYSTALS:
         return crystals.files(metal, RUNS / "data")
     if not dataset.source:
-        return {label: ROOT / "demo" / "data" / f"{label}.extxyz" for label in ("train", "valid", *dataset.tests)}
+        folder = ROOT / "demo" / "data"
+        if name in MOLECULES:
+            folder = molecule_folder(name)
+        return {label: folder / f"{label}.extxyz" for label in ("train", "valid", *dataset.tests)}
     if "E2IP_DATA" not in os.environ:
         raise SystemExit("set E2IP_DATA to the folder that holds rmd17/, acac/, silica/ and water/")
     data = Path(os.environ["E2IP_DATA"]).resolve()
@@ -236,7 +271,7 @@ def nonsense_file() -> Path:
 
 
 def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
-    demo = run.dataset == "demo"
+    demo = run.dataset in ("demo", *MOLECULES)
     config = ROOT / ("configs/mace_baseline.yaml" if demo else "benchmarks/mace.yaml")
     train = [str(bin_dir / "mace_run_train"), "--config", str(config), "--restart_latest"]
     train += ["--name", run.name, "--seed", str(run.seed), *DATASETS[run.dataset].mace]
@@ -273,7 +308,8 @@ def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[lis
     train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "configs"), "-cn", config]
     train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}", f"chemical_species={dataset.species}"]
     # The demo's own schedule is that of the ready configs.
-    train += ["max_epochs=60"] if run.dataset == "demo" else [*NEQUIP_OVERRIDES, *(dataset.nequip or NEQUIP_SCHEDULE)]
+    demo = run.dataset in ("demo", *MOLECULES)
+    train += ["max_epochs=60"] if demo else [*NEQUIP_OVERRIDES, *(dataset.nequip or NEQUIP_SCHEDULE)]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}", "+trainer.enable_progress_bar=false"]
     train.append(f"test_file=[{','.join(str(files[label]) for label in dataset.tests)}]")
     for key, value in (VARIANTS[run.variant] or {}).items():

@@ -3,6 +3,7 @@
 Run with ``python3 noxfile.py -s make_data`` (an environment of its own with tblite), 6 minutes on one core.
 Training and validation frames come from one trajectory, test and out-of-distribution frames from one each, with
 another seed and an equilibration of their own. What the files hold is told in ``demo/data/README.md``.
+``--molecule`` makes the same of another one, by its name in ASE's g2 collection.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from ase import Atoms, units
+from ase.build import molecule
 from ase.io import write
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
@@ -39,9 +41,9 @@ def calculator() -> TBLite:
     return TBLite(method=METHOD, accuracy=ACCURACY, verbosity=0)
 
 
-def relaxed_molecule() -> Atoms:
-    """Return the molecule at the GFN2-xTB minimum, forces below 1e-3 eV/Å."""
-    atoms = Atoms(SYMBOLS, np.array(POSITIONS.split(), dtype=float).reshape(-1, 3))
+def relaxed_molecule(name: str | None = None) -> Atoms:
+    """Return the demo's molecule, or a named one, at the GFN2-xTB minimum, forces below 1e-3 eV/Å."""
+    atoms = Atoms(SYMBOLS, np.array(POSITIONS.split(), dtype=float).reshape(-1, 3)) if name is None else molecule(name)
     atoms.calc = calculator()
     BFGS(atoms, logfile=None).run(fmax=1e-3, steps=500)
     return atoms
@@ -85,10 +87,12 @@ def trajectory(name: str, start: Atoms, temperature: float, frames: int, seed: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data", help="output folder")
-    out = parser.parse_args().out
+    parser.add_argument("--molecule", help="another one, e.g. C5H5N")
+    arguments = parser.parse_args()
+    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     print(f"{METHOD}, tblite {version('tblite')}, ASE {version('ase')}", flush=True)
-    start = relaxed_molecule()
+    start = relaxed_molecule(arguments.molecule)
     fit = trajectory("train and valid", start, 300.0, 350, seed=11)
     write(out / "valid.extxyz", fit[::7], format="extxyz")
     del fit[::7]
