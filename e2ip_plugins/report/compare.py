@@ -130,7 +130,7 @@ def load_both_sets(
     InputError
         As `load_models`, for either set, but that frames out of distribution need no references; not as many files out
         of distribution as models; both sets hold the same frames; a model's two files are of different predictive
-        families.
+        families or models.
     """
     files, ood_files = [Path(p) for p in paths], [Path(p) for p in ood_paths]
     labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
@@ -148,6 +148,11 @@ def load_both_sets(
             raise InputError(
                 f"--ood {b.path}: has {_kind(b)}, but {a.path} has {_kind(a)}, and both are to be of model '{label}'; "
                 "give the models' files in the same order"
+            )
+        if a.uq_model and b.uq_model and a.uq_model != b.uq_model:
+            raise InputError(
+                f"--ood {b.path}: is of {b.uq_model}, but {a.path} of {a.uq_model}, and both are to be of model "
+                f"'{label}'; give the models' files in the same order"
             )
     return (
         [_score(label, p, c) for label, p, c in zip(labels, inside, calibrations, strict=True)],

@@ -75,6 +75,13 @@ def combine(
         if any(file.exists() and other.exists() and file.samefile(other) for other in files[:i]):
             raise InputError(f"{file} is given twice; members that are copies say nothing of each other")
     members = read_same_frames(files, ref_forces, ref_energy, required=False)
+    for i, member in enumerate(members):
+        for other in members[:i]:
+            if member.uq_model and member.uq_model == other.uq_model and np.array_equal(member.forces, other.forces):
+                raise InputError(
+                    f"{other.path} and {member.path} are of one model, {member.uq_model}; members that are copies say "
+                    "nothing of each other"
+                )
     warnings = []
     if all(member.family is None for member in members) and len(members) < FULL_RANK and not isotropic:
         warnings.append(

@@ -110,6 +110,10 @@ def test_an_ensemble_has_a_name_by_its_members(tmp_path, draw):
         for atoms in frames:
             atoms.info["MACE_uq_model"] = f"readout-{k}"
         ase.io.write(path, frames, format="extxyz")
+    copy = tmp_path / "copy.xyz"
+    copy.write_bytes(paths[0].read_bytes())
+    result = run(*paths, copy, "--output", tmp_path / "f.xyz")
+    assert result.exit_code == 2 and "copy.xyz are of one model, readout-0" in " ".join(result.output.split())
     first = name(paths)
     assert first.startswith("ensemble-") and first == name(paths[::-1]) != name(paths[:2])
     frames = ase.io.read(paths[0], ":")

@@ -303,9 +303,16 @@ def no_distribution(frames):
         del atoms.info["MACE_uq_family"]
 
 
+def another_model(frames):
+    for kind in SIZES:
+        for atoms in frames["e2ip", kind]:
+            atoms.info["MACE_uq_model"] = f"readout-{kind}"
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
+        (another_model, "e2ip_ood.xyz: is of readout-ood, but"),
         (fewer_frames, "e2ip_ood.xyz: has 6 frames, but"),
         (other_references, "e2ip_ood.xyz: the reference forces of frame 2 differ from those in"),
         (the_test_set_again, "baseline_ood.xyz: holds the same frames as"),
