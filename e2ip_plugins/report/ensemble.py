@@ -66,7 +66,8 @@ def combine(
     Raises
     ------
     InputError
-        Fewer than two members, a member given twice; files that cannot be read or are for different frames.
+        Fewer than two members, a member given twice, two of one ``uq_model``; files that cannot be read or are for
+        different frames.
     """
     files = [Path(f) for f in files]
     if len(files) < 2:
@@ -77,7 +78,7 @@ def combine(
     members = read_same_frames(files, ref_forces, ref_energy, required=False)
     for i, member in enumerate(members):
         for other in members[:i]:
-            if member.uq_model and member.uq_model == other.uq_model and np.array_equal(member.forces, other.forces):
+            if member.uq_model and member.uq_model == other.uq_model:
                 raise InputError(
                     f"{other.path} and {member.path} are of one model, {member.uq_model}; members that are copies say "
                     "nothing of each other"
