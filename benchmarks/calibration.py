@@ -30,7 +30,7 @@ RUNS = ROOT / "runs" / "calibration"
 RESULTS = ROOT / "docs" / "results"
 
 
-#: Of data by a script: for one run of those that want it.
+#: Data that a script makes are made once, for all runs that want them.
 MAKING = threading.Lock()
 
 
@@ -117,14 +117,15 @@ NARROW = "-16"
 _NARROW_MACE = (*_CRYSTAL.mace, "--num_channels=16")
 DATASETS |= {name + NARROW: DATASETS[name]._replace(mace=_NARROW_MACE) for name in crystals.CRYSTALS}
 
-#: Names in ASE's g2 collection of further molecules, treated as the demo's: no choice of form or constant was made on
-#: them.
-MOLECULES = {"dimethyl-sulfoxide": "C2H6SO", "methoxyethane": "CH3CH2OCH3", "pyridine": "C5H5N"}
-DATASETS |= {
-    "dimethyl-sulfoxide": _DEMO._replace(species="[H,C,O,S]"),
-    "methoxyethane": _DEMO._replace(species="[H,C,O]"),
-    "pyridine": _DEMO._replace(species="[H,C,N]"),
+#: Further molecules, made and trained as the demo's: names in ASE's g2 collection, and species. No choice of form or
+#: constant was made on them.
+MOLECULES = {
+    "dimethyl-sulfoxide": ("C2H6SO", "[H,C,O,S]"),
+    "methoxyethane": ("CH3CH2OCH3", "[H,C,O]"),
+    "pyridine": ("C5H5N", "[H,C,N]"),
 }
+DATASETS |= {name: _DEMO._replace(species=species) for name, (_, species) in MOLECULES.items()}
+AS_THE_DEMO = ("demo", *MOLECULES)
 
 #: Variant -> plugin options, in the words that both hosts share; None: the stock baseline.
 VARIANTS = {
@@ -217,9 +218,9 @@ def molecule_folder(name: str) -> Path:
     with MAKING:
         if not folder.exists():
             if importlib.util.find_spec("tblite") is None:
-                raise SystemExit(f"the frames of {name} are made with tblite: pip install tblite==0.8.0")
+                raise SystemExit(f"the frames of {name} are made with tblite, which nox -s calibration installs")
             unfinished = folder.with_name(f"{name}.unfinished")
-            script = [sys.executable, str(ROOT / "demo" / "make_data.py"), "--molecule", MOLECULES[name]]
+            script = [sys.executable, str(ROOT / "demo" / "make_data.py"), "--molecule", MOLECULES[name][0]]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.run([*script, "--out", str(unfinished)], env=environment, check=True)
             unfinished.rename(folder)
@@ -271,7 +272,7 @@ def nonsense_file() -> Path:
 
 
 def mace_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[list[str]]:
-    demo = run.dataset in ("demo", *MOLECULES)
+    demo = run.dataset in AS_THE_DEMO
     config = ROOT / ("configs/mace_baseline.yaml" if demo else "benchmarks/mace.yaml")
     train = [str(bin_dir / "mace_run_train"), "--config", str(config), "--restart_latest"]
     train += ["--name", run.name, "--seed", str(run.seed), *DATASETS[run.dataset].mace]
@@ -308,7 +309,7 @@ def nequip_commands(run: Run, files: dict[str, Path], bin_dir: Path) -> list[lis
     train = [str(bin_dir / "nequip-train"), "-cp", str(ROOT / "configs"), "-cn", config]
     train += [f"hydra.run.dir={run.folder}", f"seed={run.seed}", f"chemical_species={dataset.species}"]
     # The demo's own schedule is that of the ready configs.
-    demo = run.dataset in ("demo", *MOLECULES)
+    demo = run.dataset in AS_THE_DEMO
     train += ["max_epochs=60"] if demo else [*NEQUIP_OVERRIDES, *(dataset.nequip or NEQUIP_SCHEDULE)]
     train += [f"train_file={files['train']}", f"val_file={files['valid']}", "+trainer.enable_progress_bar=false"]
     train.append(f"test_file=[{','.join(str(files[label]) for label in dataset.tests)}]")

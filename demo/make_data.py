@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms, units
 from ase.build import molecule
+from ase.collections import g2
 from ase.io import write
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
@@ -86,10 +87,12 @@ def trajectory(name: str, start: Atoms, temperature: float, frames: int, seed: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data", help="output folder")
-    parser.add_argument("--molecule", help="another one, e.g. C5H5N")
+    parser.add_argument("--out", type=Path, help="output folder (default: the demo's data)")
+    parser.add_argument("--molecule", choices=g2.names, metavar="NAME", help="another one, e.g. C5H5N; needs --out")
     arguments = parser.parse_args()
-    out = arguments.out
+    if arguments.molecule and arguments.out is None:
+        parser.error("--molecule needs --out: the demo's data are of its own molecule")
+    out = arguments.out or Path(__file__).parent / "data"
     out.mkdir(parents=True, exist_ok=True)
     print(f"{METHOD}, tblite {version('tblite')}, ASE {version('ase')}", flush=True)
     start = relaxed_molecule(arguments.molecule)
