@@ -71,16 +71,17 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
                     title = METHODS[method].title
                     yield Row(name, host, title, [judge(case) for case in of_method], costs.get(title))
                 title = METHODS[method].ensemble
-                if title and len(of_method) == PRESETS[preset].members:
-                    folder = out / "ensembles" / f"{name}_{host}_{title}"
-                    of_ensemble = [judge(ensemble(of_method, folder))]
-                    yield Row(name, host, f"{title}, K = {len(of_method)}", of_ensemble, costs.get(title))
-                    # Of stock models, as committees are mostly used: few of them do not determine a matrix.
-                    folder = folder.with_name(f"{folder.name}-isotropic")
-                    predicted = all(path.exists() for case in of_method for path in case.files.values())
-                    if not METHODS[method].readout and (predicted or (folder / "scores.json").exists()):
-                        of_ensemble = [judge(ensemble(of_method, folder, isotropic=True))]
-                        yield Row(name, host, f"{title}, isotropic", of_ensemble, costs.get(title))
+                if not title or len(of_method) < PRESETS[preset].members:
+                    continue
+                predicted = all(path.exists() for case in of_method for path in case.files.values())
+                # Of stock models also as committees are mostly used: few of them do not determine a matrix.
+                for isotropic in (False, True) if not METHODS[method].readout else (False,):
+                    folder = out / "ensembles" / f"{name}_{host}_{title}{'-isotropic' * isotropic}"
+                    if isotropic and not predicted and not (folder / "scores.json").exists():
+                        continue  # members of before there was such a row
+                    kind = "isotropic" if isotropic else f"K = {len(of_method)}"
+                    of_ensemble = [judge(ensemble(of_method, folder, isotropic))]
+                    yield Row(name, host, f"{title}, {kind}", of_ensemble, costs.get(title))
 
 
 def _case(run: Run, out: Path) -> Case:
