@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import check_atoms, doubts
+from e2ip_plugins.tools.frames import check_apart, check_atoms, doubts
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -112,8 +112,9 @@ def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[
     Raises
     ------
     InputError
-        For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word, and for
-        species that are none of those ``known``: in test data it meets them after the training, and leaves no model.
+        For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word; for two
+        atoms at the same place; and for species that are none of those ``known``: in test data it meets them after the
+        training, and leaves no model.
     """
     for head in head_configs:
         if head.collections is None:
@@ -123,6 +124,7 @@ def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[
             where = f"of the {name} set (head {head.head_name})"
             for index, config in enumerate(configs):
                 check_atoms(config.atomic_numbers, config.positions, f"frame {index} {where}", known)
+                check_apart(config.positions, config.cell, config.pbc, f"frame {index} {where}")
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:

@@ -24,7 +24,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import Configuration, check_atoms, doubts
+from e2ip_plugins.tools.frames import Configuration, check_apart, check_atoms, doubts
 from nequip_ext.compat import XYZFileWriter
 from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.host_forces import clip_apart
@@ -179,7 +179,7 @@ def check_datasets(
     further: Tuple[str, ...] = (),
 ) -> None:
     """Raise `InputError` for frames without reference forces, energies or one of the ``further`` fields, and for
-    unknown species and positions that are not finite; names the file.
+    unknown species, positions that are not finite and atoms at the same place; names the file.
 
     Data that are not in memory are looked at by their first frame only.
     """
@@ -192,6 +192,10 @@ def check_datasets(
             numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long)).reshape(-1)
             positions = frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(0, 3))
             check_atoms(numbers.numpy(), positions.numpy(), f"frame {index} of the {where}", known)
+            cell, periodic = (frame.get(key) for key in (AtomicDataDict.CELL_KEY, AtomicDataDict.PBC_KEY))
+            cell = None if cell is None else cell.reshape(3, 3).numpy()
+            periodic = None if periodic is None else periodic.reshape(3).numpy()
+            check_apart(positions.numpy(), cell, periodic, f"frame {index} of the {where}")
         for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, *further):
             missing = [index for index, frame in enumerate(frames) if field not in frame]
             if 0 < len(missing) < len(frames):

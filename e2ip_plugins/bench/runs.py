@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
@@ -140,6 +141,12 @@ def _work(
     return True
 
 
+def check_cluster(cluster: str) -> None:
+    """`InputError` where `execute_all` cannot start jobs on a cluster."""
+    if cluster and find_spec("submitit") is None:
+        raise InputError("--cluster needs submitit: install e2ip-plugins[cluster], too")
+
+
 def execute_all(
     found: List[Run],
     preset: Preset,
@@ -156,16 +163,13 @@ def execute_all(
     cluster : str
         Of submitit: ``slurm``, or ``local`` for its own processes; empty: processes of this program.
     """
-    if cluster:
-        try:
-            import submitit
-        except ModuleNotFoundError as error:
-            raise InputError("--cluster needs submitit: install e2ip-plugins[cluster], too") from error
     todo = [run for run in found if not finished(run, out)]
     tell(f"{len(found) - len(todo)} of {len(found)} runs are finished; {len(todo)} to go")
     for name in {run.dataset for run in todo}:  # once, before anybody needs them, and before anything is started
         data.prepare(name, dataset(name), roots, out.resolve() / "data", preset.frames)
     if cluster:
+        import submitit
+
         executor = submitit.AutoExecutor(folder=out / "submitit", cluster=cluster)
         executor.update_parameters(name="e2ip-bench", slurm_array_parallelism=jobs, timeout_min=24 * 60)
         started = executor.map_array(execute, todo, *([x] * len(todo) for x in (preset, roots, out)))

@@ -84,8 +84,11 @@ def bench_command(
     roots = [*([data] if data else []), Path.cwd()]
     if tables:
         runs.check_settings(found, amount, [], out)
+        if not any(runs.finished(run, out) for run in found):
+            checks.warn(f"{out}: none of the {len(found)} runs that this call names is finished")
     else:
         commands.check_host(trainer)
+        runs.check_cluster(cluster)
         for chosen in chosen_sets:  # before anything is written
             find_all(plan.dataset(chosen), roots)
         runs.check_settings(found, amount, roots, out)

@@ -126,7 +126,7 @@ def evaluate_command(
         first = state.skipped[0][1]
         number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
         checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {first}")
-    typer.echo(f"Written: {output}, {state.written} frames")
+    typer.echo(f"Written: {output}, {state.written} frame{'s' * (state.written != 1)}")
     if state.skipped and not state.written:
         raise typer.Exit(1)
 

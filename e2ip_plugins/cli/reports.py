@@ -168,9 +168,9 @@ def calibrate_command(
     calibrate.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    predictions, warning = distinct(read_predictions(file, ref_forces))
-    if warning:
-        checks.warn(warning)
+    predictions = distinct(read_predictions(file, ref_forces))
+    for text in predictions.repeats:
+        checks.warn(f"{file}: {text}")
     found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
     found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
     found.write(output)

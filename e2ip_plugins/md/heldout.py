@@ -66,9 +66,9 @@ class HeldOut:
             name, maxima = Path(path).name, found.frame_maxima
             number = len(found.frames)
             return cls(str(path), found.uq_family, maxima, found.radii, name, changes, found.uq_model, number)
-        predictions, warning = distinct(read_predictions(path, required=False))
-        if warning:
-            warnings.warn(warning, UncertaintyWarning, stacklevel=2)
+        predictions = distinct(read_predictions(path, required=False))
+        for text in predictions.repeats:
+            warnings.warn(f"{path}: {text}", UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         maxima = of_predictions(predictions, levels={*LEVELS, *levels})

@@ -11,7 +11,8 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
-from e2ip_plugins.report.predictions import Predictions, read_predictions
+from e2ip_plugins.report.predictions import Predictions, distinct, read_predictions
+from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import (
@@ -74,12 +75,20 @@ class Model:
 
     @property
     def left_out(self) -> List[str]:
-        """What the scores leave out, for the user."""
-        texts = []
+        """What the scores leave out, and doubts, for the user."""
+        p = self.predictions
+        texts = list(p.repeats)
+        texts += filter(None, [references.doubt(p.reference_forces[self.kept], p.forces[self.kept])] * p.labelled)
         if "error" not in self.scores:
             texts.append("no reference forces: nothing but leverage, standard deviations and the AUROC of frames")
         if self.masked:
             texts.append(f"{self.masked} atoms with NaN or Inf reference forces left out")
+        singular = np.count_nonzero(self.scores.get("singular", ()))
+        if singular:
+            texts.append(
+                f"covariances of {singular} atoms have no full rank, as those of ensembles of two or three: their NLL "
+                "and coverages mean nothing; e2ip ensemble --isotropic, or a calibration with method floor, mends that"
+            )
         missing = np.count_nonzero(~np.isfinite(self.predictions.reference_energy))
         if 0 < missing < len(self.predictions.sizes):
             texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
@@ -167,7 +176,9 @@ def read_same_frames(
 
     With ``required`` every file needs a reference force.
     """
-    predictions = [read_predictions(p, ref_forces, ref_energy, required) for p in files]
+    # Given twice, it is as it is and calibrated.
+    read = {p: distinct(read_predictions(p, ref_forces, ref_energy, required), strict=False) for p in files}
+    predictions = [read[p] for p in files]
     for p in predictions:
         if required and not p.labelled:
             raise InputError(f"{p.path}: no atom has a finite reference force")
@@ -199,12 +210,13 @@ def _difference(a: Predictions, b: Predictions) -> Optional[str]:
     for i, (size, other_size) in enumerate(zip(a.sizes, b.sizes, strict=True)):
         atoms = slice(ends[i] - size, ends[i])
         if size != other_size or (a.species[atoms] != b.species[atoms]).any():
-            return f"{b.path}: the species of frame {i} differ from those in {a.path}"
+            return f"{b.path}: the species of frame {b.index[i]} differ from those in {a.path}"
         x, y = (p.reference_forces[atoms] if p.labelled else _from_centre(p.positions[atoms]) for p in (a, b))
         if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
+            what = "reference forces" if a.labelled else "positions"
             return (
-                f"{b.path}: the {'reference forces' if a.labelled else 'positions'} of frame {i} differ from those in "
-                f"{a.path}; compare predictions for the same frames in the same order"
+                f"{b.path}: the {what} of frame {b.index[i]} differ from those in {a.path}; compare predictions for "
+                "the same frames in the same order"
             )
     return None
 
@@ -237,8 +249,10 @@ def _labels(
         if len(set(labels)) < different:
             labels = [f"{p.resolve().parent.name}/{p.stem}" for p in paths]
         if len(calibrations) == len(labels):
-            pairs = zip(labels, calibrations, strict=True)
+            pairs = list(zip(labels, calibrations, strict=True))
             labels = [label if c is None else f"{label} calibrated" for label, c in pairs]
+            if len(set(labels)) < len(labels):  # one file with several calibrations
+                labels = [label if c is None else f"{label}, {Path(c.path).stem}" for label, c in pairs]
     if len(labels) != len(paths):
         raise InputError(f"--labels: {len(labels)} labels for {len(paths)} files")
     for label, count in Counter(labels).items():

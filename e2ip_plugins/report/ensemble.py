@@ -56,9 +56,9 @@ def combine(
     files
         Predictions of K ≥ 2 members of any families, or of none, for the same frames.
     output
-        extxyz file with ``forces`` and ``energy``, the parameters and views of `Ensemble`, references, where there are
-        some, as ``REF_forces`` and ``REF_energy``, the mean leverage of members that have one, and a ``uq_model`` of
-        those that have one.
+        extxyz file with ``forces``, the mean of the members' distributions, and ``energy``, the parameters and views of
+        `Ensemble`, references, where there are some, as ``REF_forces`` and ``REF_energy``, the mean leverage of members
+        that have one, and a ``uq_model`` of those that have one.
     isotropic : bool
         Whether every covariance is replaced by a third of its trace times the unit matrix: one number per atom, as
         committees are mostly used. A few members determine that better than the shape of a matrix.
@@ -83,7 +83,7 @@ def combine(
                     f"{other.path} and {member.path} are of one model, {member.uq_model}; members that are copies say "
                     "nothing of each other"
                 )
-    warnings = []
+    warnings = [f"{member.path}: {text}" for member in members for text in member.repeats]
     if all(member.family is None for member in members) and len(members) < FULL_RANK and not isotropic:
         warnings.append(
             f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
@@ -97,8 +97,8 @@ def combine(
         warnings.append(
             f"{', '.join(stock)}: no uncertainties; counted as covariances of zero in the mean of the members'"
         )
-    forces = np.stack([member.forces for member in members])
-    covariances, epistemic = zip(*(_uncertainty(member) for member in members), strict=True)
+    means, covariances, epistemic = zip(*(_distribution(member) for member in members), strict=True)
+    forces = np.stack(means)
     covariance, share = moments(forces, np.stack(covariances), np.stack(epistemic))
     if (same := ~covariance.any((1, 2))).any():
         raise InputError(
@@ -125,13 +125,16 @@ def combine(
     return warnings
 
 
-def _uncertainty(member: Predictions) -> Tuple[np.ndarray, np.ndarray]:
-    """Covariance (N, 3, 3) and trace of its epistemic part (N,)."""
+def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean (N, 3), covariance (N, 3, 3) and trace of its epistemic part (N,).
+
+    The mean is not the forces where a family's distribution is not around them.
+    """
     n = len(member.species)
     if member.family is None:
-        return np.zeros((n, 3, 3)), np.zeros(n)
+        return member.forces, np.zeros((n, 3, 3)), np.zeros(n)
     law = member.family.law(member.parameters)
-    return law.covariance(), 3.0 * np.square(law.epistemic_std())
+    return member.forces + law.mean(), law.covariance(), 3.0 * np.square(law.epistemic_std())
 
 
 def _name(members: Sequence[Predictions], isotropic: bool) -> Optional[str]:
@@ -154,6 +157,7 @@ def _write(
     import ase.io
 
     structures = ase.io.read(frames.path, index=":", format="extxyz")
+    structures = [structures[i] for i in frames.index]
     ends = np.cumsum(frames.sizes)
     written = []
     for i, (structure, end) in enumerate(zip(structures, ends, strict=True)):

@@ -1,7 +1,9 @@
 """The figure page of ``e2ip compare``: calibration above, usefulness of the uncertainties below."""
 
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import matplotlib
@@ -15,9 +17,13 @@ from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import Model
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, sparsification
 
-# Okabe & Ito: told apart with every kind of colour vision. Greys are for models without uncertainties.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_GREYS = ("0.45", "0.65", "0.8")
+# Okabe & Ito, then Tol's muted ones: told apart with every kind of colour vision, better the fewer there are. Greys,
+# from dark to light, are for models without uncertainties.
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#332288", "#882255", "#999933", "#AA4499", "#117733", "#DDCC77"),
+)
+_GREYS = (0.45, 0.85)
 # Where colours tell sets, not models, apart.
 _OOD_COLOUR = "black"
 
@@ -95,9 +101,10 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
             ax.set_axis_off()
         handles = [Patch(color=colours[m.label], label=m.label) for m in models]
         title = "panels in which no set is named: in distribution" if ood and uncertain else None
-        figure.legend(
-            handles=handles, loc="outside upper center", ncols=min(len(models), 5), fontsize=10.5, title=title
-        )
+        # Of 10.5 points a letter takes some 0.09 inches, a patch and its space 0.8.
+        room = int(size[0] / (0.8 + 0.09 * max(len(m.label) for m in models)))
+        ncols = max(1, min(len(models), room, 5))
+        figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=10.5, title=title)
     return figure
 
 
@@ -112,15 +119,18 @@ def write_figure(models: List[Model], unit: str, stem: Path, ood: Sequence[Model
 
 
 def _assign_colours(models: List[Model]) -> Dict[str, str]:
-    colours, greys, chromatic = {}, 0, 0
-    for m in models:
-        if "pit" not in m.scores:
-            colours[m.label] = _GREYS[greys % len(_GREYS)]
-            greys += 1
-        else:
-            colours[m.label] = _COLOURS[chromatic % len(_COLOURS)]
-            chromatic += 1
-    return colours
+    uncertain = [m.label for m in models if "pit" in m.scores]
+    others = [m.label for m in models if "pit" not in m.scores]
+    greys = np.linspace(*_GREYS, max(3, len(others)))
+    return {
+        **dict(zip(uncertain, cycle(_COLOURS), strict=False)),
+        **{label: f"{grey:.3f}" for label, grey in zip(others, greys, strict=False)},
+    }
+
+
+def _title(what: str, label: str) -> str:
+    """Of a panel of one model, in lines that have room above it."""
+    return "\n".join([f"{what},", *wrap(label, 34)]) if len(what + label) > 40 else f"{what}, {label}"
 
 
 def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str], of: str) -> None:
@@ -174,7 +184,7 @@ def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
         if not len(directed):
             continue
         z_rms = np.sqrt(np.square(directed).mean(0))
-        x = np.arange(3) + 0.12 * (i - 0.5 * (len(models) - 1))
+        x = np.arange(3) + min(0.12, 0.8 / len(models)) * (i - 0.5 * (len(models) - 1))
         ax.plot(x, z_rms, "o-", color=colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
         top = max(top, 1.15 * z_rms.max())
     ax.set_xticks([0, 1, 2], ["minor", "middle", "major"])
@@ -190,7 +200,7 @@ def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], f
 
 
 def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> None:
-    ax.set_title(f"Error against uncertainty, {model.label}")
+    ax.set_title(_title("Error against uncertainty", model.label))
     std, error = _std_and_error(model, factor)
     seen = error > 0  # others have no place on a logarithmic axis
     spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, colour, factor)]
@@ -284,7 +294,7 @@ def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, 
 
     def draw(ax: Axes, score: str) -> None:
         what, label, _ = _AGAINST_LEVERAGE[score]
-        ax.set_title(f"{what} against leverage, {inside.label}")
+        ax.set_title(_title(f"{what} against leverage", inside.label))
         ax.set(xscale="log", yscale="log", xlabel="leverage (1: training atoms on average)")
         ax.set_ylabel(f"{label} ({force})")
         for name, of_set, x, (low, middle, high) in curves[score]:

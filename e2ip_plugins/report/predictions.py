@@ -13,7 +13,7 @@ Energies and leverage follow the prefix of the forces.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
@@ -63,6 +63,10 @@ class Predictions:
         Name of the calibration that has been applied to the file already.
     uq_model : str or None
         Name of the readout that predicted; None where the file has none.
+    index : (F,) int
+        Number of every frame in the file.
+    repeats : tuple of str
+        What `distinct` has to say of frames that were there more than once.
     """
 
     path: Path
@@ -79,6 +83,8 @@ class Predictions:
     frames: Tuple[str, ...] = ()
     calibration: Optional[str] = None
     uq_model: Optional[str] = None
+    index: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=int))
+    repeats: Tuple[str, ...] = ()
 
     @property
     def labelled(self) -> bool:
@@ -147,37 +153,53 @@ def read_predictions(
         frames=tuple(f["fingerprint"] for f in frames),
         calibration=_applied(frames, prefix),
         uq_model=_model(path, frames, prefix),
+        index=np.arange(len(frames)),
     )
 
 
-def distinct(p: Predictions) -> Tuple[Predictions, str]:
-    """Without further copies of a frame, which say nothing new, and a warning where there were some.
+def distinct(p: Predictions, strict: bool = True) -> Predictions:
+    """Without further copies of a frame, which say nothing new; ``repeats`` says what was left out.
 
     Raises
     ------
     InputError
-        A frame is there with other predictions, too.
+        With ``strict``, for a structure that is there with other forces, too; else ``repeats`` says so.
     """
     ends = np.cumsum(p.sizes)
-    first: Dict[str, int] = {}
+    kept: Dict[str, List[int]] = {}
+    others: List[Tuple[int, int]] = []
     for i, mark in enumerate(p.frames):
-        j = first.setdefault(mark, i)
-        a, b = (p.forces[ends[k] - p.sizes[k] : ends[k]] for k in (j, i))
-        if not np.allclose(a, b, atol=1e-4):
-            raise InputError(
-                f"{p.path}: frames {j} and {i} are the same structure with different forces: predictions of two "
-                "models? (NequIP's xyz writer appends to a file that is already there)"
-            )
-    kept = np.array(sorted(first.values()), dtype=int)
-    atoms = np.isin(p.frame_of_atom, kept)
+        known = kept.setdefault(mark, [])
+        if not any(_agree(p, ends, j, i) for j in known):
+            others += [(known[0], i)] if known else []
+            known.append(i)
+    chosen = np.array(sorted(i for known in kept.values() for i in known), dtype=int)
+    texts = []
+    if others:
+        (j, i), more = p.index[list(others[0])], f" ({len(others)} such frames)" if len(others) > 1 else ""
+        text = (
+            f"frames {j} and {i} are the same structure with different forces{more}: predictions of two models? "
+            "(NequIP's xyz writer appends to a file that is already there)"
+        )
+        if strict:
+            raise InputError(f"{p.path}: {text}")
+        texts.append(text)
+    copies = len(p.sizes) - len(chosen)
+    if copies:
+        texts.append(f"{copies} frame{'s are' if copies > 1 else ' is'} there more than once, and count once")
+    atoms = np.isin(p.frame_of_atom, chosen)
     of_atoms = ("species", "positions", "reference_forces", "forces", "leverage")
-    of_frames = ("sizes", "reference_energy", "energy")
-    less: Dict[str, Any] = {name: getattr(p, name)[kept] for name in of_frames}
+    less: Dict[str, Any] = {name: getattr(p, name)[chosen] for name in ("sizes", "reference_energy", "energy", "index")}
     less |= {name: None if getattr(p, name) is None else getattr(p, name)[atoms] for name in of_atoms}
     less["parameters"] = {name: values[atoms] for name, values in p.parameters.items()}
-    copies = len(p.sizes) - len(kept)
-    warning = f"{p.path}: {copies} frames are there more than once, and count once" if copies else ""
-    return replace(p, frames=tuple(p.frames[i] for i in kept), **less), warning
+    return replace(p, frames=tuple(p.frames[i] for i in chosen), repeats=tuple(texts), **less)
+
+
+def _agree(p: Predictions, ends: np.ndarray, i: int, j: int) -> bool:
+    """Whether two frames have the same forces, predicted and reference."""
+    a, b = (slice(ends[k] - p.sizes[k], ends[k]) for k in (i, j))
+    columns = (p.forces, p.reference_forces)
+    return all(np.allclose(values[a], values[b], atol=1e-4, equal_nan=True) for values in columns)
 
 
 def _read_frames(path: Path) -> List[dict]:

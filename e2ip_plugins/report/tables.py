@@ -222,7 +222,8 @@ FRAMES_TITLE = "Finding out-of-distribution frames"
 
 
 def _size(report: dict) -> str:
-    return f"{report['frames']} frames, {report['overall']['atoms']} atoms"
+    frames, atoms = report["frames"], report["overall"]["atoms"]
+    return f"{frames} frame{'s' * (frames != 1)}, {atoms} atom{'s' * (atoms != 1)}"
 
 
 _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "header_style": "bold", "pad_edge": False}

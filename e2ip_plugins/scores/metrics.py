@@ -128,6 +128,9 @@ def frame_scores(
 #: Condition number of a covariance up to which its principal axes mean nothing: files keep eight decimals.
 ISOTROPIC = 1.001
 
+#: From here on the smallest principal axis is rounding: no full rank.
+SINGULAR = 1e10
+
 #: Everything that is computed once per atom, by name; tables of subsets only average these.
 AtomScores = Dict[str, np.ndarray]
 
@@ -143,7 +146,8 @@ def score_atoms(
         ``leverage`` (N,) as given; ``epistemic_std``, ``total_std`` (N,) of a law. With errors also ``error`` (N, 3)
         and ``error_norm`` (N,) in eV/Å. With both ``nll``, ``pit`` (N,), or per component (N, 3), ``energy_score``,
         ``energy_score_error`` (its standard error from sampling), and ``z_scores`` and ``axis_pit`` (N, 3) along the
-        principal axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes.
+        principal axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes, and
+        ``singular`` (N,): whether a covariance has no full rank.
     """
     scores: AtomScores = {} if leverage is None else {"leverage": leverage}
     if law is not None:
@@ -154,7 +158,8 @@ def score_atoms(
         scores |= {"nll": law.negative_log_likelihood(error), "pit": law.pit(error)}
         scores |= {"energy_score": law.energy_score(error), "energy_score_error": law.energy_score_error(error)}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
-        scores |= {"directed": law.condition_number() > ISOTROPIC}
+        condition = law.condition_number()
+        scores |= {"directed": condition > ISOTROPIC, "singular": ~(condition < SINGULAR)}
     return scores
 
 

@@ -15,6 +15,7 @@ from scipy.stats import bootstrap
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.families.laws import Law
+from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import RESAMPLES, SEED, inside_regions, of_all
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, COVERAGE_LEVELS, calibration_error
@@ -69,6 +70,8 @@ class Sample(NamedTuple):
         Atoms that were left out: for a force that vanishes by symmetry, for a reference force that is not finite.
     uq_model : str or None
         That predicted, where it is known.
+    doubt : str or None
+        See `e2ip_plugins.scores.references`.
     """
 
     family: Type[Family]
@@ -81,6 +84,7 @@ class Sample(NamedTuple):
     vanishing: int = 0
     unlabelled: int = 0
     uq_model: Optional[str] = None
+    doubt: Optional[str] = None
 
     @classmethod
     def of(cls, predictions: Any) -> "Sample":
@@ -90,9 +94,11 @@ class Sample(NamedTuple):
             raise InputError(f"{p.path}: has no predicted distribution to calibrate, forces only")
         if p.calibration is not None:
             raise InputError(f"{p.path}: was calibrated already, with {p.calibration}; give predictions without that")
-        whole = cls(
-            p.family, p.parameters, p.reference_forces - p.forces, p.species, p.frame_of_atom, str(p.path), p.frames
-        )
+        # Numbered in an order that is not the file's: what is drawn or halved below is then the same for any of them.
+        place = np.empty(len(p.frames), dtype=int)
+        place[np.argsort(p.frames, kind="stable")] = np.arange(len(p.frames))
+        errors, frame = p.reference_forces - p.forces, place[p.frame_of_atom]
+        whole = cls(p.family, p.parameters, errors, p.species, frame, str(p.path), p.frames)
         kept = np.isfinite(whole.error).all(-1)
         if not kept.any():
             raise InputError(f"{p.path}: no atom has a finite reference force")
@@ -100,7 +106,10 @@ class Sample(NamedTuple):
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
         return whole.only(kept & ~zero)._replace(
-            vanishing=int(zero.sum()), unlabelled=int((~kept).sum()), uq_model=p.uq_model
+            vanishing=int(zero.sum()),
+            unlabelled=int((~kept).sum()),
+            uq_model=p.uq_model,
+            doubt=references.doubt(p.reference_forces[kept], p.forces[kept]),
         )
 
     def only(self, chosen: np.ndarray) -> "Sample":
@@ -160,7 +169,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     if not np.abs(sample.error).max() > 0.0:
         raise InputError(f"{sample.file}: all errors are zero; there is nothing to fit to")
     fitting, held = (sample.only(index % 2 == 0), sample.only(index % 2 == 1)) if halved else (sample, sample)
-    notes: List[str] = []
+    notes = [sample.doubt] if sample.doubt else []
     if sample.vanishing:
         notes.append(
             f"{sample.vanishing} atoms left out whose force vanishes by symmetry (isolated atoms, perfect crystals): "

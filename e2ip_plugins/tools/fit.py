@@ -18,12 +18,16 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, Support
 from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.scores import references
 from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples, vanishing
 from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
 #: a tenth (docs/calibrate.md).
 FEW = 10
+
+#: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
+WORSE = 0.1
 
 
 @dataclass
@@ -186,8 +190,8 @@ def fit_leverage(
                     f"{found.configurations} validation configuration{'s' * (found.configurations != 1)} can hardly "
                     "tell how large the error bars must be: give some dozens"
                 )
-            # By what the message shows.
-            if not constant and found.nll[1] > found.nll[0] + 1e-3:
+            # The growth being for frames unlike them, they may be described a little worse, which the report shows.
+            if not constant and found.nll[1] > found.nll[0] + WORSE:
                 report.warnings.append(
                     f"the {found.configurations} validation configurations are described worse than without leverage "
                     f"(NLL {found.nll[0]:.3f} -> {found.nll[1]:.3f}): are they few, or unlike what the model was "
@@ -246,6 +250,7 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
             part |= {"residual": batch.residual, "frames": batch.frames + frames}
             part |= {"heads": seen["heads"], "kinds": seen["kinds"]}
             part |= {"distance": support.distance, "typical": support.log_variance}
+            part |= {"forces": torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces}
             parts.append({name: value[usable].detach().cpu().numpy() for name, value in part.items()})
             frames += int(batch.frames.max()) + 1
     parts = _from_all_processes(parts)
@@ -262,6 +267,9 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
     if left_out:
         report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
+    told = np.isfinite(table["forces"]).all(-1)
+    doubt = references.doubt((table["residual"] + table["forces"])[told], table["forces"][told])
+    report.warnings += [f"validation set: {doubt}"] if doubt else []
     of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
     return {head: {name: values[chosen] for name, values in table.items()} for head, chosen in of_head.items()}
 

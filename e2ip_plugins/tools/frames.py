@@ -5,6 +5,8 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 from ase.data import chemical_symbols
+from ase.geometry import complete_cell
+from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
@@ -13,6 +15,8 @@ from e2ip_plugins.tools.trajectories import TEXT, is_cut_off
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
+#: Two atoms nearer than this, in Å, are at the same place.
+SAME_PLACE = 1e-2
 
 #: Species (N,), positions (N, 3) and cell (3, 3), 0 for none, in Å.
 Configuration = Tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -52,7 +56,7 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
     ------
     InputError
         Missing, unreadable and empty files, those without the forces, an array that holds something else, and what
-        `check_structure` refuses.
+        `check_structure` and `check_apart` refuse.
     """
     import ase.io
 
@@ -72,6 +76,7 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
             raise InputError(f"{path}: has no frames")
         for frame in own:
             check_structure(frame.atoms, frame.where)
+            check_apart(frame.atoms.positions, frame.atoms.cell.array, frame.atoms.pbc, frame.where)
         if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in own):
             wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
             raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
@@ -105,6 +110,38 @@ def check_atoms(numbers: np.ndarray, positions: np.ndarray, where: str, known: O
         raise InputError(
             f"{where}: has {', '.join(unknown)}, which the model does not know; it knows {', '.join(known)}"
         )
+
+
+def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> None:
+    """Raise `InputError` for two atoms at the same place.
+
+    Their energy is infinite, and features of the atoms around them tell nothing of any other frame.
+
+    Parameters
+    ----------
+    positions : (N, 3)
+        Finite, in Å.
+    cell : (3, 3) or None
+        In Å.
+    periodic : (3,) of bool or None
+    where : str
+        For the message.
+    """
+    vectors = np.zeros((3, 3)) if cell is None else np.asarray(cell, dtype=np.float64)
+    wrapped = vectors.any(-1) & (np.zeros(3, dtype=bool) if periodic is None else np.asarray(periodic, dtype=bool))
+    box = complete_cell(np.where(wrapped[:, None], vectors, 0.0))
+    scaled = np.asarray(positions, dtype=np.float64) @ np.linalg.inv(box)
+    scaled = np.where(wrapped, scaled % 1.0, scaled)
+    # What is -1e-17 of a box away from a face.
+    scaled[wrapped & (scaled >= 1.0)] = 0.0
+    tree = cKDTree(scaled, boxsize=wrapped.astype(np.float64))
+    near = tree.query_pairs(SAME_PLACE * np.linalg.norm(np.linalg.inv(box), 2), output_type="ndarray")
+    between = scaled[near[:, 0]] - scaled[near[:, 1]]
+    distance = np.linalg.norm((between - np.where(wrapped, np.round(between), 0.0)) @ box, axis=-1)
+    same = np.flatnonzero(distance < SAME_PLACE)
+    if len(same):
+        i, j = sorted(near[same[0]].tolist())
+        raise InputError(f"{where}: atoms {i} and {j} are at the same place; correct the frame or leave it out")
 
 
 def check_is_new(path: Path, option: str = "") -> None:

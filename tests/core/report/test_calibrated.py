@@ -294,6 +294,41 @@ def test_forces_that_vanish_by_symmetry_say_nothing(folder):
     assert "all forces vanish by symmetry" in one_line(run("calibrate", "alone.xyz", "--output", "alone.json"))
 
 
+def test_the_order_of_the_frames_does_not_matter(folder):
+    """What is drawn and what is halved are frames, not places in a file."""
+    frames = ase.io.read("valid.xyz", ":")
+    ase.io.write("shuffled.xyz", [frames[i] for i in np.random.default_rng(0).permutation(FRAMES)], format="extxyz")
+    for method in ("scale", "species-scale", "floor"):
+        found = []
+        for name in ("valid", "shuffled"):
+            options = ("--method", method, "--method", "conformal", "--overwrite", "--output", f"{name}.json")
+            assert run("calibrate", f"{name}.xyz", *options).exit_code == 0
+            found.append(Calibration.read(f"{name}.json"))
+        one, other = found
+        assert one.radii == pytest.approx(other.radii, rel=1e-12)
+        for symbol, constant in one.factor.items():
+            assert constant.value == pytest.approx(other.factor[symbol].value, rel=1e-9)
+            assert constant.interval == pytest.approx(other.factor[symbol].interval, rel=1e-9)
+        assert one.floor.interval == pytest.approx(other.floor.interval, rel=1e-9)
+
+
+def test_references_in_other_units_are_told(folder):
+    frames = ase.io.read("valid.xyz", ":")
+    for atoms in frames:
+        atoms.arrays["REF_forces"] *= 1e3
+    ase.io.write("other.xyz", frames, format="extxyz")
+    done = run("calibrate", "other.xyz", "--output", "other.json")
+    assert done.exit_code == 0 and "times the predicted ones, which are in eV/Å: are they in meV/Å?" in done.stderr
+
+
+def test_one_file_with_several_calibrations(folder, calibrated):
+    """Are told apart by the calibrations' names."""
+    assert run("calibrate", "valid.xyz", "--method", "floor", "--output", "floor.json").exit_code == 0
+    found = [None if name is None else Calibration.read(name) for name in (None, "calibration.json", "floor.json")]
+    labels = [model.label for model in load_models(["test.xyz"] * 3, calibrations=found)]
+    assert labels == ["test", "test, calibration", "test, floor"]
+
+
 def test_copies_of_frames_count_once(folder):
     """NequIP's writer appends: twice the file would promise radii that forty configurations do not bear."""
     frames = ase.io.read("valid.xyz", ":")

@@ -102,12 +102,52 @@ def test_intervals_of_coverages(baseline, e2ip):
     curves = found["observed_coverage"]
     assert [curves["low"][49], curves["high"][49]] == found["overall"]["coverage50"]
     assert (np.array(curves["low"]) <= ours["observed_coverage"]).all() and len(curves["high"]) == 99
-    frames = make_frames(2, uncertain=True)
-    (twice,) = compare(load_models([write(e2ip.with_name("twice.xyz"), [a for a in frames for _ in range(2)])]))[
-        "models"
-    ]
+    # Other frames, if not by much: copies would count once.
+    moved = make_frames(2, uncertain=True)
+    for atoms in moved:
+        atoms.positions[0] += 1e-3
+    (twice,) = compare(load_models([write(e2ip.with_name("twice.xyz"), [*make_frames(2, True), *moved])]))["models"]
     width = np.diff(found["overall"]["coverage80"])
     assert np.diff(twice["interval95"]["overall"]["coverage80"]) == pytest.approx(width / np.sqrt(2), rel=0.25)
+
+
+def test_copies_count_once(baseline, e2ip, tmp_path):
+    """NequIP's writer appends where a test is run twice; also where the other file has no copies."""
+    ours = make_frames(2, uncertain=True)
+    twice = write(tmp_path / "twice.xyz", ours + ours[:3])
+    base, found = load_models([baseline, twice])
+    assert found.left_out == ["3 frames are there more than once, and count once"] and not base.left_out
+    figures, once = (compare(models)["models"][1] for models in ([base, found], load_models([baseline, e2ip])))
+    assert {**figures, "file": 0, "label": 0, "left_out": 0} == {**once, "file": 0, "label": 0, "left_out": 0}
+    assert "twice.xyz: 3 frames are there more" in run("compare", baseline, twice, "--out", tmp_path / "out").output
+    # Of two models: those of one structure cannot both be right.
+    other = make_frames(3, uncertain=True)
+    both = [write(tmp_path / f"both{i}.xyz", ours + other) for i in range(2)]
+    for model in load_models(both):
+        assert model.left_out[0].startswith("frames 0 and 20 are the same structure with different forces (20 such")
+        assert len(model.predictions.sizes) == 2 * FRAMES
+    # The number of a frame is that in the file.
+    other[5].arrays["REF_forces"][0] += 1.0
+    with pytest.raises(InputError, match=r"twice\.xyz: the reference forces of frame 8 "):
+        write(twice, [*ours[:3], *ours[:5], other[5], *ours[6:]])
+        load_models([e2ip, twice])
+
+
+def test_references_in_other_units_are_told(e2ip, tmp_path):
+    frames = make_frames(2, uncertain=True)
+    for atoms in frames:
+        atoms.arrays["REF_forces"] = atoms.arrays["REF_forces"] / KCAL_PER_MOL
+    out = run("compare", write(tmp_path / "kcal.xyz", frames), "--out", tmp_path / "out").output
+    assert "kcal.xyz: the reference forces are 22" in out and "kcal/mol/Å?" in out
+    assert "reference forces are" not in run("compare", e2ip, "--out", tmp_path / "out").output
+
+
+def test_covariances_without_full_rank_are_told(tmp_path):
+    frames = make_frames(2, uncertain=True)
+    for atoms in frames[:2]:
+        atoms.arrays["MACE_e2ip_log_sigma0"][0, 0] = -40.0
+    out = run("compare", write(tmp_path / "flat.xyz", frames), "--out", tmp_path / "out").output
+    assert "flat.xyz: covariances of 2 atoms have no full rank" in out and "--isotropic" in out
 
 
 def test_energy_scores_that_are_sampled_have_their_error(e2ip, tmp_path):

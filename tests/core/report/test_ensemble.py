@@ -98,6 +98,36 @@ def test_members_with_uncertainties(tmp_path, draw):
     np.testing.assert_allclose(found.leverage, 2.0)
 
 
+def test_members_whose_distributions_are_not_around_their_forces(tmp_path):
+    """Family eip: the mixture's mean is the mean of the members' means."""
+    paths = members(tmp_path, 4)
+    for k, path in enumerate(paths):
+        frames = ase.io.read(path, ":")
+        for atoms in frames:
+            atoms.info["MACE_uq_family"] = "nig"
+            columns = {"shift": 0.1 * k, "log_scale2": 2 * np.log(0.14), "dof": 6.0, "epistemic_share": 0.5}
+            for name, value in columns.items():
+                atoms.new_array(f"MACE_eip_{name}", np.full((len(atoms), 3), value))
+        ase.io.write(path, frames, format="extxyz")
+    assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
+    found, of_members = read_predictions(tmp_path / "e.xyz"), forces(paths) + 0.1 * np.arange(4)[:, None, None]
+    np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-7)
+    spread = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
+    covariance = found.family.law(found.parameters).covariance()
+    np.testing.assert_allclose(covariance, spread + 0.14**2 * 6 / 4 * np.eye(3), rtol=1e-5, atol=1e-8)
+
+
+def test_copies_of_a_frame_are_written_once(tmp_path):
+    """NequIP's writer appends where a test is run twice."""
+    paths = members(tmp_path, 5)
+    run(*paths, "--output", tmp_path / "once.xyz")
+    for path in paths[:3]:
+        path.write_text(path.read_text() * 2)
+    result = run(*paths, "--output", tmp_path / "e.xyz")
+    assert result.exit_code == 0 and "member0.xyz: 3 frames are there more than once" in result.output
+    assert (tmp_path / "e.xyz").read_text() == (tmp_path / "once.xyz").read_text()
+
+
 def test_an_ensemble_has_a_name_by_its_members(tmp_path, draw):
     def name(paths):
         assert run(*paths, "--output", tmp_path / "e.xyz", "--overwrite").exit_code == 0

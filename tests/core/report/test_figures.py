@@ -4,6 +4,7 @@ import ase
 import ase.io
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 
 from e2ip_plugins.report.compare import load_models
@@ -47,6 +48,23 @@ def test_panels(write):
     assert list(panels(load_models([stock, one]))) == [*shared, "Error against uncertainty, one", "Force MAE"]
     densities = [f"Error against uncertainty, {name}" for name in ("one", "other")]
     assert list(panels(load_models([one, two]))) == [*shared, "Error against uncertainty", *densities, "Force MAE"]
+
+
+def test_many_models_are_told_apart(write):
+    """By colours of their own, and titles within their panels."""
+    names = [f"one of many models with a name that no panel has room for, number {i}" for i in range(10)]
+    files = [write(f"{i}", uncertain=i < 10, frames=3) for i in range(15)]
+    figure = figure_page(load_models(files, [*names, *"abcde"]))
+    colours = {handle.get_facecolor() for handle in figure.legends[0].get_patches()}
+    assert len(colours) == 15
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    assert figure.legends[0].get_window_extent(renderer).width < figure.bbox.width
+    for ax in figure.axes:
+        title = ax._left_title.get_window_extent(renderer)
+        assert title.width < figure.bbox.width / 3
+        for x in (point for line in ax.lines for point in line.get_xdata()):
+            assert ax.get_title(loc="left") != "Direction of the uncertainty" or -0.5 <= x <= 2.5
 
 
 def test_bands_are_the_intervals_of_the_coverages(write):

@@ -519,6 +519,27 @@ def test_atoms_without_finite_reference_forces_are_left_out(training):
     assert math.isfinite(found.growth) and math.isfinite(found.log_scale)
 
 
+def test_references_in_other_units_are_told(training):
+    """Which `fit_leverage` can see where it is given the predicted forces."""
+
+    def told(factor):
+        def validation(readout):
+            rng = np.random.default_rng(0)
+            for frame in make_frames(12, seed=1):
+                run(readout, [frame])
+                forces = torch.from_numpy(rng.normal(size=frame.residual.shape))
+                reference = factor * (forces + frame.residual)
+                yield Labelled(reference - forces, torch.zeros(len(forces), dtype=torch.long), forces)
+
+        readout = make_readout()
+        report = fit_leverage(readout, (run(readout, [frame]) for frame in training), validation(readout))
+        return [text for text in report.warnings if "the reference forces" in text]
+
+    assert told(1.0) == []
+    (text,) = told(23.06)
+    assert text.startswith("validation set: the reference forces are 23") and "kcal/mol/Å" in text
+
+
 def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     """Errors of a stock model: one species ten times worse, heavy tails, growing with the distance."""
     readout = make_readout(constant=True)

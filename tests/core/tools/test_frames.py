@@ -7,7 +7,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, doubts, once, read_frames, same_frames
+from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, check_apart, doubts, once, read_frames, same_frames
 
 
 def water(seed=0, **arrays):
@@ -174,6 +174,33 @@ def test_structures_that_no_host_takes(tmp_path, spoil, message):
     path = write(tmp_path / "a.xyz", water(0, REF_forces=forces_of(0)), bad)
     with pytest.raises(InputError, match=rf"a\.xyz, frame 1: {message}"):
         read_frames([path], need_forces=False)
+
+
+@pytest.mark.parametrize("periodic", [False, True, (True, False, True)])
+def test_atoms_at_the_same_place(tmp_path, periodic):
+    """Across the faces of a skewed cell, too; the message names the frame and the atoms."""
+    cell = np.array([[9.0, 0.0, 0.0], [4.0, 8.0, 0.0], [-3.0, 2.0, 7.0]])
+    good = ase.Atoms("OH2", np.random.default_rng(0).normal(size=(3, 3)), cell=cell, pbc=periodic)
+    bad = good.copy()
+    bad.positions[2] = bad.positions[0] + [1e-3, -1e-4, 0.0]
+    with pytest.raises(InputError, match=r"a\.xyz, frame 1: atoms 0 and 2 are at the same place"):
+        read_frames([write(tmp_path / "a.xyz", good, bad)], need_forces=False)
+    bad.positions[2] += cell[2] - 2 * cell[0]
+    path = write(tmp_path / "b.xyz", good, bad)
+    if periodic:
+        with pytest.raises(InputError, match="frame 1: atoms 0 and 2"):
+            read_frames([path], need_forces=False)
+    else:
+        assert len(read_frames([path], need_forces=False)) == 2
+
+
+def test_no_crystal_has_atoms_at_the_same_place():
+    """Nor any whose atoms lie on the faces of the cell, or between its two, but for rounding."""
+    positions = np.array([[0.0, 0.0, 0.0], [-1e-17, 1.8, 1.8], [1.8, 3.6 - 1e-12, 1.8], [1.8, 1.8, 0.0]])
+    for cell, periodic in ((np.eye(3) * 3.6, (True,) * 3), (None, None), (np.zeros((3, 3)), (True,) * 3)):
+        check_apart(positions, cell, periodic, "x")
+    with pytest.raises(InputError, match="x: atoms 0 and 1"):
+        check_apart(np.array([[-1e-17, 0.0, 0.0], [3.6, 0.0, 3.6]]), np.eye(3) * 3.6, (True,) * 3, "x")
 
 
 def test_doubts_about_the_sets_of_a_training():
