@@ -170,6 +170,16 @@ def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, cap
     )
 
 
+def test_training_atoms_at_the_same_place(train, tmp_path, data_files, capsys):
+    frames = ase.io.read(data_files["train"], ":")
+    frames[-1].positions[2] = frames[-1].positions[0]
+    ase.io.write(tmp_path / "broken.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, train_file=tmp_path / "broken.xyz")
+    assert ended.value.code == 2
+    assert "frame 11 of the training set (head Default): atoms 0 and 2 are at the same place" in capsys.readouterr().err
+
+
 def test_elements_of_the_test_set_alone(train, tmp_path, data_files, capsys):
     """MACE itself would train first, then fail without a model."""
     frames = ase.io.read(data_files["valid"], ":")

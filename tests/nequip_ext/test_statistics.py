@@ -84,6 +84,11 @@ def test_frames_without_labels_are_counted():
         InputError, match=r"frame 1 of the test data \(valid\.xyz\): the position of atom 1 is not finite"
     ):
         check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, broken])])
+    inside = {**labelled, "pos": torch.tensor([[0.0, 0.1, 0.0], [9.0, 0.1, 0.0]])}
+    check_datasets("training", [config], [SimpleNamespace(data_list=[inside])])
+    periodic = {**inside, "cell": 9.0 * torch.eye(3).unsqueeze(0), "pbc": torch.ones(1, 3, dtype=torch.bool)}
+    with pytest.raises(InputError, match=r"frame 1 of the training data \(valid\.xyz\): atoms 0 and 1 are at the same"):
+        check_datasets("training", [config], [SimpleNamespace(data_list=[inside, periodic])])
     strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
     mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
     with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\): has S.*it knows H, C, O"):
