@@ -14,6 +14,7 @@ from nequip.nn.utils import with_edge_vectors_
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_KEY, PLATEAU_KEY
+from e2ip_plugins.maths.kernels.paths import NOBODY, observer
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
 from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
@@ -139,15 +140,25 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         elif self.readout.takes_forces:
             outputs = self._read_out(source, create_graph=False)
         else:
-            # The graph that the features belong to is freed by the time anybody sees these outputs. What NequIP
-            # compiles for training is traced in training mode or by make_fx, which does not see this context
-            # (test_compile.py).
-            with torch.no_grad():
-                outputs = self._read_out(source, create_graph=False)
+            outputs = self._infer(source)
         data.pop(TAP_KEY, None)
         for name, value in outputs.items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data
+
+    def _infer(self, data: AtomicDataDict.Type) -> Dict[str, torch.Tensor]:
+        """The readout's outputs without a graph.
+
+        That which the features belong to is freed by the time anybody sees these outputs. What NequIP compiles for
+        training is traced in training mode or by make_fx, which does not see these contexts (test_compile.py).
+        """
+        if observer(list(data.values())) != NOBODY:
+            with torch.no_grad():
+                return self._read_out(data, create_graph=False)
+        # Of small structures, a sixth faster; clones, because what is made so is of no use to autograd.
+        with torch.inference_mode():
+            outputs = self._read_out(data, create_graph=False)
+        return {name: value.clone() for name, value in outputs.items()}
 
     def _read_out(self, data: AtomicDataDict.Type, create_graph: bool) -> Dict[str, torch.Tensor]:
         invariant = data[self.scalar_key]

@@ -107,9 +107,12 @@ def gather(features: Tensor, found: List[Tuple[int, int]], dim: int, components_
 
 def gather_scalars(features: Tensor, found: List[Tuple[int, int]]) -> Tensor:
     """Channels (N, C) of 0e blocks."""
-    return gather(features, found, 1).squeeze(-1)
+    parts = [features[:, start : start + channels] for start, channels in found]
+    if len(parts) == 0:
+        return features.new_zeros((features.shape[0], 0))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def sum_over_edges(features: Tensor, centre: Tensor, num_atoms: int) -> Tensor:
     """Edge features (E, F) summed over every atom's edges (N, F), for hosts that have no atoms' features."""
-    return features.new_zeros((num_atoms, features.shape[1])).index_add(0, centre, features)
+    return features.new_zeros((num_atoms, features.shape[1])).index_add_(0, centre, features)

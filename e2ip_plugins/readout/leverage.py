@@ -118,7 +118,7 @@ class Leverage(nn.Module):
         if neighbours is not None:
             # Two atoms at one place, of which hosts may give finite features, count for each other and nobody else.
             weight = neighbours.envelope.to(h.dtype).masked_fill(neighbours.lengths == 0, 1e20)
-            total = torch.ones_like(h).index_add(0, neighbours.receiver, weight)
+            total = torch.ones_like(h).index_add_(0, neighbours.receiver, weight)
             leverage = leverage.masked_fill(total > 1e19, float("inf"))
             mean = h = leverage.clamp(max=self.far)
             if not self.strictly_local:

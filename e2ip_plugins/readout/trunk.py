@@ -172,5 +172,5 @@ class EdgePool(nn.Module):
         products = (unit.unsqueeze(-1) * unit.unsqueeze(-2)).flatten(1)
         terms = weight.unsqueeze(-1) * products.unsqueeze(1)
         pooled = torch.zeros(scalars.shape[0], self.channels, 9, dtype=terms.dtype, device=terms.device)
-        pooled = pooled.index_add(0, receiver, terms)
+        pooled = pooled.index_add_(0, receiver, terms)
         return self.traceless_part(pooled.view(pooled.shape[0], self.channels, 3, 3))

@@ -9,6 +9,7 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
+from e2ip_plugins.maths.kernels.eager import _tables
 from e2ip_plugins.readout.loss import force_loss
 from nequip_ext import E2IPModel
 from nequip_ext.readout import TAP_KEY, find_readout
@@ -47,6 +48,21 @@ def test_energy_and_forces_are_the_baselines(make_model, gnn_config, frames, to_
         expected, output = baseline(to_data(atoms)), model(to_data(atoms))
         for key in ("total_energy", "atomic_energy", "forces", "stress", "virial"):
             assert torch.equal(torch.nan_to_num(expected[key]), torch.nan_to_num(output[key])), key
+
+
+def test_outputs_are_of_use_to_autograd(make_model, gnn_config, frames, to_data):
+    """Though they are computed where it is not, and constants that are kept are those of a training, too."""
+    _tables.cache_clear()
+    _, model = make_model(gnn_config(l_max=2))
+    output, weight = model.eval()(to_data(frames[0])), torch.ones((), requires_grad=True)
+    for key in KEYS:
+        assert not output[key.name].requires_grad and not output[key.name].is_inference()
+        (gradient,) = torch.autograd.grad((weight * output[key.name]).sum(), weight)
+        assert torch.isfinite(gradient)
+    output = model.train()(to_data(frames[0]))
+    found = {name: value.squeeze(-1) for name, value in output.items()}
+    loss, _ = force_loss(readout_of(model).family, torch.zeros_like(output["forces"]), output["forces"], found)
+    loss.sum().backward()
 
 
 def test_building_draws_nothing_from_the_global_stream(make_model, gnn_config):
