@@ -3,11 +3,22 @@
 import io
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Iterator, Union
+from typing import Any, Iterator, Optional, Union
 
 import torch
+
+
+def readable_frames(path: Union[str, Path], format: Optional[str] = None) -> int:
+    """Frames before the first that ASE cannot read."""
+    import ase.io
+
+    count = 0
+    with suppress(Exception):
+        for _ in ase.io.iread(path, index=":", format=format):
+            count += 1
+    return count
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import check_apart, check_atoms, doubts
+from e2ip_plugins.tools.frames import check_apart, check_atoms, check_energy, doubts
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -43,6 +43,9 @@ def configure_e2ip_model(
     z_table = kwargs.get("z_table", rest[1] if len(rest) > 1 else None)
     try:
         warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs])
+        _check_atomic_energies(atomic_energies, head_configs or [])
+        if not len(train_loader):
+            raise InputError(f"--batch_size {args.batch_size}: the training set has fewer frames; give a smaller one")
     except InputError as error:
         _end(error)
     model, output_args = stock(
@@ -64,6 +67,19 @@ def configure_e2ip_model(
     )
     load_foundation_readout(model, model_foundation)
     return model, output_args
+
+
+def _check_atomic_energies(energies: Any, head_configs: Iterable[Any]) -> None:
+    """`InputError` for atomic energies that are not finite: averages over frames of which some have no energy."""
+    if np.isfinite(np.asarray(energies, dtype=np.float64)).all():
+        return
+    frames = [config for head in head_configs if head.collections is not None for config in head.collections.train]
+    without = [index for index, config in enumerate(frames) if config.properties.get("energy") is None]
+    where = f"; {len(without)} of {len(frames)} training frames have none, the first is frame {without[0]}"
+    raise InputError(
+        "the atomic energies that --E0s average gives are not finite, because they need an energy of every training "
+        f"frame{where if without else ''}: leave such frames out, or give --E0s the energies of isolated atoms"
+    )
 
 
 def _as_it_is(foundation: Any, rebuilt: Any) -> Any:
@@ -113,8 +129,8 @@ def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[
     ------
     InputError
         For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word; for two
-        atoms at the same place; and for species that are none of those ``known``: in test data it meets them after the
-        training, and leaves no model.
+        atoms at the same place; for energies to learn from that are not finite; and for species
+        that are none of those ``known``: in test data it meets them after the training, and leaves no model.
     """
     for head in head_configs:
         if head.collections is None:
@@ -125,6 +141,9 @@ def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[
             for index, config in enumerate(configs):
                 check_atoms(config.atomic_numbers, config.positions, f"frame {index} {where}", known)
                 check_apart(config.positions, config.cell, config.pbc, f"frame {index} {where}")
+                energy = config.properties.get("energy")
+                if not name.startswith("test") and energy is not None:
+                    check_energy(energy, f"frame {index} {where}")
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:

@@ -1,5 +1,6 @@
 """``.model`` files of `mace_run_train`: opened with a check of what they are."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,7 +13,10 @@ from e2ip_plugins.errors import InputError
 def open_file(path: Path, device: str = "cpu") -> Any:
     """A stock or an e²IP `ScaleShiftMACE`; `InputError` for anything else."""
     try:
-        net = torch.load(path, map_location=device, weights_only=False)
+        with warnings.catch_warnings():
+            # That it is a TorchScript file is said below.
+            warnings.filterwarnings("ignore", message=".*TorchScript archive", category=UserWarning)
+            net = torch.load(path, map_location=device, weights_only=False)
     except InputError:
         raise
     # Unpickling lets whatever goes wrong inside it through.

@@ -47,7 +47,7 @@ def uncertainty_gradient(
     if family is None or isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             f"uncertainty_gradient needs a model with an e2ip readout, from the .model file of a run with --readout, "
-            f"not from its TorchScript file; this {type(model).__name__} is none"
+            f"not from its TorchScript file; this {type(model).__name__} is none (e2ip fit gives a stock model one)"
         )
     data = dict(data)
     with torch.enable_grad():

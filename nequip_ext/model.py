@@ -108,15 +108,16 @@ def E2IPModel(
 
 
 def _check_statistics(inner: Dict[str, Any]) -> None:
-    """NaN energy scales come from NaN or infinite reference forces and would make every output NaN."""
+    """NaN energy scales come from labels that are not finite, and would make every output NaN."""
     for name in ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors"):
         value = inner.get(name)
         numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InputError(
-                f"{name} of the inner model is {value}: the training data has non-finite labels. "
-                "With 'stats_manager: _target_: nequip_ext.E2IPDataStatisticsManager' in the data section, atoms "
-                "with NaN or infinite reference forces are left out of the statistics and of the loss."
+                f"{name} of the inner model is {value}: the training data has non-finite labels. Atoms with NaN or "
+                "infinite reference forces are left out of the statistics and of the loss with 'stats_manager: "
+                "_target_: nequip_ext.E2IPDataStatisticsManager' in the data section, which also names frames with "
+                "such energies: leave those out."
             )
 
 

@@ -13,14 +13,15 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.tools.frames import check_energy
 from nequip_ext.reference import check_reference, nan_where_not_finite
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
     """The statistics of ``nequip.data.CommonDataStatisticsManager``, checked before training.
 
-    Training data without forces or energies ends the run with `InputError`; atoms with NaN or infinite reference
-    forces are left out of the force statistics and counted in a warning.
+    Training data without forces or energies, or with energies that are not finite, ends the run with `InputError`;
+    atoms with NaN or infinite reference forces are left out of the force statistics and counted in a warning.
 
     Example usage in config:
 
@@ -48,13 +49,16 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
 
     def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
         """Statistics by name; see the class for errors and warnings."""
-        atoms = masked = 0
+        atoms = masked = frames = 0
 
         def checked() -> Iterator[AtomicDataDict.Type]:
-            nonlocal atoms, masked
+            nonlocal atoms, masked, frames
             for data in data_source:
                 for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
                     check_reference(data, field, "training data")
+                for energy in data[AtomicDataDict.TOTAL_ENERGY_KEY].flatten().tolist():
+                    check_energy(energy, f"frame {frames} of the training data")
+                    frames += 1
                 forces, bad = nan_where_not_finite(data[AtomicDataDict.FORCE_KEY])
                 atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
                 yield {**data, AtomicDataDict.FORCE_KEY: forces}
@@ -67,7 +71,7 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
                 raise
             raise InputError(
                 f"some frames of the training data have labels that others lack ({error}): NequIP needs the same in "
-                "all frames; remove these frames, or give them NaN"
+                "all frames; remove these frames, or, where it is forces, give them NaN"
             ) from error
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")

@@ -1,5 +1,6 @@
 """Subcommands that take a model file and write one, or its predictions: fit, evaluate, strip."""
 
+import zipfile
 from pathlib import Path
 from typing import Annotated, List, Optional
 
@@ -13,7 +14,9 @@ def fit_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip; with or without a readout.")],
     train: Annotated[List[Path], typer.Option(help="Training frames, as the model had them; may be repeated.")],
     valid: Annotated[List[Path], typer.Option(help="Other frames, with forces, to fit constants on; may be repeated.")],
-    output: Annotated[Optional[Path], typer.Option(help="The fitted model. [default: MODEL with -e2ip]")] = None,
+    output: Annotated[
+        Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
+    ] = None,
     forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
     head: Annotated[Optional[str], typer.Option(help="MACE head of the frames, where there are more.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
@@ -32,7 +35,8 @@ def fit_command(
 
     host = checks.host_of(model)
     if output is None:
-        output = checks.beside(model, f"-e2ip{'.ckpt' if host == 'nequip' else model.suffix}")
+        ending = model.suffix if host != "nequip" else ".nequip.zip" if _packages_readout(model) else ".ckpt"
+        output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
     training = read_frames(train, need_forces=False)
@@ -57,6 +61,14 @@ def fit_command(
     for line in report.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
+
+
+def _packages_readout(model: Path) -> bool:
+    """Whether a file is a package of NequIP that carries the code of a readout."""
+    if not zipfile.is_zipfile(model):
+        return False
+    with zipfile.ZipFile(model) as archive:
+        return any(name.endswith("nequip_ext/readout.py") for name in archive.namelist())
 
 
 def evaluate_command(
@@ -120,8 +132,12 @@ def evaluate_command(
     if opened.warning:
         checks.warn(opened.warning)
     settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
-    with progress(source, options.part) as told:
-        state = evaluate(opened, source, output, options, settings, told, str(model))
+    try:
+        with progress(source, options.part) as told:
+            state = evaluate(opened, source, output, options, settings, told, str(model))
+    except KeyboardInterrupt:
+        checks.warn("interrupted; what is finished is kept: the same command goes on")
+        raise typer.Exit(130) from None  # as of any command that Ctrl-C ends
     if state.skipped:
         first = state.skipped[0][1]
         number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"

@@ -28,7 +28,7 @@ def md_command(
     start: Annotated[Path, typer.Argument(metavar="START.extxyz", help="Structure to start from.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="Frames of the run.")],
     steps: Annotated[int, typer.Option(help="Time steps.")],
-    temperature: Annotated[str, typer.Option(help="In K; 300:1500 for a ramp.")] = "300",
+    temperature: Annotated[Optional[str], typer.Option(help="In K; 300:1500 for a ramp. [default: 300]")] = None,
     timestep: Annotated[float, typer.Option(help="In fs.")] = 0.5,
     thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="ASE's own.")] = "langevin",
     friction: Annotated[Optional[float], typer.Option(help="Of langevin, in 1/fs. [default: 0.01]")] = None,
@@ -73,7 +73,7 @@ def md_command(
     from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
 
     host = checks.host_of(model, checks.WITH_COMPILED)
-    first, last = runs.parse_temperature(temperature)
+    first, last = (runs.Settings.temperature, None) if temperature is None else runs.parse_temperature(temperature)
     for option, value, owner in (("--friction", friction, "langevin"), ("--time-constant", time_constant, "bussi")):
         if value is not None and thermostat != owner:
             raise InputError(f"{option} is for --thermostat {owner}, not {thermostat}")
@@ -91,6 +91,8 @@ def md_command(
         keep_velocities,
     )
     watching = {"--action": action, "--check-interval": check_interval, "--window": window, "--collected": collected}
+    if temperature is not None and settings.without_temperature:
+        raise InputError("--temperature: nve with --keep-velocities has the temperature of those; leave it out")
     thresholds = _thresholds(watch, held_out, watching)
     actions = _actions(action) or ["stop"]
     _check_level(level, thresholds)
@@ -201,6 +203,8 @@ def select_command(
     checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
     if method not in selecting.METHODS:
         raise InputError(f"--method {method}: choose from {', '.join(selecting.METHODS)}")
+    if weight is not None and method != "leverage":
+        raise InputError(f"--weight is for --method leverage, not {method}")
     limits = {"--min-distance": min_distance, "--max-force": max_force, "--max-leverage": max_leverage}
     for name, value in {**limits, **({} if weight is None else {"--weight": weight})}.items():
         if math.isnan(value) or value < 0.0 or (name == "--weight" and not 0.0 < value < math.inf):

@@ -16,6 +16,8 @@ KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
 #: What the bias has no part of, or would be wrong with it.
 _WITHOUT = ("stress", "stresses", "virials", "energies", "node_energy")
 
+_NUMBERS = (int, float, np.number)
+
 
 class BiasedCalculator(Calculator):
     """A calculator plus a bias energy that falls where the uncertainty rises: uncertainty-driven dynamics.
@@ -61,10 +63,10 @@ class BiasedCalculator(Calculator):
             )
         if key not in KEYS:
             raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in KEYS.items())}")
-        if not math.isfinite(strength):
-            raise InputError(f"strength={strength}: a finite energy in eV")
-        if not (math.isfinite(width) and width > 0.0):
-            raise InputError(f"width={width}: a number above 0, in the unit of {key} ({KEYS[key]})")
+        if not (isinstance(strength, _NUMBERS) and math.isfinite(strength)):
+            raise InputError(f"strength={strength!r}: a finite energy in eV")
+        if not (isinstance(width, _NUMBERS) and math.isfinite(width) and width > 0.0):
+            raise InputError(f"width={width!r}: a number above 0, in the unit of {key} ({KEYS[key]})")
         self.calculator, self.strength, self.width, self.key = calculator, float(strength), float(width), key
         names = [name for name in calculator.implemented_properties if name not in _WITHOUT]
         self.implemented_properties = [*names, "energy_unbiased", "forces_unbiased", "energy_bias"]

@@ -118,5 +118,8 @@ def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     forces = atoms.calc.results.get("forces_unbiased", forces)
     found = atoms.calc.results.get("forces_cov", held)
     if found is None:
-        raise InputError("no forces_cov: the calculator's model has no readout, or the frame is not one of predictions")
+        raise InputError(
+            "no forces_cov: the calculator's model has no readout, or the frame is not one of predictions (or of e2ip "
+            "evaluate --no-covariances, which leaves them out)"
+        )
     return forces, np.asarray(found, dtype=float).reshape(-1, 3, 3)

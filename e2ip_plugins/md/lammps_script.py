@@ -72,9 +72,11 @@ def split(script: Path) -> Tuple[str, str]:
         raise InputError(f"{script}: cannot be read ({error})") from error
     marks = [number for number, line in enumerate(lines) if line.strip() == MARK]
     if len(marks) != 1:
+        like = [number for number, line in enumerate(lines, 1) if line.replace(" ", "").startswith("#e2ip")]
         raise InputError(
-            f"{script}: has {len(marks) or 'no'} lines '{MARK}'; one says where the model comes in: after atoms and "
-            "masses, before dumps and runs"
+            f"{script}: has {len(marks) or 'no'} lines '{MARK}' with nothing else in them"
+            + (f" (but line {like[0]} is like one)" if like and not marks else "")
+            + "; one says where the model comes in: after units, atoms and masses, before dumps and runs"
         )
     return "".join(lines[: marks[0]]), "".join(lines[marks[0] + 1 :])
 

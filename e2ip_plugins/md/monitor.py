@@ -241,6 +241,8 @@ class Monitor:
     def _check_file(self) -> None:
         if self.frames.is_dir() or not self.frames.parent.is_dir():
             raise InputError(f"frames={self.frames}: is a folder, or its folder does not exist")
+        if self.frames.suffix == ".traj":
+            raise InputError(f"frames={self.frames}: what is written is extxyz; give it an ending such as .xyz")
         if self.frames.exists() and not (self.append or self._written):
             raise InputError(f"frames={self.frames}: is there already; choose another name, or append=True")
 

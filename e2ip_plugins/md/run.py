@@ -81,6 +81,11 @@ class Settings:
         if self.thermostat == "nve" and self.final_temperature is not None:
             raise InputError("--temperature: a ramp needs a thermostat, and nve has none")
 
+    @property
+    def without_temperature(self) -> bool:
+        """Whether the run has the structure's own velocities and no thermostat."""
+        return self.thermostat == "nve" and self.keep_velocities
+
     def temperature_at(self, step: int) -> float:
         """Of the thermostat, in K."""
         end = self.temperature if self.final_temperature is None else self.final_temperature
@@ -153,8 +158,8 @@ def run(
         With its calculator; moved.
     settings : Settings
     output : Path
-        extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat in
-        K (at the start, with ``nve``). Whole frames alone, also where Ctrl-C ends the run.
+        extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat, or
+        of the velocities drawn for ``nve``, in K. Whole frames alone, also where Ctrl-C ends the run.
     watch : Watch, optional
         Without it, only positions and forces that are no numbers end the run.
     where : str
@@ -181,7 +186,10 @@ def run(
             # A monitor says more; it may look at fewer steps.
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
         frame = with_results(atoms)
-        frame.info["md_step"], frame.info["md_temperature"] = dynamics.nsteps, settings.temperature_at(dynamics.nsteps)
+        frame.info["md_step"] = dynamics.nsteps
+        frame.info["md_temperature"] = settings.temperature_at(dynamics.nsteps)
+        if settings.without_temperature:
+            del frame.info["md_temperature"]
         append_frame(output, frame)
         written[0] += 1
 

@@ -12,7 +12,6 @@ leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_levera
 Energies and leverage follow the prefix of the forces.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Type, Union
@@ -22,6 +21,7 @@ import numpy as np
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.files import readable_frames
 from e2ip_plugins.keys import (
     CALIBRATION_KEY,
     FAMILY_KEY,
@@ -212,8 +212,8 @@ def _read_frames(path: Path) -> List[dict]:
         atoms_list = ase.io.read(path, index=":", format="extxyz")
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{path}: frame {_readable(path)} cannot be read as extxyz ({reason})") from error
+        reason, number = " ".join(f"{type(error).__name__}: {error}".split()), readable_frames(path, "extxyz")
+        raise InputError(f"{path}: frame {number} cannot be read as extxyz ({reason})") from error
     if not atoms_list:
         raise InputError(f"{path}: holds no frames")
     frames = []
@@ -228,17 +228,6 @@ def _read_frames(path: Path) -> List[dict]:
             }
         )
     return frames
-
-
-def _readable(path: Path) -> int:
-    """Frames before the first that cannot be read."""
-    import ase.io
-
-    count = 0
-    with suppress(Exception):
-        for _ in ase.io.iread(path, index=":", format="extxyz"):
-            count += 1
-    return count
 
 
 def _force_names(frame: dict) -> List[str]:
@@ -346,7 +335,10 @@ def _refuse_several(path: Path, names: List[Any], key: str) -> None:
 def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:
     for i, frame in enumerate(frames):
         if np.shape(frame["arrays"].get(name)) != (len(frame["species"]), *shape):
-            raise InputError(f"{path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom")
+            raise InputError(
+                f"{path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom; leave such "
+                "frames out, or, where it is a reference, give them NaN"
+            )
     return np.concatenate([f["arrays"][name] for f in frames]).astype(np.float64)
 
 

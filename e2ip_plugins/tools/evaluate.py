@@ -361,7 +361,8 @@ def _written(
             results[CALIBRATION_KEY] = Path(options.calibration.path).name
         names = ("energy", "forces", *(key.name for key in model.family.parameter_keys))
         if not all(np.isfinite(results[name]).all() for name in names):
-            problem = f"{one.where}: the model's prediction is not finite (do two atoms lie on each other?)"
+            problem = f"{one.where}: the model's prediction is not finite (do two atoms lie on each other? "
+            problem += "Did its training diverge?)"
             if not options.skip_bad:
                 raise InputError(problem)
             skipped.append((one.number, problem))

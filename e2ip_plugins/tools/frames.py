@@ -9,6 +9,7 @@ from ase.geometry import complete_cell
 from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import readable_frames
 from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
 from e2ip_plugins.tools.trajectories import TEXT, is_cut_off
 
@@ -68,8 +69,11 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
             found = ase.io.read(path, index=":")
         # ASE's readers let whatever goes wrong inside them through.
         except Exception as error:
+            if not path.stat().st_size:
+                raise InputError(f"{path}: has no frames") from error
             cut = "; its last frame is cut off" if path.suffix in TEXT and is_cut_off(path) else ""
-            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error}){cut}") from error
+            where = f"{path}, frame {readable_frames(path)}" if path.suffix in TEXT else path
+            raise InputError(f"{where}: ASE cannot read it ({type(error).__name__}: {error}){cut}") from error
         counting = [(a, f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
         own = [Frame(_bare(a), _forces(a, forces_key, where), where) for a, where in counting]
         if not own:
@@ -142,6 +146,15 @@ def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> 
     if len(same):
         i, j = sorted(near[same[0]].tolist())
         raise InputError(f"{where}: atoms {i} and {j} are at the same place; correct the frame or leave it out")
+
+
+def check_energy(energy: Any, where: str) -> None:
+    """Raise `InputError` for a reference energy, in eV, that is not finite: unlike forces, the hosts mask none."""
+    if not np.isfinite(energy).all():
+        raise InputError(
+            f"{where}: the reference energy is not finite, which would make the loss NaN; correct it, or leave the "
+            "frame out (forces may be NaN, energies not)"
+        )
 
 
 def check_is_new(path: Path, option: str = "") -> None:

@@ -108,6 +108,13 @@ def test_fit_names_its_output_after_the_model(fit, files, calls, model, host, ou
     assert calls[0] == host and calls[1][0][3] == files / output
 
 
+def test_fit_names_its_output_after_a_package_with_a_readout(fit, files, calls):
+    with zipfile.ZipFile(files / "a.nequip.zip", "w") as archive:
+        archive.writestr("a/nequip_ext/readout.py", "")
+    assert fit("a.nequip.zip").exit_code == 0
+    assert calls[1][0][3] == files / "a-e2ip.nequip.zip"
+
+
 def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
     options = ("--train", files / "valid.xyz", "--head", "pbe", "--device", "cpu:0", "--batch-size", 3)
     result = fit("my.model", *options, "--output", files / "other.model", "--forces-key", "REF_forces")

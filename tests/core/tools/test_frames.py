@@ -87,17 +87,17 @@ def test_isolated_atoms_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file"),
-        ("", "(ASE cannot read it|has no frames)"),
-        ("this is no xyz\n", "ASE cannot read it"),
-        ("3\nProperties=species:S:1:pos:R:3\nO 0 0 0\nH 0 0 1\n", "ASE cannot read it .*; its last frame is cut off"),
+        (None, ": no such file"),
+        ("", ": has no frames"),
+        ("this is no xyz\n", ", frame 0: ASE cannot read it"),
+        ("1\n\nO 0 0 0\n3\n\nO 0 0 0\nH 0 0 1\n", ", frame 1: ASE cannot read it .*; its last frame is cut off"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, content, message):
     path = tmp_path / "a.xyz"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(InputError, match=rf"a\.xyz: {message}"):
+    with pytest.raises(InputError, match=rf"a\.xyz{message}"):
         read_frames([path])
 
 

@@ -1,5 +1,7 @@
 """Labels from any calculator: what is there is kept, what fails is listed, and each frame is on its own."""
 
+import sys
+
 import ase.io
 import numpy as np
 import pytest
@@ -141,6 +143,17 @@ def test_any_calculator_of_ase(run):
     np.testing.assert_allclose(found.arrays["REF_forces"], cell.get_forces(), atol=1e-6)
     np.testing.assert_allclose(found.info["REF_stress"], cell.get_stress(voigt=False), atol=1e-6)
     assert "REF_stress" not in other.info
+
+
+def test_a_calculator_in_a_file_of_ones_own(run, tmp_path, monkeypatch):
+    """In the folder that the command is called in, which a console script has not on its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    before = list(sys.path)
+    (tmp_path / "my_own_method.py").write_text("from ase.calculators.emt import EMT as Mine\n")
+    result, _ = run([molecule("N2")], calculator="my_own_method:Mine")
+    assert result.exit_code == 0, result.output
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(
