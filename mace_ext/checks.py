@@ -64,7 +64,10 @@ def check_options(args: Namespace) -> None:
 
 
 def _check_structures(args: Namespace) -> None:
-    """Of a model that stays as it is: it must know every species. MACE would ask for atomic energies, which it has."""
+    """Of a model that stays as it is: it must know every species, and a batch must have its frames.
+
+    MACE would ask for atomic energies, which the model has, and leaves batches out that are not full.
+    """
     path = Path(args.foundation_model)
     if not path.is_file():  # the name of a published one
         return
@@ -74,6 +77,7 @@ def _check_structures(args: Namespace) -> None:
 
     known = [chemical_symbols[int(z)] for z in open_file(path).atomic_numbers]
     for option in ("train_file", "valid_file"):
+        total = 0
         for name in _listed(getattr(args, option)):
             if os.path.isdir(name) or name.endswith(_BINARY):
                 continue
@@ -83,6 +87,9 @@ def _check_structures(args: Namespace) -> None:
                 raise _unreadable(f"--{option} {name}", error) from error
             for number, atoms in enumerate(frames):
                 check_structure(atoms, f"--{option} {name}, frame {number}", known)
+            total += len(frames)
+        if option == "train_file" and 0 < total < args.batch_size:
+            raise InputError(f"--{option}: {total} frames fill no batch of --batch_size {args.batch_size}")
 
 
 def _listed(paths: Any) -> List[str]:

@@ -44,8 +44,6 @@ def configure_e2ip_model(
     try:
         warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs])
         _check_atomic_energies(atomic_energies, head_configs or [])
-        if not len(train_loader):
-            raise InputError(f"--batch_size {args.batch_size}: the training set has fewer frames; give a smaller one")
     except InputError as error:
         _end(error)
     model, output_args = stock(

@@ -45,6 +45,11 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
                 train(*options, name="wrong", **{option: tmp_path / "wrong.xyz"})
             assert f"--{option} {tmp_path / 'wrong.xyz'}, {text}" in capsys.readouterr().err
 
+    ase.io.write(tmp_path / "few.xyz", [known, known], format="extxyz")
+    with pytest.raises(SystemExit):
+        train(*options, name="few", train_file=tmp_path / "few.xyz", batch_size=3)
+    assert "--train_file: 2 frames fill no batch of --batch_size 3" in capsys.readouterr().err
+
     # A model with a readout keeps what that has learned.
     still = {"max_num_epochs": 1, "lr": 1e-30}
     again = train(
