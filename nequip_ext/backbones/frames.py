@@ -44,7 +44,6 @@ class Scalarisation(nn.Module):
 
     def forward(self, frames: Tensor, vectors: Tensor) -> Tensor:
         """t (M, H) of vectors Q (M, 3, H) in frames (M, 3, 3)."""
-        # A product of matrices here is what torch 2.13 generates code of whose derivative is wrong (test_compile.py).
-        along, normal, across = ((frames[:, row].unsqueeze(2) * vectors).sum(1) for row in range(3))
+        along, normal, across = torch.bmm(frames, vectors).unbind(1)
         even = torch.stack([along, normal.square(), across], dim=2)
         return self.norm * (self.network(even).squeeze(2) + along)
