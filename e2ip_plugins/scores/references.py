@@ -5,9 +5,11 @@ from typing import Optional
 import numpy as np
 from ase import units
 
+from e2ip_plugins.keys import KCAL_PER_MOL
+
 #: What one eV/Å is in other units of forces.
 _UNITS = {
-    "kcal/mol/Å": units.mol / units.kcal,
+    "kcal/mol/Å": 1.0 / KCAL_PER_MOL,
     "kJ/mol/Å": units.mol / units.kJ,
     "meV/Å": 1e3,
     "Hartree/Å": 1.0 / units.Hartree,

@@ -394,7 +394,7 @@ def test_the_command_says_what_was_left_out(command, tmp_path):
     ase.io.write(tmp_path / "in.xyz", [*frames_of(1), ase.Atoms()], format="extxyz")
     result = command("--skip-bad")
     assert result.exit_code == 0 and "1 bad frame left out, listed in" in result.stderr
-    assert "in.xyz, frame 1: has no atoms" in result.stderr and "1 frame" in result.stdout
+    assert "in.xyz, frame 1: has no atoms" in result.stderr and "1 frame\n" in result.stdout
     (tmp_path / "in.xyz").write_text("0\n\n" * 2)
     result = command("--skip-bad", "--overwrite")
     assert result.exit_code == 1 and "2 bad frames left out" in result.stderr and "0 frames" in result.stdout
