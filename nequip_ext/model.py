@@ -9,6 +9,7 @@ from hydra.utils import get_method
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
+from nequip_ext.compiler import mend
 from nequip_ext.readout import FeatureTap, GraphReadout, find_readout
 
 #: Inner models that have been trained.
@@ -103,7 +104,7 @@ def E2IPModel(
             )
         built.requires_grad_(False)
     for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
-        _add_readout(graph_model, settings, seed)
+        _add_readout(mend(graph_model), settings, seed)
     return built
 
 

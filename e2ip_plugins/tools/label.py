@@ -60,14 +60,14 @@ def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]
     module, _, attribute = name.partition(":")
     if not attribute:
         raise InputError(f"--calculator {name}: a module and a class, for example tblite.ase:TBLite")
-    # A console script has the folder of the script on its path, not the one that it is called in.
-    sys.path.append(os.getcwd())
+    # A console script has the folder of the script on its path, not the one that it is called in. It stays there:
+    # calculators import some of what they need with the first frame.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         made = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"--calculator {name}: cannot be imported ({error})") from error
-    finally:
-        sys.path.remove(os.getcwd())
     given: Dict[str, Any] = {}
     for text in arguments:
         key, sign, value = text.partition("=")

@@ -1,8 +1,9 @@
 """Builders of the backbones, with NequIP's own ends: lengths, cutoffs, scales and shifts, pair potential, forces."""
 
+import functools
 import inspect
 import math
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import torch
 from nequip.data import AtomicDataDict
@@ -26,6 +27,7 @@ from nequip_ext.backbones.geometry import CosineCutoff, EdgeDirections, Gaussian
 from nequip_ext.backbones.layers import xavier_mlp
 from nequip_ext.backbones.painn import PaiNNMessage, PaiNNMixing
 from nequip_ext.backbones.phases import GROUPS, EdgePhases, PhaseState
+from nequip_ext.compiler import mend
 
 #: Energies of atoms per type, or one number for all.
 PerType = Union[float, Dict[str, float], None]
@@ -36,7 +38,12 @@ PRESETS = ("default", "paper")
 _EVERY_MODELS = ("seed", "model_dtype", "compile_mode")
 
 
-@model_builder
+def _builder(function: Callable[..., Any]) -> Callable[..., Any]:
+    build = model_builder(function)
+    return functools.wraps(function)(lambda *args, **kwargs: mend(build(*args, **kwargs)))
+
+
+@_builder
 def PaiNNModel(
     r_max: float,
     type_names: Sequence[str],
@@ -96,7 +103,7 @@ def PaiNNModel(
     return modules.with_ends(list(type_names), **ends)
 
 
-@model_builder
+@_builder
 def AlphaNetModel(
     r_max: float,
     type_names: Sequence[str],

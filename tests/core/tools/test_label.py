@@ -149,11 +149,14 @@ def test_a_calculator_in_a_file_of_ones_own(run, tmp_path, monkeypatch):
     """In the folder that the command is called in, which a console script has not on its path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    before = list(sys.path)
-    (tmp_path / "my_own_method.py").write_text("from ase.calculators.emt import EMT as Mine\n")
-    result, _ = run([molecule("N2")], calculator="my_own_method:Mine")
+    (tmp_path / "my_own_settings.py").write_text("")
+    (tmp_path / "my_own_method.py").write_text(
+        "from ase.calculators.emt import EMT\n\nclass Mine(EMT):\n"
+        "    def calculate(self, *args):\n        import my_own_settings\n\n        super().calculate(*args)\n"
+    )
+    result, output = run([molecule("N2")], calculator="my_own_method:Mine")
     assert result.exit_code == 0, result.output
-    assert sys.path == before
+    assert len(read_trajectory(output)[0]) == 1
 
 
 @pytest.mark.parametrize(
