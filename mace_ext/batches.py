@@ -12,9 +12,9 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
-from e2ip_plugins.readout.readout import model_name, unfitted
+from e2ip_plugins.readout.readout import unfitted
 from mace_ext.files import choose_head, open_file
-from mace_ext.readout import find_family, find_readout, output_keys
+from mace_ext.readout import find_family, find_name, find_readout, output_keys
 
 
 class Batches:
@@ -23,7 +23,7 @@ class Batches:
     def __init__(self, net: Any, device: str, head: str) -> None:
         self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head
         self.family = find_family(net)
-        self.warning, self.uq_model = unfitted(find_readout(net)), model_name(find_readout(net))
+        self.warning, self.uq_model = unfitted(find_readout(net)), find_name(net, head)
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
         self.species = [chemical_symbols[z] for z in self.table.zs]

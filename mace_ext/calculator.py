@@ -17,13 +17,13 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
-from e2ip_plugins.readout.readout import model_name, unfitted
+from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.files import choose_head
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.heard import Heard
-from mace_ext.readout import find_family, find_readout, has_leverage
+from mace_ext.readout import find_family, find_name, find_readout, has_leverage
 
 
 def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, None] = None, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, N
     #: Family of each model; empty unless all of them have a readout.
     self._uq_families = [family for family in found if family is not None] if None not in found else []
     #: Name of the readout; None for committees and stock models.
-    self._uq_model = model_name(find_readout(self.models[0])) if len(found) == 1 else None
+    self._uq_model = find_name(self.models[0], self.head) if len(found) == 1 else None
     if self._uq_calibration is not None:
         if len(found) > 1:
             raise InputError(f"{calibration}: is for one model, not for the mixture of the {len(found)} of a committee")

@@ -40,8 +40,11 @@ def check_options(args: Namespace) -> None:
             resolve_force_unit(args.e2ip_force_unit)
     except InputError as error:
         # The core knows options by the names that both hosts share; those with an underscore are no ordinary words.
-        names = "|".join(name for name in given_options(args) if "_" in name)
-        raise InputError(re.sub(rf"(?<!--e2ip_)\b({names})\b", r"--e2ip_\1", str(error)) if names else error) from error
+        given, text = given_options(args), str(error)
+        names = "|".join(name for name in given if "_" in name)
+        text = re.sub(rf"(?<!--e2ip_)\b({names})\b", r"--e2ip_\1", text) if names else text
+        about = text.removeprefix("unknown ").partition(" ")[0]
+        raise InputError(f"--e2ip_{about}: {text}" if about in given else text) from error
     if args.model not in MODELS:
         raise InputError(f"{readout} needs --model {' or '.join(MODELS)}, not {args.model}")
     if args.loss not in LOSSES:

@@ -24,12 +24,12 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY, UNFITTED
-from e2ip_plugins.readout.readout import model_name, unfitted
+from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.compat import hear_outputs
 from mace_ext.patches import wrap
-from mace_ext.readout import find_family, find_readout
+from mace_ext.readout import find_family, find_name, find_readout
 
 
 class _Columns:
@@ -45,6 +45,7 @@ class _Columns:
         self.warned = False
         self.calibration: Optional[Calibration] = None
         self.unchecked: List[Tuple[str, Any]] = []
+        self.head: Optional[str] = None
 
     def check_structures(self) -> None:
         """`InputError` for frames that MACE would predict numbers of that mean nothing; once in a run."""
@@ -58,11 +59,15 @@ class _Columns:
             print(f"mace_eval_configs: warning: {text}", file=sys.stderr)
             self.warned = True
 
-    def begin(self, readout: Any) -> None:
+    def begin(self, model: Any) -> None:
         """Look at the model and at the frames before its first batch."""
+        readout = find_readout(model)
         self.warn(unfitted(readout))
         if readout is not None:
-            self.uq_model = self.uq_model or model_name(readout)
+            heads = getattr(model, "heads", ["Default"])
+            # As the stock code chooses one.
+            head = self.head or ("Default" if "Default" in heads else heads[-1])
+            self.uq_model = self.uq_model or find_name(model, head)
             self.check_structures()
 
     def add(self, family: Optional[Type[Family]], output: Dict[str, Tensor], ptr: Tensor) -> None:
@@ -132,7 +137,7 @@ def patch_eval_configs(module: Any) -> None:
             module.argparse = stock_argparse
 
     def before(model):
-        columns.begin(find_readout(model))
+        columns.begin(model)
 
     def after(model, batch, output):
         columns.add(find_family(model), output, batch["ptr"])
@@ -142,6 +147,7 @@ def patch_eval_configs(module: Any) -> None:
         if folder and not os.path.isdir(folder):
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
         columns.clear()
+        columns.head = args.head
         given = getattr(args, "e2ip_calibration", None)
         calibration = columns.calibration = None if given is None else Calibration.read(given)
 

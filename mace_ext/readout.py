@@ -10,7 +10,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import LEVERAGE, OutputKey
 from e2ip_plugins.readout.layout import Layout, blocks
-from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import Settings, outdated
 
 
@@ -19,6 +19,15 @@ def find_readout(model: Any) -> Optional[Readout]:
     if hasattr(model, "e2ip_head"):
         raise InputError(outdated("this model"))
     return getattr(model, "e2ip_readout", None)
+
+
+def find_name(model: Any, head: Optional[str]) -> Optional[str]:
+    """Name of a model's readout, see `model_name`; of one that has several heads, with the head that is asked.
+
+    Every head has a trunk and a leverage of its own: what was found out about one is not true of another.
+    """
+    name = model_name(find_readout(model))
+    return name if name is None or head is None or len(getattr(model, "heads", ())) < 2 else f"{name}-{head}"
 
 
 def find_family(model: Any) -> Optional[Type[Family]]:

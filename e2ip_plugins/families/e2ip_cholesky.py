@@ -43,7 +43,7 @@ class E2IPCholesky(NIW):
         return log_diagonal, coefficients[:, 5:]
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """See `NIW`; log Σ0 has no gradient, Σ0 has."""
+        """See `NIW`; of log Σ0 the trace has derivatives of every order, the rest a first one."""
         log_diagonal, rows = self.factor(coefficients)
         sigma0 = _product(log_diagonal + torch.log(force_unit), rows)
         nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
@@ -51,7 +51,7 @@ class E2IPCholesky(NIW):
         mean = log_diagonal.mean(-1, keepdim=True)
         # In units of its size and in double precision: digits of the small eigenvalues.
         log_sigma0 = log_spd(_product((log_diagonal - mean).double(), rows.double())).to(sigma0.dtype)
-        shift = 2.0 * (mean + torch.log(force_unit)).detach()
+        shift = 2.0 * (mean + torch.log(force_unit)) - log_sigma0[:, :3].mean(-1, keepdim=True)
         log_sigma0 = torch.cat([log_sigma0[:, :3] + shift, log_sigma0[:, 3:]], dim=1)
         return log_sigma0, sigma0, nu, kappa, past_knee.to(sigma0.dtype)
 

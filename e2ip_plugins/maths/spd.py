@@ -202,19 +202,28 @@ def squarings_for(log_matrix: Tensor) -> int:
 
 
 def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:
-    """Logarithm (N, 6) of symmetric positive matrices as sym6 (N, 6), without a gradient.
+    """Logarithm (N, 6) of symmetric positive matrices as sym6 (N, 6).
 
-    Eigenvalues below ``floor`` times the largest count as that: a sample covariance may be singular. A matrix that is
-    not finite gives NaN.
+    Its first derivative is exact, also where eigenvalues coincide; it has no second one. Eigenvalues below ``floor``
+    times the largest count as that: a sample covariance may be singular. A matrix that is not finite gives NaN.
     """
-    full = sym6_to_matrix(matrix.detach())
+    given = sym6_to_matrix(matrix)
+    full = given.detach()
     finite = torch.isfinite(full).flatten(1).all(1)
     # Eigensolvers raise at NaN.
     eye = torch.eye(3, dtype=full.dtype, device=full.device)
     values, axes = torch.linalg.eigh(torch.where(finite[:, None, None], full, eye))
-    logs = torch.log(torch.maximum(values, floor * values[:, 2:]))
-    log = (axes * logs.unsqueeze(-2)) @ axes.transpose(-1, -2)
-    log = torch.where(finite[:, None, None], log, torch.full_like(log, float("nan"))).flatten(1)
+    values = torch.maximum(values, floor * values[:, 2:])
+    log = (axes * torch.log(values).unsqueeze(-2)) @ axes.transpose(-1, -2)
+    log = torch.where(finite[:, None, None], log, torch.full_like(log, float("nan")))
+    if matrix.requires_grad:
+        # Along the axes, what changes is divided by the logarithmic mean of two eigenvalues (Daleckii and Krein).
+        change = axes.transpose(-1, -2) @ (given - full) @ axes
+        smaller = torch.minimum(values.unsqueeze(-1), values.unsqueeze(-2))
+        excess = torch.maximum(values.unsqueeze(-1), values.unsqueeze(-2)) / smaller - 1.0
+        ratio = torch.where(excess > 0.0, torch.log1p(excess) / torch.where(excess > 0.0, excess, 1.0), 1.0)
+        log = log + axes @ (change * ratio / smaller) @ axes.transpose(-1, -2)
+    log = log.flatten(1)
     return torch.stack([log[:, 0], log[:, 4], log[:, 8], log[:, 5], log[:, 2], log[:, 1]], dim=-1)
 
 

@@ -121,7 +121,8 @@ def read_predictions(
     """
     path = Path(path)
     frames = _read_frames(path)
-    first = frames[0]
+    # Isolated atoms, which come first in many files, have none.
+    first = next((frame for frame in frames if _reference_name(path, frame, ref_forces, False)), frames[0])
     reference = _reference_name(path, first, ref_forces, required)
     prefix = _prediction_prefix(path, first, reference)
     family = _family(path, frames, prefix)
@@ -143,7 +144,7 @@ def read_predictions(
         sizes=np.array([len(f["species"]) for f in frames]),
         species=np.concatenate([f["species"] for f in frames]),
         positions=np.concatenate([f["arrays"]["positions"] for f in frames]),
-        reference_forces=_column(path, frames, reference, (3,)) if reference else np.full_like(forces, np.nan),
+        reference_forces=_reference(path, frames, reference) if reference else np.full_like(forces, np.nan),
         forces=forces,
         reference_energy=_energies(path, frames, energy_name),
         energy=_energies(path, frames, prefix + "energy"),
@@ -337,9 +338,17 @@ def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarr
         if np.shape(frame["arrays"].get(name)) != (len(frame["species"]), *shape):
             raise InputError(
                 f"{path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom; leave such "
-                "frames out, or, where it is a reference, give them NaN"
+                "frames out"
             )
     return np.concatenate([f["arrays"][name] for f in frames]).astype(np.float64)
+
+
+def _reference(path: Path, frames: List[dict], name: str) -> np.ndarray:
+    """Reference forces, NaN in frames that have none."""
+    given = [
+        f if name in f["arrays"] else {**f, "arrays": {name: np.full((len(f["species"]), 3), np.nan)}} for f in frames
+    ]
+    return _column(path, given, name, (3,))
 
 
 def _leverage(path: Path, frames: List[dict], name: str) -> Optional[np.ndarray]:

@@ -77,7 +77,8 @@ def sparsification(ranking: np.ndarray, error_norm: np.ndarray) -> np.ndarray:
     """
     kept_first = error_norm[np.argsort(ranking, kind="stable")]
     left = np.cumsum(kept_first) / np.arange(1, len(kept_first) + 1)
-    return (left / left[-1])[::-1]
+    # All errors are zero in perfect crystals.
+    return (left / left[-1])[::-1] if left[-1] > 0.0 else np.ones_like(left)
 
 
 def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:

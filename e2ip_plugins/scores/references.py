@@ -18,7 +18,7 @@ _UNITS = {
 }
 
 #: From this correlation on a common factor means something; factors within the second are those of a poor model.
-_ALIKE, _USUAL = 0.8, 2.0
+_ALIKE, _USUAL = 0.8, 3.0
 
 
 def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:

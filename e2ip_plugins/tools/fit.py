@@ -79,9 +79,11 @@ class Report:
 
     def lines(self, heads: Sequence[str] = ()) -> List[str]:
         """The fit in words, one line per data set."""
+        species, data_sets = ({key[i] for key in self.atoms} for i in (1, 0))
         lines = [
-            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(self.atoms)} species in "
-            f"{self.regions} regions"
+            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
+            + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
+            + f" in {self.regions} regions"
         ]
         for head, c in self.constants.items():
             where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
@@ -92,8 +94,9 @@ class Report:
                 listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
                 size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
             lines.append(
-                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of {c.configurations} "
-                f"validation configuration{'s' * (c.configurations != 1)} {c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL, mean of "
+                f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}, "
+                f"{c.nll[0]:.3f} -> {c.nll[1]:.3f}"
                 + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
             )
         return lines

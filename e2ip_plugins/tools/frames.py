@@ -97,7 +97,11 @@ def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = Non
     if not len(atoms):
         raise InputError(f"{where}: has no atoms")
     check_atoms(atoms.numbers, atoms.positions, where, known)
-    vectors = atoms.cell.array[atoms.pbc]
+    _check_cell(atoms.cell.array, atoms.pbc, where)
+
+
+def _check_cell(cell: np.ndarray, periodic: np.ndarray, where: str) -> None:
+    vectors = cell[periodic]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
 
@@ -117,7 +121,7 @@ def check_atoms(numbers: np.ndarray, positions: np.ndarray, where: str, known: O
 
 
 def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> None:
-    """Raise `InputError` for two atoms at the same place.
+    """Raise `InputError` for two atoms at the same place, and for a periodic structure without a cell.
 
     Their energy is infinite, and features of the atoms around them tell nothing of any other frame.
 
@@ -132,7 +136,8 @@ def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> 
         For the message.
     """
     vectors = np.zeros((3, 3)) if cell is None else np.asarray(cell, dtype=np.float64)
-    wrapped = vectors.any(-1) & (np.zeros(3, dtype=bool) if periodic is None else np.asarray(periodic, dtype=bool))
+    wrapped = np.zeros(3, dtype=bool) if periodic is None else np.asarray(periodic, dtype=bool)
+    _check_cell(vectors, wrapped, where)
     box = complete_cell(np.where(wrapped[:, None], vectors, 0.0))
     scaled = np.asarray(positions, dtype=np.float64) @ np.linalg.inv(box)
     scaled = np.where(wrapped, scaled % 1.0, scaled)

@@ -12,7 +12,7 @@ from e2ip_plugins.readout.leverage import Leverage
 #: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
 RIDGE = 1e-5
 
-#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for all species together.
+#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for a head's together.
 ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
 
 #: How much of its species' covariance enters that of a region: between two regions is not outside.
@@ -60,6 +60,9 @@ class Moments:
         Atoms by kind; one at least.
     ridge : float
         See `RIDGE`.
+    per_head : int, optional
+        Kinds that a head has, of which the first are 0 to that, and so on. Heads know nothing of each other: what
+        supports one's predictions says nothing of another's. None: there is one.
 
     Attributes
     ----------
@@ -69,14 +72,13 @@ class Moments:
         Empty where a kind has a single region, which is the kind itself.
     """
 
-    def __init__(self, features: Dict[int, np.ndarray], ridge: float = RIDGE) -> None:
-        self.ridge = ridge
+    def __init__(self, features: Dict[int, np.ndarray], ridge: float = RIDGE, per_head: Optional[int] = None) -> None:
+        self.ridge, self.per_head = ridge, per_head
         self.total = {kind: Scatter(x) for kind, x in features.items()}
         self.regions: Dict[int, List[Scatter]] = {}
-        pooled = self._pooled()
         for kind, x in features.items():
-            number = number_of_regions(len(x), x.shape[1], len(features))
-            self.regions[kind] = _regions(x, self._shrunk(kind, pooled), number)
+            number = number_of_regions(len(x), x.shape[1], len(self._of_head(kind)))
+            self.regions[kind] = _regions(x, self._shrunk(kind), number)
 
     def weight(self, kind: int) -> float:
         """Of the pool in the moments of a kind.
@@ -111,7 +113,7 @@ class Moments:
         weights : (n,)
         """
         leverage = Leverage(features.shape[1], 1).double()
-        _fill(leverage, {0: self.total[kind].mean}, [(0, *region) for region in self._whitened(kind, self._pooled())])
+        _fill(leverage, {0: self.total[kind].mean}, [(0, *region) for region in self._whitened(kind)])
         return leverage, float(np.average(distances(leverage, features, 0), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
@@ -122,34 +124,38 @@ class Moments:
         features : dict of (n, D) arrays
             Atoms by kind, over which the mean leverage is to be 1.
         """
-        pooled = self._pooled()
-        regions = [(kind, *region) for kind in self.total for region in self._whitened(kind, pooled)]
+        regions = [(kind, *region) for kind in self.total for region in self._whitened(kind)]
         _fill(leverage, {kind: total.mean for kind, total in self.total.items()}, regions)
         means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
-        for kind, norm in norms_of(means, leverage.centres.shape[1]).items():
-            leverage.region_norms[leverage.region_kinds == kind] = norm
+        for kind in means:
+            norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
+            leverage.region_norms[leverage.region_kinds == kind] = norms[kind]
 
     def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
-        return (x - self.total[kind].mean) @ _whitening(self._shrunk(kind, self._pooled()), self.ridge)
+        return (x - self.total[kind].mean) @ _whitening(self._shrunk(kind), self.ridge)
 
     def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Region of a kind that atoms (n, D) are in (n,) int."""
-        parts = self._whitened(kind, self._pooled())
+        parts = self._whitened(kind)
         white = [(x - self.total[kind].mean - offset) @ whitening for offset, whitening in parts]
         return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in white], axis=0)
 
-    def _pooled(self) -> np.ndarray:
-        """Covariance within all kinds (D, D)."""
-        totals = list(self.total.values())
-        return np.sum([total.sum for total in totals], axis=0) / sum(total.count for total in totals)
+    def _of_head(self, kind: int) -> List[int]:
+        """Kinds of the same head."""
+        if self.per_head is None:
+            return list(self.total)
+        return [other for other in self.total if other // self.per_head == kind // self.per_head]
 
-    def _shrunk(self, kind: int, pooled: np.ndarray) -> np.ndarray:
+    def _shrunk(self, kind: int) -> np.ndarray:
+        """Covariance of a kind (D, D), with some of that within all kinds of its head."""
+        totals = [self.total[other] for other in self._of_head(kind)]
+        pooled = np.sum([total.sum for total in totals], axis=0) / sum(total.count for total in totals)
         weight = self.weight(kind)
         return (1.0 - weight) * self.total[kind].covariance + weight * pooled
 
-    def _whitened(self, kind: int, pooled: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-        total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind, pooled)
+    def _whitened(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind)
         size = len(total.mean)
         if not parts:
             yield np.zeros(size), _whitening(covariance, self.ridge)

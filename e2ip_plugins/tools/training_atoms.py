@@ -73,7 +73,7 @@ class TrainingAtoms:
         """Moments into the leverage's buffers; gives the weight of the pool in those of every kind."""
         seen = np.flatnonzero(self.count).tolist()
         features = {kind: self.features(kind) for kind in seen}
-        moments = Moments(features, ridge)
+        moments = Moments(features, ridge, leverage.species_per_head())
         for kind in seen:
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
         moments.store(leverage, features)

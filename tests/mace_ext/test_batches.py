@@ -77,6 +77,8 @@ def test_heads(run, model_files):
         calculator.calculate(frames[0])
         expected = calculator.results["e2ip_log_sigma0"]
         np.testing.assert_allclose(frames[0].arrays["e2ip_log_sigma0"], expected, atol=1e-8)
+        assert frames[0].info["uq_model"] == calculator.results["uq_model"]
+        assert frames[0].info["uq_model"].endswith(f"-{head}"), "what was calibrated for one is not for another"
     for head, message in ((None, "has 2 heads; give --head, one of: one, two"), ("three", "has no head 'three'")):
         with pytest.raises(InputError, match=message):
             run("multihead", head=head)

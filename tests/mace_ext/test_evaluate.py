@@ -14,6 +14,7 @@ from mace.calculators import MACECalculator
 from mace.cli import eval_configs
 
 from e2ip_plugins import families
+from e2ip_plugins.readout.readout import model_name
 
 OUTPUT_KEYS = families.get("e2ip").output_keys()
 
@@ -80,6 +81,10 @@ def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_
         expected = model(make_batch(written, heads=["one", "two"], head=head))["e2ip_log_sigma0"].detach().numpy()
         log_sigma0[head] = np.concatenate([atoms.arrays["MACE_e2ip_log_sigma0"] for atoms in written])
         np.testing.assert_allclose(log_sigma0[head], expected, atol=1e-6)
+        names = {atoms.info["MACE_uq_model"] for atoms in written}
+        assert names == {f"{model_name(model.e2ip_readout)}-{head}"}
+    (other,) = {atoms.info["MACE_uq_model"] for atoms in predict(model_files["multihead"], configs, tmp_path / "n.xyz")}
+    assert {other} == names, "the last one, as MACE takes without --head"
     assert np.abs(log_sigma0["one"] - log_sigma0["two"]).max() > 0.1
 
 

@@ -89,7 +89,7 @@ def test_a_checkpoint_of_the_other_kind_ends_the_run(train, capsys):
     ("flags", "words"),
     [
         ((*OURS, "--lbfgs"), "--e2ip_forces host does not go with --lbfgs"),
-        (("--readout=e2ip", "--e2ip_forces=mine"), "forces is 'mine'; choose from: likelihood, host"),
+        (("--readout=e2ip", "--e2ip_forces=mine"), "--e2ip_forces: forces is 'mine'; choose from: likelihood, host"),
         (("--e2ip_forces=host",), "--e2ip_forces has no effect without --readout"),
     ],
 )

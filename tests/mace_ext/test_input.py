@@ -35,8 +35,8 @@ def parse(training_command):
         (["--e2ip_force_unit=0.1"], "--e2ip_force_unit has no effect without --readout e2ip"),
         (["--readout=other"], "argument --readout: invalid choice: 'other' (choose from"),
         ([E2IP, "--e2ip_evidence_weight=much"], "--e2ip_evidence_weight must be a float, got 'much'"),
-        ([E2IP, "--e2ip_preset=best"], "unknown preset 'best'"),
-        ([E2IP, "--e2ip_evidence=some"], "unknown evidence mode 'some'"),
+        ([E2IP, "--e2ip_preset=best"], "--e2ip_preset: unknown preset 'best'"),
+        ([E2IP, "--e2ip_evidence=some"], "--e2ip_evidence: unknown evidence mode 'some'"),
         (
             [E2IP, "--e2ip_evidence=independent", "--e2ip_evidence_weight=-1"],
             "--e2ip_evidence_weight must be a finite number >= 0, got -1.0",

@@ -6,6 +6,7 @@ import torch
 from scipy.stats import multivariate_t
 
 from e2ip_plugins import families
+from e2ip_plugins.families.interface import Support
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
 F64 = torch.float64
@@ -96,3 +97,22 @@ def test_scripted_equals_eager():
     coefficients, _, outputs = example(module)
     for key, value in torch.jit.script(module)(coefficients, torch.tensor(UNIT, dtype=F64)).items():
         torch.testing.assert_close(value, outputs[key])
+
+
+@pytest.mark.parametrize("evidence", ["leverage", "coupled", "independent"])
+@pytest.mark.parametrize("unit", [None, 2.0])
+def test_derivatives_of_its_outputs(evidence, unit):
+    """Of what a biased MD differentiates, in units other than eV, too; twice where the trace alone has its say."""
+    module = build(evidence=evidence)
+    coefficients = example(module, count=4)[0].detach().requires_grad_()
+    ones = torch.ones(4, dtype=F64)
+    support = Support(3 * ones, 5 * ones, 2.5 * ones, -6 * ones, 0.1 * ones, torch.tensor(True))
+
+    def uncertainties(c):
+        outputs = module(c, torch.tensor(UNIT, dtype=F64), support)
+        outputs = outputs if unit is None else outputs | module.in_units(outputs, unit)
+        return outputs["forces_epistemic_std"], outputs["forces_cov"]
+
+    assert torch.autograd.gradcheck(uncertainties, coefficients, eps=1e-6, atol=1e-7, rtol=1e-6)
+    if unit is None:
+        assert torch.autograd.gradgradcheck(uncertainties, coefficients, eps=1e-6, atol=1e-6, rtol=1e-5)

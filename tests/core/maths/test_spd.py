@@ -251,3 +251,12 @@ def test_logarithm_of_what_has_none():
     assert torch.allclose(spd.log_spd(singular).exp()[0, :3], torch.tensor([1.0, 1.0, 1e-14], dtype=torch.float64))
     bad = torch.tensor([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [float("nan")] * 6], dtype=torch.float64)
     assert torch.equal(spd.log_spd(bad)[0], torch.zeros(6, dtype=torch.float64)) and spd.log_spd(bad)[1].isnan().all()
+
+
+@pytest.mark.parametrize("eigenvalues", [(1.0, 2.0, 5.0), (2.0, 2.0, 2.0), (1e-3, 1.0, 1.0), (1.0, 1.0 + 1e-9, 3.0)])
+def test_derivative_of_the_logarithm(eigenvalues):
+    axes = torch.linalg.qr(torch.randn(3, 3, dtype=F64, generator=torch.Generator().manual_seed(3)))[0]
+    matrix = (axes * torch.tensor(eigenvalues, dtype=F64)) @ axes.mT
+    full = matrix[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]].unsqueeze(0).requires_grad_()
+    assert torch.autograd.gradcheck(spd.log_spd, full, eps=1e-6, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(spd.log_spd(full).detach(), spd.log_spd(full.detach()), rtol=0, atol=0)

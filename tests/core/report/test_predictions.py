@@ -195,6 +195,19 @@ def two_references(frames):
         atoms.arrays["dft_forces"] = atoms.arrays["REF_forces"]
 
 
+@pytest.mark.parametrize("bare", [(0,), (1, 2)])
+def test_frames_without_references_have_none(tmp_path, bare):
+    """Isolated atoms, which stand first in many files."""
+    whole = read_predictions(write(tmp_path / "whole.xyz", make_frames()))
+    frames = make_frames()
+    for i in bare:
+        del frames[i].arrays["REF_forces"]
+    found = read_predictions(write(tmp_path / "part.xyz", frames))
+    lacking = np.isin(whole.frame_of_atom, bare)
+    assert np.isnan(found.reference_forces[lacking]).all()
+    np.testing.assert_array_equal(found.reference_forces[~lacking], whole.reference_forces[~lacking])
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -189,6 +189,11 @@ def test_mean_leverage_is_of_finite_ones():
     assert metrics.summarise(metrics.score_atoms(error))["leverage"] is None
 
 
+def test_sparsification_without_errors():
+    """Forces of perfect crystals vanish, predicted or not."""
+    assert metrics.ause(np.arange(3.0), np.zeros(3)) == 0.0
+
+
 def test_ause_by_hand():
     """Errors 4 3 2 1 (mean 2.5). Dropped in order: means 2.5, 2, 1.5, 1; in reverse order: 2.5, 3, 3.5, 4."""
     error = np.array([4.0, 3.0, 2.0, 1.0])

@@ -31,6 +31,7 @@ def test_models_of_any_quality_raise_none(error):
     assert doubt(FORCES, FORCES + error * ERRORS) is None
     # What a poor model learns first is to predict small forces.
     assert doubt(FORCES, (FORCES + error * ERRORS) / (1 + error**2)) is None
+    assert doubt(FORCES, (FORCES + 0.5 * ERRORS) / 2.3) is None
 
 
 def test_nothing_to_compare():

@@ -197,8 +197,11 @@ def test_atoms_at_the_same_place(tmp_path, periodic):
 def test_no_crystal_has_atoms_at_the_same_place():
     """Nor any whose atoms lie on the faces of the cell, or between its two, but for rounding."""
     positions = np.array([[0.0, 0.0, 0.0], [-1e-17, 1.8, 1.8], [1.8, 3.6 - 1e-12, 1.8], [1.8, 1.8, 0.0]])
-    for cell, periodic in ((np.eye(3) * 3.6, (True,) * 3), (None, None), (np.zeros((3, 3)), (True,) * 3)):
+    for cell, periodic in ((np.eye(3) * 3.6, (True,) * 3), (None, None), (np.zeros((3, 3)), (False,) * 3)):
         check_apart(positions, cell, periodic, "x")
+    # MACE takes a cell of one ångström where there is none.
+    with pytest.raises(InputError, match="x: is periodic in 3 directions, and its cell is not"):
+        check_apart(positions, np.zeros((3, 3)), (True,) * 3, "x")
     with pytest.raises(InputError, match="x: atoms 0 and 1"):
         check_apart(np.array([[-1e-17, 0.0, 0.0], [3.6, 0.0, 3.6]]), np.eye(3) * 3.6, (True,) * 3, "x")
 
