@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import check_apart, check_atoms, check_energy, doubts
+from e2ip_plugins.tools.frames import check_apart, check_atoms, check_finite, doubts
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -42,7 +42,8 @@ def configure_e2ip_model(
     head_configs = kwargs.get("head_configs", rest[2] if len(rest) > 2 else None)
     z_table = kwargs.get("z_table", rest[1] if len(rest) > 1 else None)
     try:
-        warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs])
+        labels = ("energy", *_FURTHER.get(args.loss, ()))
+        warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs], labels)
         _check_atomic_energies(atomic_energies, head_configs or [])
     except InputError as error:
         _end(error)
@@ -65,6 +66,10 @@ def configure_e2ip_model(
     )
     load_foundation_readout(model, model_foundation)
     return model, output_args
+
+
+#: What losses learn from beside energies and forces.
+_FURTHER = {"stress": ("stress",), "huber": ("stress",), "universal": ("stress",), "virials": ("virials",)}
 
 
 def _check_atomic_energies(energies: Any, head_configs: Iterable[Any]) -> None:
@@ -120,14 +125,16 @@ def forces_rms(dataset: Iterable[Any]) -> float:
     return (total / count) ** 0.5
 
 
-def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[str]] = None) -> None:
+def warn_of_masked_forces(
+    head_configs: Iterable[Any], known: Optional[Sequence[str]] = None, labels: Sequence[str] = ("energy",)
+) -> None:
     """Warnings per data set: atoms with NaN or infinite reference forces, and frames with no forces at all.
 
     Raises
     ------
     InputError
         For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word; for two
-        atoms at the same place; for energies to learn from that are not finite; and for species
+        atoms at the same place; for ``labels`` to learn from that are not finite; and for species
         that are none of those ``known``: in test data it meets them after the training, and leaves no model.
     """
     for head in head_configs:
@@ -139,9 +146,10 @@ def warn_of_masked_forces(head_configs: Iterable[Any], known: Optional[Sequence[
             for index, config in enumerate(configs):
                 check_atoms(config.atomic_numbers, config.positions, f"frame {index} {where}", known)
                 check_apart(config.positions, config.cell, config.pbc, f"frame {index} {where}")
-                energy = config.properties.get("energy")
-                if not name.startswith("test") and energy is not None:
-                    check_energy(energy, f"frame {index} {where}")
+                for label in () if name.startswith("test") else labels:
+                    value = config.properties.get(label)
+                    if value is not None:
+                        check_finite(value, f"frame {index} {where}", label)
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:

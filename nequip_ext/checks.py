@@ -24,7 +24,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import Configuration, check_apart, check_atoms, check_energy, doubts
+from e2ip_plugins.tools.frames import Configuration, check_apart, check_atoms, check_finite, doubts
 from nequip_ext.compat import XYZFileWriter
 from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.host_forces import clip_apart
@@ -179,8 +179,8 @@ def check_datasets(
     further: Tuple[str, ...] = (),
 ) -> None:
     """Raise `InputError` for frames without reference forces, energies or one of the ``further`` fields, and for
-    unknown species, positions and, but in test data, energies that are not finite, and atoms at the same place; names
-    the file.
+    unknown species, positions and, but in test data, energies and ``further`` fields that are not finite, and atoms at
+    the same place; names the file.
 
     Data that are not in memory are looked at by their first frame only.
     """
@@ -198,8 +198,9 @@ def check_datasets(
             periodic = None if periodic is None else periodic.reshape(3).numpy()
             check_apart(positions.numpy(), cell, periodic, f"frame {index} of the {where}")
             if split != "test":
-                energy = frame.get(AtomicDataDict.TOTAL_ENERGY_KEY, torch.zeros(1))
-                check_energy(energy.numpy(), f"frame {index} of the {where}")
+                for field in (AtomicDataDict.TOTAL_ENERGY_KEY, *further):
+                    name = "energy" if field == AtomicDataDict.TOTAL_ENERGY_KEY else field
+                    check_finite(frame.get(field, torch.zeros(1)).numpy(), f"frame {index} of the {where}", name)
         for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, *further):
             missing = [index for index, frame in enumerate(frames) if field not in frame]
             if 0 < len(missing) < len(frames):

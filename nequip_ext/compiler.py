@@ -20,9 +20,10 @@ def mend(model: Any) -> Any:
 
 @functools.cache
 def _mend() -> None:
-    from torch._inductor.scheduler import SchedulerNode
+    from torch._inductor import scheduler
 
-    stock = getattr(SchedulerNode, "recompute_size_and_body", None)
+    kind: Any = scheduler.SchedulerNode
+    stock = getattr(kind, "recompute_size_and_body", None)
     if stock is None:
         return
 
@@ -33,4 +34,4 @@ def _mend() -> None:
         if renames:
             node.set_read_writes(node.read_writes.rename(renames))
 
-    SchedulerNode.recompute_size_and_body = recompute  # type: ignore[method-assign]
+    kind.recompute_size_and_body = recompute

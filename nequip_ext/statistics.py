@@ -3,6 +3,7 @@
 import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
+import torch
 from nequip.data import (
     AtomicDataDict,
     DataStatisticsManager,
@@ -13,14 +14,15 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.frames import check_energy
-from nequip_ext.reference import check_reference, nan_where_not_finite
+from e2ip_plugins.tools.frames import check_atoms, check_finite
+from nequip_ext.reference import check_reference, known_species, nan_where_not_finite
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
     """The statistics of ``nequip.data.CommonDataStatisticsManager``, checked before training.
 
-    Training data without forces or energies, or with energies that are not finite, ends the run with `InputError`;
+    Training data without forces or energies, with energies that are not finite, or with species that
+    ``chemical_species`` lacks, ends the run with `InputError`;
     atoms with NaN or infinite reference forces are left out of the force statistics and counted in a warning.
 
     Example usage in config:
@@ -49,16 +51,16 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
 
     def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
         """Statistics by name; see the class for errors and warnings."""
-        atoms = masked = frames = 0
+        atoms = masked = 0
+        _check_in_order(getattr(data_source, "dataset", None))
 
         def checked() -> Iterator[AtomicDataDict.Type]:
-            nonlocal atoms, masked, frames
+            nonlocal atoms, masked
             for data in data_source:
                 for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
                     check_reference(data, field, "training data")
-                for energy in data[AtomicDataDict.TOTAL_ENERGY_KEY].flatten().tolist():
-                    check_energy(energy, f"frame {frames} of the training data")
-                    frames += 1
+                # Of data that are not in memory; the loader shuffles them, so that a number would be wrong.
+                check_finite(data[AtomicDataDict.TOTAL_ENERGY_KEY].numpy(), "a frame of the training data")
                 forces, bad = nan_where_not_finite(data[AtomicDataDict.FORCE_KEY])
                 atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
                 yield {**data, AtomicDataDict.FORCE_KEY: forces}
@@ -82,3 +84,13 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
                 stacklevel=2,
             )
         return statistics
+
+
+def _check_in_order(dataset: Any) -> None:
+    """`InputError` with the frame's number, of data in memory: NequIP's own names neither frame nor element."""
+    known = known_species(getattr(dataset, "transforms", ()))
+    for index, frame in enumerate(getattr(dataset, "data_list", ())):
+        where = f"frame {index} of the training data"
+        numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long))
+        check_atoms(numbers.reshape(-1).numpy(), frame[AtomicDataDict.POSITIONS_KEY].numpy(), where, known)
+        check_finite(frame.get(AtomicDataDict.TOTAL_ENERGY_KEY, torch.zeros(1)).numpy(), where)

@@ -40,6 +40,11 @@ def differentiate(
         In the value's unit per Å. An atom's row collects what moving it does to all atoms' uncertainties.
     """
     value = evaluate(uncertainty, outputs)
+    if isinstance(uncertainty, str) and not value.requires_grad and not value.any():
+        raise InputError(
+            f"{uncertainty} is zero for every atom, as the epistemic part is of families that have none: take "
+            "e2ip_leverage or forces_uncertainty"
+        )
     if not isinstance(value, Tensor) or not value.requires_grad:
         raise InputError(
             "the uncertainty has no graph back to the positions: is it one that this readout does not have (families "

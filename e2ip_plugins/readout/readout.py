@@ -152,7 +152,8 @@ def unfitted(readout: Any) -> str:
         return ""
     return (
         "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
-        "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at its end why it cannot; `e2ip fit` fits any"
+        "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at its end why it "
+        "cannot; `e2ip fit` fits any"
     )
 
 

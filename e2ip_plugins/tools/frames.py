@@ -75,7 +75,7 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
             where = f"{path}, frame {readable_frames(path)}" if path.suffix in TEXT else path
             raise InputError(f"{where}: ASE cannot read it ({type(error).__name__}: {error}){cut}") from error
         counting = [(a, f"{path}, frame {i}") for i, a in enumerate(found) if _counts(a)]
-        own = [Frame(_bare(a), _forces(a, forces_key, where), where) for a, where in counting]
+        own = [Frame(bare(a), _forces(a, forces_key, where), where) for a, where in counting]
         if not own:
             raise InputError(f"{path}: has no frames")
         for frame in own:
@@ -153,12 +153,12 @@ def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> 
         raise InputError(f"{where}: atoms {i} and {j} are at the same place; correct the frame or leave it out")
 
 
-def check_energy(energy: Any, where: str) -> None:
-    """Raise `InputError` for a reference energy, in eV, that is not finite: unlike forces, the hosts mask none."""
-    if not np.isfinite(energy).all():
+def check_finite(values: Any, where: str, name: str = "energy") -> None:
+    """Raise `InputError` for a label, energy or stress, that is not finite: unlike forces, the hosts mask none."""
+    if not np.isfinite(values).all():
         raise InputError(
-            f"{where}: the reference energy is not finite, which would make the loss NaN; correct it, or leave the "
-            "frame out (forces may be NaN, energies not)"
+            f"{where}: the reference {name} is not finite, which would make the loss NaN; correct it, or leave the "
+            "frame out (forces alone may be NaN)"
         )
 
 
@@ -188,10 +188,11 @@ def _forces(atoms: Any, key: Optional[str], where: str) -> np.ndarray:
     return np.full((len(atoms), 3), np.nan)
 
 
-def _bare(atoms: Any) -> Any:
-    bare = atoms.copy()
-    bare.calc = None
-    return bare
+def bare(atoms: Any) -> Any:
+    """A copy without the results of a calculator."""
+    copy = atoms.copy()
+    copy.calc = None
+    return copy
 
 
 def once(frames: Sequence[Frame]) -> List[Frame]:

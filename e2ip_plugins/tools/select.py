@@ -15,7 +15,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import FAR
 from e2ip_plugins.scores.calibration import fingerprint
 from e2ip_plugins.tools.features import Features, Passes, check, collect
-from e2ip_plugins.tools.frames import Frame
+from e2ip_plugins.tools.frames import Frame, bare
 from e2ip_plugins.tools.moments import Moments, distances, norms_of
 from e2ip_plugins.tools.training_atoms import TrainingAtoms
 from e2ip_plugins.tools.validity import Parts, Validity
@@ -108,7 +108,9 @@ def select(
     validity, found = validity or Validity(), Selection()
     possible = _possible(training, candidates, validity, found.rejected)
     if possible:
-        frames = [Frame(c.atoms, np.full((len(c.atoms), 3), np.nan), f"{c.source}, frame {c.index}") for c in possible]
+        frames = [
+            Frame(bare(c.atoms), np.full((len(c.atoms), 3), np.nan), f"{c.source}, frame {c.index}") for c in possible
+        ]
         features = collect(model, frames, forces=True)
         kept = []
         for i in range(features.count):

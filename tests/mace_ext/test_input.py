@@ -3,6 +3,7 @@
 import subprocess
 
 import ase.io
+import numpy as np
 import pytest
 
 from e2ip_plugins.errors import InputError
@@ -181,6 +182,19 @@ def test_energies_that_are_no_numbers(train, tmp_path, data_files, capsys, split
     assert ended.value.code == 2
     name = {"train": "training", "valid": "validation"}[split]
     expected = f"frame 1 of the {name} set (head Default): the reference energy is not finite"
+    assert expected in capsys.readouterr().err
+
+
+def test_stresses_that_are_no_numbers(train, tmp_path, data_files, capsys):
+    """Of no account to a loss that does not look at them."""
+    frames = ase.io.read(data_files["train"], ":")
+    for i, atoms in enumerate(frames):
+        atoms.info["REF_stress"] = np.full((3, 3), float("nan") if i == 2 else 0.0)
+    ase.io.write(tmp_path / "broken.xyz", frames)
+    with pytest.raises(SystemExit) as ended:
+        train(E2IP, "--loss=stress", "--compute_stress=True", train_file=tmp_path / "broken.xyz")
+    assert ended.value.code == 2
+    expected = "frame 2 of the training set (head Default): the reference stress is not finite"
     assert expected in capsys.readouterr().err
 
 

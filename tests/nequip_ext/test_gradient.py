@@ -111,6 +111,9 @@ def test_errors(model, make_model, frames, to_data):
         uncertainty_gradient(model, data, "std")
     with pytest.raises(InputError, match="no graph back to the positions"):
         uncertainty_gradient(model, data, lambda outputs: outputs["e2ip_nu"].detach())
+    _, gaussian = make_model(readout="mve-spd")
+    with pytest.raises(InputError, match=r"forces_epistemic_std is zero for every atom.*take e2ip_leverage"):
+        uncertainty_gradient(gaussian, data, "forces_epistemic_std")
     baseline, _ = make_model()
     with pytest.raises(InputError, match="needs a model with an e2ip readout"):
         uncertainty_gradient(baseline, data)

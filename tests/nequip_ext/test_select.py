@@ -64,6 +64,9 @@ def test_a_run_and_what_is_taken_of_it(run, calculator, train_files, tmp_path):
     # The first frame is the last one of the training set, and the run is given twice.
     assert "14 frames, 6 candidates (6 copies of others, 2 in the training set); 2 taken" in result.stdout
     assert [atoms.info["select_rank"] for atoms in ase.io.read(taken, ":")] == [0, 1]
+    # Frames of a run have a calculator's results, those of other files have not.
+    words = ("--train", train_files["train"], "--number", 2, "--output", taken, "--overwrite")
+    assert "2 taken" in call("select", model, train_files["test"], out, *words).stdout
 
 
 def test_what_is_refused(run, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,8 +68,6 @@ def test_a_missing_file_is_named_by_nequip_itself():
 
 
 def test_frames_without_labels_are_counted():
-    from types import SimpleNamespace
-
     from nequip_ext.checks import check_datasets
 
     labelled = {"forces": torch.zeros(2, 3), "total_energy": torch.zeros(1)}
@@ -93,10 +92,36 @@ def test_frames_without_labels_are_counted():
     with pytest.raises(InputError, match=r"frame 1 of the validation data \(valid\.xyz\): the reference energy is not"):
         check_datasets("validation", [config], [SimpleNamespace(data_list=[labelled, nameless])])
     check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, nameless])])
+    stressed = [{**labelled, "stress": torch.full((1, 3, 3), value)} for value in (0.0, math.nan)]
+    with pytest.raises(InputError, match=r"frame 1 of the training data \(valid\.xyz\): the reference stress is not"):
+        check_datasets("training", [config], [SimpleNamespace(data_list=stressed)], ("stress",))
+    check_datasets("training", [config], [SimpleNamespace(data_list=stressed)])
     strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
     mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
     with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\): has S.*it knows H, C, O"):
         check_datasets("test", [config], [SimpleNamespace(data_list=[strange], transforms=[mapper])])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"total_energy": torch.full((1, 1), math.nan)}, "frame 1 of the training data: the reference energy is not"),
+        ({"atomic_numbers": torch.tensor([[1], [16]])}, "frame 1 of the training data: has S.*it knows H, C, O"),
+    ],
+)
+def test_frames_have_the_number_that_they_have_in_the_file(changed, message):
+    """Whatever order the loader has."""
+    frame = {"pos": torch.rand(2, 3), "atomic_numbers": torch.tensor([[1], [6]]), "total_energy": torch.zeros(1, 1)}
+    mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
+
+    class Loader:
+        dataset = SimpleNamespace(data_list=[frame, {**frame, **changed}], transforms=[mapper])
+
+        def __iter__(self):
+            return map(mapper, reversed(self.dataset.data_list))
+
+    with pytest.raises(InputError, match=message):
+        E2IPDataStatisticsManager(type_names=NAMES).get_statistics(Loader())
 
 
 def test_labels_of_some_frames_only(frames, to_data):
