@@ -3,6 +3,7 @@
 import resource
 import signal
 import stat
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -47,31 +48,32 @@ def test_links_and_permissions_stay(tmp_path):
     assert torch.equal(torch.load(target), torch.ones(2))
 
 
-@pytest.fixture
-def full_disk():
-    """Function after which no file may have more bytes than it is given."""
+@contextmanager
+def full_disk(size):
+    """Inside, no file may have more bytes; not in all of the test, whose progress pytest may write to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_names_the_file(tmp_path, full_disk):
+def test_a_full_disk_names_the_file(tmp_path):
     path = tmp_path / "model.pt"
-    full_disk(100)
-    with pytest.raises(OSError) as caught:
+    with full_disk(100), pytest.raises(OSError) as caught:
         save(torch.ones(1000), path)
     assert caught.value.filename == str(path) and list(tmp_path.iterdir()) == []
 
 
-def test_text_is_added_as_a_whole_or_not_at_all(tmp_path, full_disk):
+def test_text_is_added_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "run.xyz"
     append(path, "one\n")
     append(path, "two\n")
-    full_disk(10)
     for file in (path, tmp_path / "new.xyz"):
-        with pytest.raises(OSError) as caught:
+        with full_disk(10), pytest.raises(OSError) as caught:
             append(file, "three and more\n")
         assert caught.value.filename == str(file)
     assert path.read_text() == "one\ntwo\n" and list(tmp_path.iterdir()) == [path]
