@@ -40,7 +40,7 @@ def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, N
     #: Family of each model; empty unless all of them have a readout.
     self._uq_families = [family for family in found if family is not None] if None not in found else []
     #: Name of the readout; None for committees and stock models.
-    self._uq_model = find_name(self.models[0], self.head) if len(found) == 1 else None
+    self._uq_model = find_name(self.models[0], getattr(self, "head", None)) if len(found) == 1 else None
     if self._uq_calibration is not None:
         if len(found) > 1:
             raise InputError(f"{calibration}: is for one model, not for the mixture of the {len(found)} of a committee")

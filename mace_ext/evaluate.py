@@ -147,7 +147,7 @@ def patch_eval_configs(module: Any) -> None:
         if folder and not os.path.isdir(folder):
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
         columns.clear()
-        columns.head = args.head
+        columns.head = getattr(args, "head", None)
         given = getattr(args, "e2ip_calibration", None)
         calibration = columns.calibration = None if given is None else Calibration.read(given)
 
