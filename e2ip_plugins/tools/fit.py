@@ -79,7 +79,7 @@ class Report:
 
     def lines(self, heads: Sequence[str] = ()) -> List[str]:
         """The fit in words, one line per data set."""
-        species, data_sets = ({key[i] for key in self.atoms} for i in (1, 0))
+        data_sets, species = {head for head, _ in self.atoms}, {kind for _, kind in self.atoms}
         lines = [
             f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
             + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
