@@ -82,7 +82,7 @@ class Model:
         if "error" not in self.scores:
             texts.append("no reference forces: nothing but leverage, standard deviations and the AUROC of frames")
         if self.masked:
-            texts.append(f"{self.masked} atoms with NaN or Inf reference forces left out")
+            texts.append(f"{self.masked} atoms without finite reference forces left out")
         singular = np.count_nonzero(self.scores.get("singular", ()))
         if singular:
             texts.append(

@@ -176,7 +176,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
             "they tell nothing of errors"
         )
     if sample.unlabelled:
-        notes.append(f"{sample.unlabelled} atoms with NaN or Inf reference forces left out")
+        notes.append(f"{sample.unlabelled} atoms without finite reference forces left out")
     if count < FEW:
         notes.append(f"{count} configurations say little of other frames: look at the intervals of the constants")
     if halved:

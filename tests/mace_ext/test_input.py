@@ -1,5 +1,6 @@
 """Bad input ends the run before it starts, with one message and status 2."""
 
+import math
 import subprocess
 
 import ase.io
@@ -186,7 +187,6 @@ def test_energies_that_are_no_numbers(train, tmp_path, data_files, capsys, split
 
 
 def test_stresses_that_are_no_numbers(train, tmp_path, data_files, capsys):
-    """Of no account to a loss that does not look at them."""
     frames = ase.io.read(data_files["train"], ":")
     for i, atoms in enumerate(frames):
         atoms.info["REF_stress"] = np.full((3, 3), float("nan") if i == 2 else 0.0)
@@ -196,6 +196,9 @@ def test_stresses_that_are_no_numbers(train, tmp_path, data_files, capsys):
     assert ended.value.code == 2
     expected = "frame 2 of the training set (head Default): the reference stress is not finite"
     assert expected in capsys.readouterr().err
+    # Of no account to a loss that does not look at them.
+    trained = train(E2IP, name="weighted", train_file=tmp_path / "broken.xyz")
+    assert all(math.isfinite(entry["loss"]) for entry in trained.validation)
 
 
 def test_averages_of_energies_that_some_frames_lack(train, tmp_path, data_files, capsys):

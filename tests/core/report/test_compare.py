@@ -220,7 +220,7 @@ def test_atoms_without_reference_are_left_out_with_a_warning(tmp_path):
     frames[7].info["REF_energy"] = np.nan
     done = run("compare", write(tmp_path / "holes.xyz", frames), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert "2 atoms with NaN or Inf reference forces left out" in done.stderr
+    assert "2 atoms without finite reference forces left out" in done.stderr
     assert "1 frames without a finite reference energy" in done.stderr
     model = json.loads((tmp_path / "out" / "compare.json").read_text())["models"][0]
     assert model["masked_atoms"] == 2 and model["overall"]["atoms"] == FRAMES * ATOMS - 2

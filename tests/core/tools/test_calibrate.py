@@ -331,7 +331,7 @@ def test_the_methods_that_go_together():
 
 def test_what_is_left_out_or_says_little_is_told(sample):
     few = calibrate(sample(configurations=6)._replace(unlabelled=3), ["scale"]).notes
-    assert few[0] == "3 atoms with NaN or Inf reference forces left out" and few[1].startswith("6 configurations say")
+    assert few[0] == "3 atoms without finite reference forces left out" and few[1].startswith("6 configurations say")
     flat = sample(configurations=60)
     flat.parameters["e2ip_log_sigma0"][:, 0] -= 30.0  # as of too few members: no full rank
     assert any(note.startswith("a radius of ") for note in calibrate(flat, ["conformal"], [0.9]).notes)
