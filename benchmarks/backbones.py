@@ -31,7 +31,7 @@ RESULTS = ROOT.parent / "docs" / "results" / "backbones"
 UNIT = ase.units.kcal / ase.units.mol  # eV
 SPECIES = ["C", "H", "O"]
 BATCH, VALID, TRAIN = 10, 50, 950
-# NequIP compares what it compiles with the eager model, in which float32 rounds AlphaNet's forces by more than its 5e-5.
+# NequIP compares what it compiles with the eager model; float32 rounds AlphaNet's forces by more than its 5e-5.
 os.environ.setdefault("NEQUIP_FLOAT32_MODEL_TOL", "1e-3")
 NETWORKS = {
     "painn": {"_target_": "nequip_ext.PaiNNModel", "preset": "paper"},

@@ -1,9 +1,9 @@
 """A fault of torch's compiler on the CPU, mended before a model is compiled for training.
 
 Where inductor fuses two loops it may work out one's reads and writes anew, and then forgets that a buffer it reads is
-written to in place before (pytorch/pytorch#185509). What reads a sum over neighbours can so come before the sum: AlphaNet's
-compiled forces were wrong by several per cent, with torch 2.13. Goes when no torch that NequIP takes has the fault;
-once more is no harm to one that has not.
+written to in place before (pytorch/pytorch#185509). What reads a sum over neighbours can so come before the sum:
+AlphaNet's compiled forces were wrong by several per cent, with torch 2.13. Goes when no torch that NequIP takes has the
+fault; once more is no harm to one that has not.
 """
 
 import functools
