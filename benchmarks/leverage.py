@@ -31,11 +31,12 @@ SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
+SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "trusted": 16.0, "slope": 0.4,
            "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
 
-#: One thing changed at a time. `relative`: power of the ratio of the species' variance to the atom's own near the
+#: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
+#: last, or one of these. `relative`: power of the ratio of the species' variance to the atom's own near the
 #: training set and far from it; `slope`: of the growth far from it; `trusted`: where far begins, or, a pair, with the
 #: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself. `power`: of the distance
 #: in the weights of regions; None is a smooth minimum over them, which the package had before. `tails`: width of the
@@ -43,6 +44,7 @@ SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
+    "features of both layers": {"features": "both"},
     "ridge 1e-3": {"ridge": 1e-3},
     "ridge 1e-4": {"ridge": 1e-4},
     "one region": {"regions": None},
@@ -147,14 +149,21 @@ def mace_predictions(path: str):
 def nequip_predictions(path: str):
     """From an ASE frame to its atoms, by a NequIP checkpoint with a readout."""
     from nequip_ext import E2IPCalculator
-    from nequip_ext.readout import find_readout
+    from nequip_ext.readout import TAP_KEY, FeatureTap, find_readout
 
     calculator = E2IPCalculator.from_saved_model(path, device="cpu")
     readout = find_readout(calculator.model)
+    tapped = {}
+    tap = next(module for module in calculator.model.modules() if isinstance(module, FeatureTap))
+    tap.register_forward_hook(lambda module, inputs, data: tapped.update(features=data[TAP_KEY]))
+    irreps = tap.irreps_out[TAP_KEY]
+    scalars = [columns for columns, (_, ir) in zip(irreps.slices(), irreps, strict=True) if str(ir) == "0e"]
 
     def predict(frame):
         data = calculator.atoms_to_data(frame)
         found, output = seen(readout, lambda: calculator.model(dict(data)))
+        earlier = tapped["features"].detach().numpy().astype(np.float64)
+        found["earlier"] = np.concatenate([earlier[:, columns] for columns in scalars], axis=1)
         return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
 
     return predict
@@ -185,12 +194,11 @@ class Alternative:
     def __init__(
         self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior, tails
     ):
-        last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
-        self.columns = slice(None) if features == "all" else slice(last, None)
+        self.features = features
         self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
         self.relative, self.trusted, self.slope = relative, trusted, slope
         kinds = np.unique(train.species)
-        x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
+        x = {kind: self._read(train)[train.species == kind] for kind in kinds}
         own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
         pooled = sum(len(x[kind]) * own[kind] for kind in kinds) / len(train.species)
         self.regions = {k: list(self._regions(x[k], own[k], pooled, regions, shared, ridge)) for k in kinds}
@@ -199,6 +207,15 @@ class Alternative:
         self.norm = {kind: leverage[train.species == kind].mean() for kind in kinds}
         log_variance = self._log_variance(train)
         self.typical = {kind: log_variance[train.species == kind].mean() for kind in kinds}
+
+    def _read(self, data):
+        """Features (N, D)."""
+        earlier = getattr(data, "earlier", None)
+        if self.features == "both" and earlier is not None:
+            return np.concatenate([earlier, data.features], axis=1)
+        if self.features == "last" and earlier is None:
+            return data.features[:, data.features.shape[1] // 2 :]  # layers of MACE have equally many 0e channels here
+        return data.features
 
     @staticmethod
     def _regions(x, own, pooled, regions, shared, ridge):
@@ -227,7 +244,7 @@ class Alternative:
         h = np.full(len(data.species), 1e6)
         for kind, regions in self.regions.items():
             own = data.species == kind
-            x, distances = data.features[own][:, self.columns], []
+            x, distances = self._read(data)[own], []
             for centre, whitening in regions:
                 t = np.square((x - centre) @ whitening)
                 distances.append((t if self.tau is None else 2 * self.tau * (np.sqrt(1 + t / self.tau) - 1)).sum(1))
