@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
-from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant
 from e2ip_plugins.tools.frames import Frame
 from mace_ext.files import choose_head, open_file
 from mace_ext.model import add_readout
@@ -92,8 +92,8 @@ def fit_model(
     model : ScaleShiftMACE
         Not wrapped by DDP.
     training, validation
-        Loaders; of distributed processes, each has its share. Validation atoms count if their configuration's weights
-        are not zero and their reference forces finite.
+        Loaders; of distributed processes, each has its share. Atoms count if their configuration's weights are not
+        zero, validation atoms if their reference forces are finite, too.
     device
         Where the model is.
     constant : bool
@@ -102,11 +102,12 @@ def fit_model(
         Takes lines about the progress.
     """
 
-    def features() -> Iterator[None]:
+    def features() -> Iterator[torch.Tensor]:
         for batch in _with_progress(training, "training set", say):
+            batch = batch.to(device)
             with torch.no_grad():
-                model.uncertainty_outputs(batch.to(device).to_dict())
-            yield
+                model.uncertainty_outputs(batch.to_dict())
+            yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
 
     def residuals() -> Iterator[Labelled]:
         for batch in _with_progress(validation, "validation set", say):
@@ -232,7 +233,7 @@ def fit_file(
             found.settings = found.settings.with_leverage(str(model))
             found.family = found.settings.build()
         train, valid = (in_order(Graphs(frames, net, own_head), batch_size) for frames in (training, validation))
-        constant = not any(bool(trunk.out.weight.any()) for trunk in net.e2ip_readout.trunks)
+        constant = is_constant(net.e2ip_readout)
         report = fit_model(net, train, valid, device, constant, say or (lambda line: print(line, file=sys.stderr)))
     finally:
         torch.set_default_dtype(before)

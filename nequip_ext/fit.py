@@ -13,7 +13,7 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from e2ip_plugins.tools.fit import Report
+from e2ip_plugins.tools.fit import Report, is_constant
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import explained, leverages, rebuild, refuse_head
 from nequip_ext.fit_package import fit_package, wrap_package
@@ -96,13 +96,14 @@ def fit_file(
     if stock:
         for trunk in readout.trunks:
             trunk.make_constant()
+    constant = is_constant(readout)
     report = fit_model(
         evaluated,
         FrameBatches(evaluated, training, device, batch_size, model),
         FrameBatches(evaluated, validation, device, batch_size, model),
-        constant=stock,
+        constant=constant,
     )
-    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=stock))
+    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=constant))
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)
     return report

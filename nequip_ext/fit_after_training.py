@@ -113,8 +113,11 @@ def _forget_compiled(pl_module: NequIPLightningModule, fitted: Dict[str, Leverag
         own, new = leverage.state_dict(), fitted[name].state_dict()
         if any(own[key].shape != value.shape for key, value in new.items()):
             for model in pl_module.model.values():
-                for cache in getattr(model, "_compiled_cache", ()):
+                caches = [cache for cache in getattr(model, "_compiled_cache", ()) if cache]
+                for cache in caches:
                     cache.clear()
+                if caches:
+                    logger.info("leverage: a test run compiles the model anew, which takes as long as the first time")
 
 
 class _Batches:

@@ -20,7 +20,7 @@ from nequip.utils.global_state import get_latest_global_state
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
 from e2ip_plugins.readout.leverage import Leverage
-from e2ip_plugins.tools.fit import Report
+from e2ip_plugins.tools.fit import Report, is_constant
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.compat import cpu_deserialize
 from nequip_ext.passes import FrameBatches, fit_model
@@ -97,12 +97,12 @@ def fit_package(
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     batches = [FrameBatches(model, frames, device, batch_size, path) for frames in (training, validation)]
-    report = fit_model(model, batches[0], batches[1])
+    report = fit_model(model, batches[0], batches[1], constant=is_constant(readout))
     model.cpu()
     for modules in models.values():
         other = find_readout(modules)
         assert other is not None
-        other.leverage.load_state_dict(readout.leverage.state_dict())
+        other.load_state_dict(readout.state_dict())
     package.write(output)
     return report
 

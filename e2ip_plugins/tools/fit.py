@@ -126,6 +126,11 @@ def seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
             handle.remove()
 
 
+def is_constant(readout: Any) -> bool:
+    """Whether nothing of a readout's coefficients depends on features: what a fit gives a model without a readout."""
+    return not any(bool(trunk.out.weight.any()) for trunk in readout.trunks)
+
+
 def fit_leverage(
     readout: Readout,
     training: Iterable[Any],
@@ -141,7 +146,8 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms.
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. A mask (N,)
+        is of those that count; with anything else they all do.
     validation : iterable of Labelled
         The same for validation atoms. Not taken for families that do not take the leverage.
     species : sequence of str
@@ -165,12 +171,14 @@ def fit_leverage(
     leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))
     with seen_by(readout) as seen:
-        for _ in training:
+        for counted in training:
             log_variance = torch.zeros(len(seen["kinds"]))
             if readout.family.takes_support:
                 parameters = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
-                log_variance = readout.family.log_variance(parameters)
-            atoms.add(seen["scalars"], seen["kinds"], log_variance)
+                log_variance = readout.family.log_variance(parameters).cpu()
+            masked = isinstance(counted, Tensor) and counted.dtype == torch.bool
+            chosen = counted.cpu() if masked else slice(None)
+            atoms.add(seen["scalars"].cpu()[chosen], seen["kinds"].cpu()[chosen], log_variance[chosen])
     atoms.gather()
     if not atoms.count.any():
         raise InputError("the training set has no atoms: there is nothing to fit the leverage to")
@@ -196,7 +204,7 @@ def fit_leverage(
             # The growth being for frames unlike them, they may be described a little worse, which the report shows.
             if not constant and found.nll[1] > found.nll[0] + WORSE:
                 report.warnings.append(
-                    f"the {found.configurations} validation configurations are described worse than without leverage "
+                    f"the validation configurations ({found.configurations}) are described worse than without leverage "
                     f"(NLL {found.nll[0]:.3f} -> {found.nll[1]:.3f}): are they few, or unlike what the model was "
                     "trained on?"
                 )
@@ -270,11 +278,47 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
     if left_out:
         report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
+    copies = _copies(table)
+    if copies:
+        report.warnings.append(
+            f"{len(copies)} validation configuration{'s are' if len(copies) > 1 else ' is'} there more than once, and "
+            "count once"
+        )
+        once = ~np.isin(table["frames"], copies)
+        table = {name: values[once] for name, values in table.items()}
     told = np.isfinite(table["forces"]).all(-1)
     doubt = references.doubt((table["residual"] + table["forces"])[told], table["forces"][told])
     report.warnings += [f"validation set: {doubt}"] if doubt else []
     of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
     return {head: {name: values[chosen] for name, values in table.items()} for head, chosen in of_head.items()}
+
+
+def _copies(table: Dict[str, np.ndarray]) -> List[int]:
+    """Configurations that were there before, with the same errors and leverages to the precision of a network."""
+    frames, index = np.unique(table["frames"], return_inverse=True)
+    bounds = np.searchsorted(np.sort(index), np.arange(len(frames) + 1))
+    atoms = np.argsort(index, kind="stable")
+    size = np.bincount(index, np.square(table["residual"]).sum(-1))
+    found: List[int] = []
+    last: List[int] = []
+    # Copies are neighbours in this order.
+    for i in np.argsort(size, kind="stable"):
+        last = [j for j in last if size[i] - size[j] <= 1e-3 * size[i]]
+        own = atoms[bounds[i] : bounds[i + 1]]
+        if any(_alike(table, own, atoms[bounds[j] : bounds[j + 1]]) for j in last):
+            found.append(int(frames[i]))
+        else:
+            last.append(i)
+    return found
+
+
+def _alike(table: Dict[str, np.ndarray], a: np.ndarray, b: np.ndarray) -> bool:
+    return (
+        len(a) == len(b)
+        and all(np.array_equal(table[name][a], table[name][b]) for name in ("heads", "kinds"))
+        and np.allclose(table["residual"][a], table["residual"][b], rtol=1e-3, atol=1e-4)
+        and np.allclose(table["distance"][a], table["distance"][b], rtol=1e-3)
+    )
 
 
 def _samples(family: Family, parameters: Dict[str, np.ndarray], table: Dict[str, np.ndarray]) -> Samples:

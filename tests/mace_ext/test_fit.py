@@ -256,16 +256,24 @@ def test_configurations_without_weight_or_finite_forces_do_not_count(
             graph.forces_weight = graph.forces_weight * (index < len(validation_frames))
             return graph
 
+    class Unused(Graphs):
+        def __getitem__(self, index):
+            graph = super().__getitem__(index)
+            graph.weight = graph.weight * (index < 16)
+            return graph
+
     lost = [frame._replace(forces=np.full_like(frame.forces, 1e3)) for frame in validation_frames]
     partly = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in lost]
     first, second = make_model(options=LEVERAGE), make_model(options=LEVERAGE)
     expected = fit(first)
-    training = in_order(Graphs(labelled("CH3CH2OH", 12, 0) + labelled("H2O", 4, 1), second, "Default"), 5)
+    training = labelled("CH3CH2OH", 12, 0) + labelled("H2O", 4, 1) + labelled("CH3CH2OH", 3, 2, width=0.4)
+    training = in_order(Unused(training, second, "Default"), 5)
     validation = in_order(Weightless([*validation_frames, *lost, *partly], second, "Default"), 5)
     found = fit_model(second, training, validation, "cpu")
     assert found.constants[0].atoms == expected.constants[0].atoms == 72
     assert found.constants[0].configurations == 8
     assert found.constants[0].growth == pytest.approx(expected.constants[0].growth, rel=1e-3)
+    assert found.atoms == expected.atoms
 
 
 def test_features_that_are_not_finite_are_an_error(make_model, fit):

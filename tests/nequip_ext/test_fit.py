@@ -174,6 +174,9 @@ def test_fit_of_a_stock_checkpoint(stock, tmp_path, frames, train_files):
         scale = np.trace(ours.results["e2ip_sigma0"], axis1=1, axis2=2)
         assert np.ptp(scale[atoms.numbers == 1]) < 1e-6 * scale[0] and np.ptp(excess[atoms.numbers == 1]) > 1e-3
         assert np.allclose(ours.results["e2ip_log_sigma0"][:, 3:], 0.0)
+    again = fit_file(path, *frames, tmp_path / "again.ckpt")
+    assert again.species_std == report.species_std, "the species keep standard deviations of their own"
+    same(path, tmp_path / "again.ckpt", train_files, ("forces_cov", "e2ip_kappa", "e2ip_leverage"), 1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +233,8 @@ def test_stock_packages_and_packages_of_what_was_stock(stock, tmp_path, frames, 
     for name in ("one", "two"):
         packed = package(tmp_path / f"{name}.ckpt", tmp_path / f"{name}.nequip.zip")
         same(tmp_path / f"{name}.ckpt", packed, train_files, keys, 1e-5)
+    fit_file(packed, *frames, tmp_path / "again.nequip.zip")
+    same(packed, tmp_path / "again.nequip.zip", train_files, keys, 1e-5)
 
 
 def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):

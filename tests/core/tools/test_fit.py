@@ -84,9 +84,10 @@ def batches(frames, size=7):
     return [frames[i : i + size] for i in range(0, len(frames), size)]
 
 
-def training_of(readout, frames, size=7):
+def training_of(readout, frames, size=7, counted=None):
     for batch in batches(frames, size):
-        yield run(readout, batch)
+        run(readout, batch)
+        yield None if counted is None else torch.cat([torch.full((len(f.x),), counted(f)) for f in batch])
 
 
 def validation_of(readout, frames, size=7):
@@ -490,10 +491,40 @@ def test_a_single_configuration_is_enough_for_finite_errors(training):
     assert found.growth_interval[0] < found.growth < found.growth_interval[1] and found.log_scale_error > 0
 
 
+def nearly(frames, number):
+    """So many that err alike, but are no copies."""
+    return [frame._replace(residual=(1.0 + 0.003 * i) * frame.residual) for i in range(number) for frame in frames]
+
+
+def test_copies_of_a_configuration_count_once(training):
+    """To the precision of a network that computes them in other batches; with other errors they are others."""
+    readout, frames = make_readout(), make_frames(12, seed=3)
+    rng = np.random.default_rng(0)
+    noise = [frame.residual + torch.from_numpy(rng.normal(scale=1e-6, size=(5, 3))) for frame in frames[:4]]
+    copies = [frame._replace(residual=found) for frame, found in zip(frames, noise, strict=False)]
+    once, again = (fit_frames(readout, training, found) for found in (frames, [*copies, *frames, *copies]))
+    assert again.constants[0].configurations == once.constants[0].configurations == 12
+    for name in ("growth", "log_scale", "log_scale_error"):
+        assert getattr(again.constants[0], name) == pytest.approx(getattr(once.constants[0], name), rel=1e-3)
+    assert "8 validation configurations are there more than once, and count once" in again.warnings
+    assert not [text for text in once.warnings if "more than once" in text]
+    assert fit_frames(readout, training, nearly(frames, 2)).constants[0].configurations == 24
+
+
+def test_training_atoms_may_be_left_out(training):
+    readout, other = make_readout(), make_readout()
+    expected = fit_frames(readout, training, make_frames(12, seed=1))
+    strange = [frame._replace(x=frame.x + 7.0) for frame in make_frames(5, seed=2)]
+    counted = training_of(other, [*training, *strange], counted=lambda frame: any(frame is own for own in training))
+    found = fit_leverage(other, counted, validation_of(other, make_frames(12, seed=1)))
+    assert found.atoms == expected.atoms
+    check_same(other, readout)
+
+
 def test_few_configurations_that_happen_to_agree_are_not_taken_for_many(training):
     readout, frames = make_readout(), make_frames(40, seed=3)
     many, one = (fit_frames(readout, training, frames[:n]).constants[0].log_scale_error for n in (40, 1))
-    twins = fit_frames(readout, training, [frames[0], frames[0]]).constants[0].log_scale_error
+    twins = fit_frames(readout, training, nearly([frames[0]], 2)).constants[0].log_scale_error
     # Independent atoms of two configurations of five, at least.
     assert twins > one / math.sqrt(10.5) > many
 
@@ -503,7 +534,7 @@ def test_two_configurations_that_differ_are_known_worse_than_by_their_number(tra
     readout = make_readout()
     small, large = make_frames(2, seed=3)
     pair = [small._replace(residual=0.2 * small.residual), large._replace(residual=5.0 * large.residual)]
-    two, twenty = (fit_frames(readout, training, pair * n).constants[0].log_scale_error for n in (1, 10))
+    two, twenty = (fit_frames(readout, training, nearly(pair, n)).constants[0].log_scale_error for n in (1, 10))
     student = 1.837 / 1.027  # at 84.13 %, with 1 and 19 degrees of freedom
     assert two / twenty == pytest.approx(math.sqrt(19.0) * student, rel=0.15)
 
