@@ -12,7 +12,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
 from e2ip_plugins.report.compare import Model, compare, load_models
 from e2ip_plugins.report.ensemble import combine
-from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.report.predictions import distinct, read_predictions
 from e2ip_plugins.scores.metrics import summarise
 from e2ip_plugins.tools.calibrate import Sample, calibrate
 
@@ -76,7 +76,7 @@ def judge(case: Case) -> Dict[str, Any]:
             method, frames = fit
             if not uncertain or frames not in case.files:
                 continue
-            calibration = calibrate(Sample.of(read_predictions(case.files[frames])), [method])
+            calibration = calibrate(Sample.of(distinct(read_predictions(case.files[frames]))), [method])
             factors = {symbol: constant.value for symbol, constant in calibration.factor.items()}
             result["calibrations"][name] = {"factor": factors, "floor": calibration.floor.value}
         models = {

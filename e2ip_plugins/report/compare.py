@@ -331,7 +331,7 @@ def compare(models: List[Model], ood: Sequence[Model] = ()) -> dict:
 def _frame_auroc(inside: Model, outside: Model) -> Dict[str, Optional[float]]:
     """By every score of a frame: probability that a frame out of distribution has a larger one than one in it."""
     a, b = _frame_scores(inside.predictions), _frame_scores(outside.predictions)
-    return {"label": inside.label} | _without_nan({name: auroc(b[name], a[name]) for name in a})
+    return {"label": inside.label} | _finite({name: auroc(b[name], a[name]) for name in a})
 
 
 def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
@@ -352,7 +352,7 @@ def _report(model: Model) -> dict:
         "frames": len(model.predictions.sizes),
         "masked_atoms": model.masked,
         "left_out": model.left_out,
-        "overall": _without_nan(overall),
+        "overall": _finite(overall),
         "species": {str(symbol): _of_species(model, symbol) for symbol in np.unique(model.species)},
         "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
         "interval95": _intervals(model),
@@ -413,7 +413,7 @@ def _of_calibration(model: Model, calibration: Calibration) -> dict:
 def _of_species(model: Model, symbol: str) -> dict:
     chosen = model.species == symbol
     scores = {name: values[chosen] for name, values in model.scores.items()}
-    return _without_nan({"atoms": int(chosen.sum())} | _with_kcal(summarise(scores)))
+    return _finite({"atoms": int(chosen.sum())} | _with_kcal(summarise(scores)))
 
 
 def _with_kcal(summary: dict) -> dict:
@@ -425,6 +425,6 @@ def _with_kcal(summary: dict) -> dict:
     return summary
 
 
-def _without_nan(summary: dict) -> dict:
-    # JSON has no NaN, and an undefined figure is an empty cell like a missing one.
-    return {k: None if v is None or np.isnan(v) else v for k, v in summary.items()}
+def _finite(summary: dict) -> dict:
+    # JSON has neither NaN nor infinity, and an undefined figure is an empty cell like a missing one.
+    return {k: None if v is None or not np.isfinite(v) else v for k, v in summary.items()}

@@ -18,6 +18,9 @@ from e2ip_plugins.report.predictions import Predictions
 #: From this many members on a sample covariance of three components may have full rank.
 FULL_RANK = 4
 
+#: Standard deviation of atoms on which all members agree, in units of the others' (root mean square).
+_AGREED = 1e-3
+
 
 def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """Covariance of an equally weighted mixture (N, 3, 3), and the epistemic share of its trace (N,).
@@ -83,6 +86,11 @@ def combine(
                     f"{other.path} and {member.path} are of one model, {member.uq_model}; members that are copies say "
                     "nothing of each other"
                 )
+            if member.uq_model is None and np.array_equal(member.forces, other.forces) and member.forces.any():
+                raise InputError(
+                    f"{other.path} and {member.path} have the same forces, all of them; members that are copies say "
+                    "nothing of each other"
+                )
     warnings = [f"{member.path}: {text}" for member in members for text in member.repeats]
     if all(member.family is None for member in members) and len(members) < FULL_RANK and not isotropic:
         warnings.append(
@@ -100,10 +108,21 @@ def combine(
     means, covariances, epistemic = zip(*(_distribution(member) for member in members), strict=True)
     forces = np.stack(means)
     covariance, share = moments(forces, np.stack(covariances), np.stack(epistemic))
-    if (same := ~covariance.any((1, 2))).any():
+    same = ~covariance.any((1, 2))
+    # By symmetry every model has the force of an isolated atom.
+    strange = same & forces.any((0, 2))
+    if strange.any() or same.all():
+        strange = strange if strange.any() else same
         raise InputError(
-            f"{files[0]}: all members predict the same forces for {int(same.sum())} atoms, first in frame "
-            f"{int(members[0].frame_of_atom[np.argmax(same)])}: are these files of different models?"
+            f"{files[0]}: all members predict the same forces for {int(strange.sum())} atoms, first in frame "
+            f"{int(members[0].frame_of_atom[np.argmax(strange)])}: are these files of different models?"
+        )
+    if same.any():
+        variance = np.trace(covariance, axis1=1, axis2=2).mean() / 3.0
+        covariance[same], share[same] = _AGREED**2 * variance * np.eye(3), 1.0
+        warnings.append(
+            f"{int(same.sum())} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals), on which "
+            f"all members agree: their standard deviation is {_AGREED:g} of the others'"
         )
     if isotropic:
         covariance = np.trace(covariance, axis1=1, axis2=2)[:, None, None] / 3.0 * np.eye(3)

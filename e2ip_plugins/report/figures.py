@@ -206,6 +206,8 @@ def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> 
     spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, colour, factor)]
     spans += [np.quantile(error[seen], [0.02, 0.999])] if seen.any() else []
     low, high = _equal_axes(ax, spans, force)
+    if not seen.any():
+        return
     shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#e4e8ec", colour])
     extent = np.log10([low, high, low, high])
     cells = ax.hexbin(

@@ -152,7 +152,7 @@ def read_predictions(
         parameters=parameters,
         leverage=_leverage(path, frames, prefix + LEVERAGE.name),
         frames=tuple(f["fingerprint"] for f in frames),
-        calibration=_applied(frames, prefix),
+        calibration=_applied(path, frames, prefix),
         uq_model=_model(path, frames, prefix),
         index=np.arange(len(frames)),
     )
@@ -164,7 +164,7 @@ def distinct(p: Predictions, strict: bool = True) -> Predictions:
     Raises
     ------
     InputError
-        With ``strict``, for a structure that is there with other forces, too; else ``repeats`` says so.
+        With ``strict``, for a structure that is there with other predictions, too; else ``repeats`` says so.
     """
     ends = np.cumsum(p.sizes)
     kept: Dict[str, List[int]] = {}
@@ -179,7 +179,7 @@ def distinct(p: Predictions, strict: bool = True) -> Predictions:
     if others:
         (j, i), more = p.index[list(others[0])], f" ({len(others)} such frames)" if len(others) > 1 else ""
         text = (
-            f"frames {j} and {i} are the same structure with different forces{more}: predictions of two models? "
+            f"frames {j} and {i} are the same structure with different predictions{more}: of two models? "
             "(NequIP's xyz writer appends to a file that is already there)"
         )
         if strict:
@@ -197,10 +197,11 @@ def distinct(p: Predictions, strict: bool = True) -> Predictions:
 
 
 def _agree(p: Predictions, ends: np.ndarray, i: int, j: int) -> bool:
-    """Whether two frames have the same forces, predicted and reference."""
+    """Whether two frames have the same forces, predicted and reference, and distributions."""
     a, b = (slice(ends[k] - p.sizes[k], ends[k]) for k in (i, j))
-    columns = (p.forces, p.reference_forces)
-    return all(np.allclose(values[a], values[b], atol=1e-4, equal_nan=True) for values in columns)
+    columns = (p.forces, p.reference_forces, *p.parameters.values())
+    # One model gives no more than that in other batches, on other machines.
+    return all(np.allclose(values[a], values[b], rtol=1e-3, atol=1e-4, equal_nan=True) for values in columns)
 
 
 def _read_frames(path: Path) -> List[dict]:
@@ -308,8 +309,10 @@ def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family
     return family
 
 
-def _applied(frames: List[dict], prefix: str) -> Optional[str]:
-    return next((str(name) for name in _said(frames, prefix, CALIBRATION_KEY) if name is not None), None)
+def _applied(path: Path, frames: List[dict], prefix: str) -> Optional[str]:
+    names = _said(frames, prefix, CALIBRATION_KEY)
+    _refuse_several(path, names, CALIBRATION_KEY)
+    return None if names[0] is None else str(names[0])
 
 
 def _model(path: Path, frames: List[dict], prefix: str) -> Optional[str]:
@@ -328,8 +331,8 @@ def _refuse_several(path: Path, names: List[Any], key: str) -> None:
     for i, name in enumerate(names):
         if name != names[0]:
             raise InputError(
-                f"{path}: {key} is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the "
-                "predictions of one model (NequIP's xyz writer appends to a file that is already there)"
+                f"{path}: {key} is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the predictions "
+                "of one model, all calibrated alike (NequIP's xyz writer appends to a file that is already there)"
             )
 
 

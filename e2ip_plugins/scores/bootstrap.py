@@ -45,8 +45,9 @@ class CoverageBand(NamedTuple):
         Percentiles over the resamples at the levels 0.01 … 0.99.
     calibration_error : tuple of float
         The noise of resampling comes on top of that of the atoms that there are, and a mean of absolute deviations
-        only grows with noise: percentiles would lie too high, for a calibrated model always above its 0. Reflected at
-        the value itself (the basic bootstrap) and cut at 0 they do not.
+        only grows with noise: the lower percentile would lie too high, for a calibrated model always above its 0.
+        Reflected at the value itself (the basic bootstrap) and cut at 0 it does not. The upper one would be too low if
+        it were reflected as well, wherever the value came out low by chance; it is the percentile.
     """
 
     low: np.ndarray
@@ -85,5 +86,5 @@ def coverage_band(pit: np.ndarray, frame: np.ndarray) -> Optional[CoverageBand]:
     observed = (drawn @ inside) / (drawn @ sizes)[:, None]
     low, high = np.quantile(observed, [0.025, 0.975], axis=0)
     found = float(np.abs(observed_coverage(pit) - CALIBRATION_LEVELS).mean())
-    less, more = np.quantile(np.abs(observed - CALIBRATION_LEVELS).mean(axis=1), [0.025, 0.975])
-    return CoverageBand(low, high, (max(0.0, 2.0 * found - float(more)), max(found, 2.0 * found - float(less))))
+    more = float(np.quantile(np.abs(observed - CALIBRATION_LEVELS).mean(axis=1), 0.975))
+    return CoverageBand(low, high, (max(0.0, 2.0 * found - more), max(found, more)))

@@ -66,7 +66,7 @@ class Calibration:
     configurations, atoms : int
         With finite reference forces.
     frames : tuple of str
-        `fingerprint` of every frame of the validation file.
+        `fingerprint` of every frame of the validation file but isolated atoms.
     file : str
         Its name, for people.
     scores : dict
@@ -107,7 +107,7 @@ class Calibration:
             by_species = {f"factor on the covariance, {symbol}": constant for symbol, constant in self.factor.items()}
         if "scale" in self.methods or "species-scale" in self.methods:
             lines += [
-                f"{name}: {c.value:.3f} ({c.interval[0]:.3f} to {c.interval[1]:.3f})" for name, c in by_species.items()
+                f"{name}: {c.value:.4g} ({c.interval[0]:.4g} to {c.interval[1]:.4g})" for name, c in by_species.items()
             ]
         if "floor" in self.methods:
             sigma, low, high = (1000.0 * math.sqrt(v) for v in (self.floor.value, *self.floor.interval))
@@ -291,6 +291,10 @@ class Calibration:
         radii = _levels_of_json(content["radii"])
         if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
             raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
+        if [radii[level] for level in sorted(radii)] != sorted(radii.values()):
+            raise ValueError("conformal radii must grow with their levels")
+        if not isinstance(content["methods"], list):
+            raise ValueError("methods must be a list")
         return cls(
             methods=tuple(content["methods"]),
             uq_family=str(content["uq_family"]),
@@ -314,11 +318,11 @@ class Calibration:
 
 def _levels_as_json(values: Dict[float, float]) -> Dict[str, Optional[float]]:
     """By level; infinite values, of levels that the configurations are too few for, become null."""
-    return {f"{level:g}": value if math.isfinite(value) else None for level, value in values.items()}
+    return {f"{level:.12g}": value if math.isfinite(value) else None for level, value in values.items()}
 
 
 def _levels_of_json(given: Dict[str, Optional[float]]) -> Dict[float, float]:
-    return {float(level): math.inf if value is None else float(value) for level, value in given.items()}
+    return {float(level): math.inf if value is None else _number(value) for level, value in given.items()}
 
 
 def _as_json(constant: Constant) -> Dict[str, Any]:
@@ -326,22 +330,33 @@ def _as_json(constant: Constant) -> Dict[str, Any]:
 
 
 def _of_json(given: Dict[str, Any]) -> Constant:
-    value, (low, high) = float(given["value"]), map(float, given["interval95"])
-    if not math.isfinite(value):
-        raise ValueError("constants must be finite")
+    value, (low, high) = _number(given["value"]), map(_number, given["interval95"])
+    if low > high:
+        raise ValueError("an interval must not end before it begins")
     return Constant(value, (low, high))
 
 
+def _number(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise ValueError(f"{given!r} is no finite number")
+    return float(given)
+
+
 def fingerprint(atoms: Any) -> str:
-    """What tells an ASE frame from others: a hash of species, positions and, where periodic, cell; 12 hex digits."""
+    """What tells an ASE frame from others, by species, positions and, where periodic, cell; 12 hex digits."""
     return fingerprint_of(atoms.numbers, atoms.positions, atoms.cell[:] * atoms.pbc[:, None])
 
 
 def fingerprint_of(species: np.ndarray, positions: np.ndarray, cell: np.ndarray) -> str:
     """`fingerprint` of species (N,) in numbers of whatever kind, positions (N, 3) and cell (3, 3), 0 for none, in Å.
 
-    Six decimals count, so that a passage through a file does not make a frame another one.
+    What is hashed are six sums over atoms with fixed weights, in steps of 1e-4 Å: of all coordinates there would be so
+    many that some lie where rounding decides. A passage through a file with eight decimals makes one frame of some
+    thousand another one, one through float32 or six decimals one of ten.
     """
+    rows = np.concatenate([positions, cell]).astype(np.float64)
+    phases = 1.0 + np.arange(len(rows)) * np.pi * (3.0 - 5.0**0.5)  # of the golden angle: no two alike
+    sums = np.stack([np.cos(phases), np.sin(phases)]) @ rows
     # Without the sign of zeros.
-    rounded = np.round(np.concatenate([positions, cell]).astype(np.float64), 6) + 0.0
+    rounded = np.round(sums, 4) + 0.0
     return hashlib.sha256(np.asarray(species, dtype=np.int64).tobytes() + rounded.tobytes()).hexdigest()[:12]

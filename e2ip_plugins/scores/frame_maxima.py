@@ -48,7 +48,7 @@ def quantile(maxima: np.ndarray, level: float) -> float:
     if level == 1.0:
         return float(maxima.max())
     # Less a little: 0.9 · 10 may be more than 9.
-    k = math.ceil(level * (len(maxima) + 1) - 1e-9)
+    k = max(1, math.ceil(level * (len(maxima) + 1) - 1e-9))
     return float(np.sort(maxima)[k - 1]) if k <= len(maxima) else math.inf
 
 

@@ -70,19 +70,27 @@ def auroc_worst(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
 def sparsification(ranking: np.ndarray, error_norm: np.ndarray) -> np.ndarray:
     """Mean error of the atoms left when those ranked highest are dropped, relative to the mean of all.
 
+    Atoms of the same rank count with their mean error: their order in a file says nothing.
+
     Returns
     -------
     (N,)
         Entry i: the i atoms of highest rank are gone.
     """
-    kept_first = error_norm[np.argsort(ranking, kind="stable")]
+    _, place, sizes = np.unique(ranking, return_inverse=True, return_counts=True)
+    kept_first = np.repeat(np.bincount(place, error_norm) / sizes, sizes)
     left = np.cumsum(kept_first) / np.arange(1, len(kept_first) + 1)
     # All errors are zero in perfect crystals.
     return (left / left[-1])[::-1] if left[-1] > 0.0 else np.ones_like(left)
 
 
 def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
-    """Area between the sparsification curves by uncertainty and by the error itself; 0 is a perfect ranking."""
+    """Area between the sparsification curves by uncertainty and by the error itself; 0 is a perfect ranking.
+
+    NaN where all uncertainties are the same, which rank nothing.
+    """
+    if (uncertainty == uncertainty[0]).all():
+        return float("nan")
     return float(np.mean(sparsification(uncertainty, error_norm) - sparsification(error_norm, error_norm)))
 
 

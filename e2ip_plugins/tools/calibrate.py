@@ -41,10 +41,11 @@ _USELESS = (
     "method floor mends that"
 )
 
-#: Logarithms of factors, around the best one, at which coverages are known to the bootstrap; around one of them, those
-#: that it tells apart; and the linear interpolation of coverages from three neighbours to these.
-_GRID = np.linspace(-0.8, 0.8, 33)
-_FINE = np.linspace(-0.05, 0.05, 101)
+#: Logarithms of factors around the best one, at which coverages are known to the bootstrap: how far, tried in turn,
+#: and how densely; around one of them, those that it tells apart; and the linear interpolation of coverages from three
+#: neighbours to these.
+_REACH, _STEP = (0.8, 2.4, 7.2), 0.05
+_FINE = np.linspace(-_STEP, _STEP, 101)
 _BETWEEN = np.stack([np.interp(_FINE, [_FINE[0], 0.0, _FINE[-1]], row) for row in np.eye(3)], axis=1)
 
 
@@ -65,7 +66,7 @@ class Sample(NamedTuple):
     file : str
         Where they come from.
     fingerprints : tuple of str
-        Of all frames of the file.
+        Of all frames of the file but those of isolated atoms, which are all alike.
     vanishing, unlabelled : int
         Atoms that were left out: for a force that vanishes by symmetry, for a reference force that is not finite.
     uq_model : str or None
@@ -98,7 +99,7 @@ class Sample(NamedTuple):
         place = np.empty(len(p.frames), dtype=int)
         place[np.argsort(p.frames, kind="stable")] = np.arange(len(p.frames))
         errors, frame = p.reference_forces - p.forces, place[p.frame_of_atom]
-        whole = cls(p.family, p.parameters, errors, p.species, frame, str(p.path), p.frames)
+        whole = cls(p.family, p.parameters, errors, p.species, frame, str(p.path))
         kept = np.isfinite(whole.error).all(-1)
         if not kept.any():
             raise InputError(f"{p.path}: no atom has a finite reference force")
@@ -106,6 +107,7 @@ class Sample(NamedTuple):
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
         return whole.only(kept & ~zero)._replace(
+            fingerprints=tuple(p.frames[i] for i in np.unique(p.frame_of_atom[~zero])),
             vanishing=int(zero.sum()),
             unlabelled=int((~kept).sum()),
             uq_model=p.uq_model,
@@ -402,17 +404,30 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
     # Smooth enough to find the neighbourhood; the table below finds the place.
     rough = minimize_scalar(lambda x: _area(pit(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}).x
     index, count = sample.numbered()
-    inside = np.stack([inside_regions(pit(rough + x), index, count) for x in _GRID], axis=1).reshape(count, -1)
     sizes = np.bincount(of_all(index, law.pit(sample.error)))
 
-    def best(drawn: np.ndarray) -> float:
-        # Of the table's type, or the whole table would be converted.
-        weights = np.bincount(drawn, minlength=count).astype(inside.dtype)
-        observed = (weights @ inside).reshape(len(_GRID), -1) / (weights @ sizes)
-        at = int(np.clip(_least(observed), 1, len(_GRID) - 2))
-        return rough + float(_GRID[at] + _FINE[_least(_BETWEEN @ observed[at - 1 : at + 2])])
+    def within(reach: float) -> Tuple[float, Tuple[float, float], bool]:
+        """What is found not further than that, and whether anything was at the end."""
+        grid = np.linspace(-reach, reach, 2 * round(reach / _STEP) + 1)
+        inside = np.stack([inside_regions(pit(rough + x), index, count) for x in grid], axis=1).reshape(count, -1)
+        places: List[int] = []
 
-    return best(np.arange(count)), _interval(best, count)
+        def best(drawn: np.ndarray) -> float:
+            # Of the table's type, or the whole table would be converted.
+            weights = np.bincount(drawn, minlength=count).astype(inside.dtype)
+            observed = (weights @ inside).reshape(len(grid), -1) / (weights @ sizes)
+            places.append(_least(observed))
+            at = int(np.clip(places[-1], 1, len(grid) - 2))
+            return rough + float(grid[at] + _FINE[_least(_BETWEEN @ observed[at - 1 : at + 2])])
+
+        found = best(np.arange(count)), _interval(best, count)
+        return *found, not 0 < min(places) <= max(places) < len(grid) - 1
+
+    for reach in _REACH:
+        found, interval, beyond = within(reach)
+        if not beyond:
+            break
+    return found, interval
 
 
 def _least(observed: np.ndarray) -> int:

@@ -294,6 +294,34 @@ def test_forces_that_vanish_by_symmetry_say_nothing(folder):
     assert "all forces vanish by symmetry" in one_line(run("calibrate", "alone.xyz", "--output", "alone.json"))
 
 
+def test_isolated_atoms_may_be_in_both_files(folder):
+    alone = make_frames(0)[0][:1]
+    for name in ("REF_forces", "MACE_forces"):
+        alone.arrays[name][:] = 0.0
+    for name in ("valid", "test"):
+        ase.io.write(f"{name}1.xyz", [alone, *ase.io.read(f"{name}.xyz", ":")], format="extxyz")
+    assert run("calibrate", "valid1.xyz").exit_code == 0
+    result = run("compare", "test1.xyz", "--calibration", "calibration.json")
+    assert result.exit_code == 0, result.output
+
+
+def test_predictions_of_which_some_are_calibrated_are_refused(folder):
+    frames = ase.io.read("test.xyz", ":")
+    for atoms in frames[20:]:
+        atoms.info["MACE_uq_calibration"] = "other.json"
+    ase.io.write("half.xyz", frames, format="extxyz")
+    assert "uq_calibration is 'None' in frame 0 and 'other.json' in frame 20" in one_line(run("compare", "half.xyz"))
+
+
+def test_predictions_without_any_error(folder):
+    frames = ase.io.read("test.xyz", ":")
+    for atoms in frames:
+        atoms.arrays["REF_forces"] = atoms.arrays["MACE_forces"].copy()
+    ase.io.write("perfect.xyz", frames, format="extxyz")
+    result = run("compare", "perfect.xyz")
+    assert result.exit_code == 0 and (folder / "e2ip_compare" / "compare.md").exists(), result.output
+
+
 def test_the_order_of_the_frames_does_not_matter(folder):
     """What is drawn and what is halved are frames, not places in a file."""
     frames = ase.io.read("valid.xyz", ":")
@@ -343,7 +371,12 @@ def test_copies_of_frames_count_once(folder):
     forces = next(name for name in frames[3].arrays if name.endswith("forces") and not name.startswith("REF"))
     frames[3].arrays[forces] += 0.01
     ase.io.write("another.xyz", [*ase.io.read("valid.xyz", ":"), frames[3]], format="extxyz")
-    assert "frames 3 and 40 are the same structure with different forces" in one_line(run("calibrate", "another.xyz"))
+    twin = "frames 3 and 40 are the same structure with different predictions"
+    assert twin in one_line(run("calibrate", "another.xyz"))
+    wider = ase.io.read("valid.xyz", 3)
+    wider.arrays["MACE_e2ip_nu"] *= 2.0
+    ase.io.write("another.xyz", [*ase.io.read("valid.xyz", ":"), wider], format="extxyz")
+    assert twin in one_line(run("calibrate", "another.xyz"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "e2ip calibration", "version": 7}'])

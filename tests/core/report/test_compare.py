@@ -124,7 +124,9 @@ def test_copies_count_once(baseline, e2ip, tmp_path):
     other = make_frames(3, uncertain=True)
     both = [write(tmp_path / f"both{i}.xyz", ours + other) for i in range(2)]
     for model in load_models(both):
-        assert model.left_out[0].startswith("frames 0 and 20 are the same structure with different forces (20 such")
+        assert model.left_out[0].startswith(
+            "frames 0 and 20 are the same structure with different predictions (20 such"
+        )
         assert len(model.predictions.sizes) == 2 * FRAMES
     # The number of a frame is that in the file.
     other[5].arrays["REF_forces"][0] += 1.0

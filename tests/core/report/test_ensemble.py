@@ -177,6 +177,20 @@ def test_few_members_are_told(tmp_path, count):
     assert np.isfinite(model.scores["nll"]).all()
 
 
+def test_isolated_atoms_are_certain(tmp_path):
+    """Every model has their force."""
+    paths = members(tmp_path, 5)
+    for path in paths:
+        alone = ase.Atoms("C", cell=np.eye(3) * 9.0, pbc=True, info={"REF_energy": -1.0, "MACE_energy": -1.0})
+        alone.arrays |= {"REF_forces": np.zeros((1, 3)), "MACE_forces": np.zeros((1, 3))}
+        ase.io.write(path, [alone, *ase.io.read(path, ":")], format="extxyz")
+    result = run(*paths, "--output", tmp_path / "e.xyz")
+    assert result.exit_code == 0 and "1 atoms whose force vanishes by symmetry" in result.output
+    found = read_predictions(tmp_path / "e.xyz")
+    std = found.family.law(found.parameters).total_std()
+    assert std[0] == pytest.approx(1e-3 * np.sqrt(np.square(std).mean()), rel=0.1)
+
+
 def test_members_need_no_references(tmp_path):
     """The same but for them; what tells whether frames are the same is then positions, wherever the origin is."""
     paths = members(tmp_path, 4)
@@ -218,7 +232,11 @@ def test_bad_input(tmp_path, draw):
     assert "the reference forces of frame 0 differ" in message(paths[0], *other, "--output", output)
     copy = tmp_path / "copy.xyz"
     copy.write_text(paths[0].read_text())
-    assert "all members predict the same forces" in message(paths[0], copy, "--output", output)
+    assert "have the same forces, all of them" in message(*paths, copy, "--output", output)
+    alike = ase.io.read(paths[0], ":")
+    alike[1].arrays["MACE_forces"] = ase.io.read(paths[1], 1).arrays["MACE_forces"]
+    ase.io.write(copy, alike, format="extxyz")
+    assert "the same forces for 7 atoms, first in frame 1" in message(paths[1], copy, "--output", output)
     output.write_text("mine")
     result = run(*paths, "--output", output)
     assert result.exit_code == 2 and "is there already" in result.output and output.read_text() == "mine"

@@ -64,10 +64,10 @@ def test_components_belong_to_their_configuration():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("size", [1.0, 1.4])
+@pytest.mark.parametrize("size", [1.0, 1.03, 1.4])
 def test_intervals_hold_what_is_true(size):
     """For many test sets, about as often as they say; also where nothing is wrong, which percentiles never admit."""
-    shared = 0.0 if size == 1.0 else 0.15
+    shared = 0.15 if size > 1.1 else 0.0
     pit, _ = grouped(20_000, 8, size, shared, seed=1)
     truth = {"error": calibration_error(pit), "coverage": np.mean(pit <= 0.8)}
     truth["error"] = 0.0 if size == 1.0 else truth["error"]
@@ -79,6 +79,7 @@ def test_intervals_hold_what_is_true(size):
             held[name] += low <= truth[name] <= high
         assert band.calibration_error[0] <= calibration_error(pit) <= band.calibration_error[1]
     assert held["coverage"] / 150 > 0.88 and held["error"] / 150 > 0.85
+    assert size == 1.0 or held["error"] / 150 > 0.93
 
 
 def test_one_configuration_says_nothing():

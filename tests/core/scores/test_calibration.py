@@ -130,12 +130,18 @@ def test_frames_that_it_was_fitted_to_are_refused(calibration):
         ({"factor": None}, "is damaged"),
         ({"factor": {}}, "is damaged"),
         ({"factor": {"H": {"value": -1.0, "interval95": [0, 1]}}}, "is damaged .*factors must be positive"),
-        ({"factor": {"H": {"value": "NaN", "interval95": [0, 1]}}}, "is damaged .*constants must be finite"),
+        ({"factor": {"H": {"value": "NaN", "interval95": [0, 1]}}}, "is damaged .*'NaN' is no finite number"),
+        ({"factor": {"H": {"value": True, "interval95": [0, 1]}}}, "is damaged .*True is no finite number"),
+        ({"factor": {"H": {"value": "2.0", "interval95": [0, 3]}}}, "is damaged .*'2.0' is no finite number"),
+        ({"factor": {"H": {"value": 2.0, "interval95": [3, 1]}}}, "is damaged .*an interval must not end before"),
         ({"floor": {"value": -1.0, "interval95": [0, 1]}}, "is damaged .*the floor not negative"),
         ({"floor": 1.0}, "is damaged"),
         ({"radii": ["a"]}, "is damaged"),
         ({"radii": {"0.9": -1.0}}, "is damaged .*radii must not be negative"),
-        ({"radii": {"0.9": "NaN"}}, "is damaged .*radii must not be negative"),
+        ({"radii": {"0.9": "NaN"}}, "is damaged .*'NaN' is no finite number"),
+        ({"radii": {"0.9": 1.0, "0.5": 2.0}}, "is damaged .*radii must grow with their levels"),
+        ({"radii": {"0.9": None, "0.95": 2.0}}, "is damaged .*radii must grow with their levels"),
+        ({"methods": "scale"}, "is damaged .*methods must be a list"),
         ({"radii": {"1.7": 2.0}}, "is damaged .*levels between 0 and 1"),
         ({"frames": 3}, "is damaged"),
     ],
@@ -182,3 +188,21 @@ def test_fingerprints_tell_frames_apart():
     assert fingerprint(larger) == own
     zeros = [ase.Atoms("H", [[zero, 1.0, 0.0]]) for zero in (0.0, -0.0, 1e-9)]
     assert len(set(map(fingerprint, zeros))) == 1
+
+
+@pytest.mark.parametrize(("digits", "share"), [(8, 0.01), (6, 0.2)])
+def test_fingerprints_survive_a_file(digits, share):
+    """Of every coordinate rounded by itself, one of 192 atoms is nearly always where rounding decides."""
+    rng, changed = np.random.default_rng(0), 0
+    for _ in range(400):
+        atoms = ase.Atoms("O64H128", rng.uniform(0.0, 12.0, (192, 3)), cell=np.eye(3) * 12.0, pbc=True)
+        read = atoms.copy()
+        read.positions = atoms.positions.round(digits)
+        changed += fingerprint(read) != fingerprint(atoms)
+    assert changed / 400 <= share
+
+
+def test_levels_are_kept_apart(calibration, tmp_path):
+    radii = {0.9: 1.0, 0.90000004: 1.5, 0.9999999: 2.0}
+    replace(calibration, radii=radii).write(tmp_path / "levels.json")
+    assert Calibration.read(tmp_path / "levels.json").radii == radii

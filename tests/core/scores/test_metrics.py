@@ -202,6 +202,15 @@ def test_ause_by_hand():
     np.testing.assert_allclose(metrics.sparsification(error, error) * 2.5, [2.5, 2.0, 1.5, 1.0])
 
 
+def test_ties_do_not_count_in_the_order_of_the_file():
+    """The two of the higher rank count 3 each, their mean: (1 + 3) / 2 is left after one of them is dropped."""
+    ranking, error = np.array([2.0, 2.0, 1.0]), np.array([5.0, 1.0, 1.0])
+    for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0]):
+        found = metrics.sparsification(ranking[order], error[order]) * 7 / 3
+        np.testing.assert_allclose(found, [7 / 3, 2.0, 1.0])
+    assert np.isnan(metrics.ause(np.ones(3), error))
+
+
 def test_without_distribution_nothing_is_invented(draw, law):
     error = np.array([[3.0, 0.0, 0.0], [0.0, -1.0, 2.0]])
     summary = metrics.summarise(metrics.score_atoms(error))

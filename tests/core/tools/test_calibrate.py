@@ -106,6 +106,17 @@ def test_intervals_know_that_atoms_of_a_configuration_go_together(sample):
     assert widths[0] > 1.5 * widths[1]
 
 
+def test_intervals_are_as_wide_as_configurations_differ(sample):
+    """Five of very different errors: none of the 5⁵ ways to draw them is cut off, and nothing is told from 1."""
+    wanted = np.log([0.65, 185.0, 93.0, 0.12, 0.27])
+    valid = sample(configurations=5, atoms=40)
+    valid = valid._replace(error=valid.error * np.exp(0.5 * wanted)[valid.frame, None])
+    found = calibrate(valid, ["scale"])
+    low, high = np.log(found.factor["C"].interval)
+    assert low < -1.5 and high > 4.3
+    assert found.factor["C"].value == pytest.approx(1.0, abs=0.1)
+
+
 @pytest.mark.parametrize("inflate", [1e-4, 1e4])
 def test_scales_far_away_are_found(inflate):
     """Also for Gaussians, whose PIT is 0 or 1 to the last bit there."""
