@@ -101,9 +101,10 @@ CONFORMAL_NOTE = """\
 OOD_NOTE = """\
 - OOD: the same model on the frames out of distribution. AUROC of frames: probability that a frame out of distribution
   has a larger value than one in distribution (0.5 is chance). Values are the mean leverage, and the largest and the
-  mean epistemic standard deviation, over the atoms of a frame. Coverage over all atoms can hide a species that is too
-  certain behind others that are too cautious: see the table per species. Beyond a mean leverage of about ten,
-  uncertainties grow, but are not calibrated.
+  mean epistemic standard deviation, over the atoms of a frame; the largest of more atoms is larger, so that it tells
+  frames of one size apart, not large ones from small. Coverage over all atoms can hide a species that is too certain
+  behind others that are too cautious: see the table per species. Beyond a mean leverage of about ten, uncertainties
+  grow, but are not calibrated.
 """
 
 
