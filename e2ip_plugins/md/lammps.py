@@ -9,12 +9,14 @@ import functools
 import importlib.metadata
 import sys
 import warnings
+from numbers import Integral
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from ase import Atoms, units
 from ase.calculators.calculator import CalculationFailed
 from ase.data import atomic_masses, atomic_numbers
+from ase.geometry import find_mic
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
@@ -147,7 +149,7 @@ class LammpsDriver:
         self._numbers = _check_species(lmp, species.split() if isinstance(species, str) else list(species))
         self.atoms = Atoms(calculator=calculator)
         self._observers: List[Tuple[Callable[[], Any], int]] = []
-        self._observed: Optional[int] = None
+        self._observed: Optional[Atoms] = None
         self._error: Optional[BaseException] = None
         self._read(_own(lmp, "id"), _own(lmp, "x"))
         evaluate_first(self.atoms)
@@ -163,6 +165,8 @@ class LammpsDriver:
     def attach(self, function: Callable[..., Any], interval: int = 1, *args: Any, **settings: Any) -> None:
         """Have a function called in every step that is a multiple of ``interval``, as a dynamics of ASE does.
 
+        In such a step of a minimisation it is called for every configuration that is tried, accepted or not.
+
         Parameters
         ----------
         function
@@ -172,9 +176,10 @@ class LammpsDriver:
         *args, **settings
             Of the function.
         """
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        whole: Any = interval  # for type checkers, to which no int is an Integral
+        if isinstance(whole, bool) or not isinstance(whole, Integral) or interval < 1:
             raise InputError(f"interval={interval}: a number of steps, at least 1")
-        self._observers.append((functools.partial(function, *args, **settings), interval))
+        self._observers.append((functools.partial(function, *args, **settings), int(interval)))
 
     def _set_up(self) -> None:
         lmp = self.lmp
@@ -244,9 +249,10 @@ class LammpsDriver:
             kept = _own(self.lmp, _name(key))
             values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** _POWERS.get(key.unit, 0)
             kept[order] = values.reshape(kept[order].shape)
-        if step != self._observed:
-            # A run begins with the step that the one before has ended with.
-            self._observed = step
+        # A run begins with the step that the one before has ended with, and, unless something was changed between them,
+        # with its configuration. A minimisation tries several in a step.
+        if self._observed is None or not _same(self._observed, atoms):
+            self._observed = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, info=atoms.info)
             for function, interval in self._observers:
                 if step % interval == 0:
                     function()
@@ -269,6 +275,16 @@ class LammpsDriver:
         # Where a box has walls, or follows the atoms, it is none of the model's business.
         atoms.cell[~atoms.pbc] = 0.0
         return order
+
+
+def _same(a: Atoms, b: Atoms) -> bool:
+    """Whether these are the same step and configuration, whatever LAMMPS has wrapped in between."""
+    if a.info["lammps_step"] != b.info["lammps_step"] or len(a) != len(b) or not np.isfinite(b.positions).all():
+        return False
+    if not (np.array_equal(a.numbers, b.numbers) and np.array_equal(a.pbc, b.pbc) and np.allclose(a.cell, b.cell)):
+        return False
+    _, moved = find_mic(b.positions - a.positions, b.cell, b.pbc)
+    return bool(moved.max() < 1e-9)
 
 
 def _own(lmp: Any, name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import deque
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple, Union
 
@@ -67,7 +68,8 @@ class Monitor:
         large value (leverages have no bound) through all checks of the window, a median ignores it. Nothing is above
         before there are as many checks: over fewer, one large value is half of a median.
     frames : str or Path
-        extxyz file of collected frames, and of the last one of a run that was stopped.
+        extxyz file of collected frames, and of the last one of a run that was stopped. Where somebody else, such as
+        another monitor, has written it by the time of the first one, a number is put behind its name.
     append : bool
         Whether that file may be there already, with whole frames.
 
@@ -85,7 +87,7 @@ class Monitor:
     InputError
         Before the run: names, species, thresholds and files that do not go, a calculator without the uncertainties, a
         leverage that was not fitted, another calibration or family than that of the held-out frames. During it: other
-        species than at the beginning, and a file of frames that somebody else has written meanwhile.
+        species than at the beginning.
     """
 
     def __init__(
@@ -107,7 +109,8 @@ class Monitor:
             check_end(self.frames, "frames=")
         if not len(atoms):
             raise InputError("the structure has no atoms")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        whole: Any = window  # for type checkers, to which no int is an Integral
+        if isinstance(whole, bool) or not isinstance(whole, Integral) or window < 1:
             raise InputError(f"window={window}: a number of checks, at least 1")
         limits = parse(thresholds, atoms.symbols)
         levels = [p for limit in limits.values() for p in limit.quantiles]
@@ -129,7 +132,7 @@ class Monitor:
             self.thresholds[name] = limit.resolve(held, self._radius, first[name])
         self.values: Dict[str, np.ndarray] = {}
         self.checks = self.excursions = 0
-        self._window: Deque[Dict[str, np.ndarray]] = deque(maxlen=window)
+        self._window: Deque[Dict[str, np.ndarray]] = deque(maxlen=int(window))
         self._above = False
 
     def __call__(self) -> None:
@@ -247,6 +250,15 @@ class Monitor:
             raise InputError(f"frames={self.frames}: is there already; choose another name, or append=True")
 
     def _write(self, frame: Atoms) -> None:
+        if self.frames.exists() and not (self.append or self._written):
+            # Another monitor's, perhaps: the run does not end for it, nor is what it is to end with lost.
+            given, number = self.frames, 2
+            while self.frames.exists():
+                self.frames, number = given.with_name(f"{given.stem}-{number}{given.suffix}"), number + 1
+            text = (
+                f"frames={given}: somebody else has written it since the monitor was made; frames go into {self.frames}"
+            )
+            warnings.warn(text, UncertaintyWarning, stacklevel=2)
         self._check_file()
         append_frame(self.frames, frame)
         self._written = True

@@ -17,6 +17,13 @@ from e2ip_plugins.tools.trajectories import append_frame
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
+#: What this package's tools write into the info of a frame that a run may begin with, and is not true of others.
+_OF_ANOTHER = ("md_step", "md_temperature", "lammps_step", "input_frame", "label_method")
+_PREFIXES = ("monitor_", "select_")
+
+#: Momenta that cancel to this fraction are zero: files have eight decimals.
+_AT_REST = 1e-4
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -158,8 +165,9 @@ def run(
         With its calculator; moved.
     settings : Settings
     output : Path
-        extxyz file, which must not be there. Frames have ``md_step`` and ``md_temperature``, that of the thermostat, or
-        of the velocities drawn for ``nve``, in K. Whole frames alone, also where Ctrl-C ends the run.
+        extxyz file, which must not be there. Frames, and those that the monitor writes, have ``md_step`` and
+        ``md_temperature``, that of the thermostat, or of the velocities drawn for ``nve``, in K. Whole frames alone,
+        also where Ctrl-C ends the run.
     watch : Watch, optional
         Without it, only positions and forces that are no numbers end the run.
     where : str
@@ -174,6 +182,8 @@ def run(
     check_is_new(output)
     if settings.keep_velocities and not atoms.has("momenta"):
         raise InputError(f"--keep-velocities: {where} has none (momenta)")
+    for name in [name for name in atoms.info if name in _OF_ANOTHER or str(name).startswith(_PREFIXES)]:
+        del atoms.info[name]
     _try(atoms, where)
     rng = np.random.default_rng(settings.seed)
     if not settings.keep_velocities:
@@ -181,20 +191,21 @@ def run(
     dynamics = _dynamics(atoms, settings, rng)
     written = [0]
 
+    def mark() -> None:
+        atoms.info["md_step"] = dynamics.nsteps
+        if not settings.without_temperature:
+            atoms.info["md_temperature"] = settings.temperature_at(dynamics.nsteps)
+
     def write() -> None:
         if not (np.isfinite(atoms.positions).all() and np.isfinite(atoms.get_forces(apply_constraint=False)).all()):
             # A monitor says more; it may look at fewer steps.
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
-        frame = with_results(atoms)
-        frame.info["md_step"] = dynamics.nsteps
-        frame.info["md_temperature"] = settings.temperature_at(dynamics.nsteps)
-        if settings.without_temperature:
-            del frame.info["md_temperature"]
-        append_frame(output, frame)
+        append_frame(output, with_results(atoms))
         written[0] += 1
 
     if settings.final_temperature is not None:
         dynamics.attach(lambda: _heat(dynamics, settings))
+    dynamics.attach(mark)
     dynamics.attach(write, interval=settings.interval)
     monitor = None
     if watch is not None:
@@ -255,10 +266,33 @@ def _draw_velocities(atoms: Atoms, settings: Settings, rng: np.random.Generator)
     # ASE 3.29 has it under a new name, and warns of the old one.
     draw = getattr(of, "thermalize_momenta", None) or of.MaxwellBoltzmannDistribution
     draw(atoms, temperature_K=settings.temperature, rng=rng)
-    if settings.thermostat != "langevin" and len(atoms) > 1:
-        of.Stationary(atoms)
+    if settings.thermostat != "langevin" and len(atoms) > 1 and not atoms.constraints:
+        # What is taken away is not put into the other modes: they would be hotter than they are to be.
+        of.Stationary(atoms, preserve_temperature=False)
         if not atoms.pbc.any():
-            of.ZeroRotation(atoms)
+            of.ZeroRotation(atoms, preserve_temperature=False)
+
+
+def moving_modes(atoms: Atoms) -> int:
+    """Degrees of freedom that a thermostat which only rescales velocities heats.
+
+    Momentum and, without periodicity, angular momentum are conserved: where they are zero, as in a molecule at rest,
+    five or six modes never move. ASE counts them.
+    """
+    modes = int(atoms.get_number_of_degrees_of_freedom())
+    if atoms.constraints:
+        return modes
+    momenta = atoms.get_momenta()
+    if np.linalg.norm(momenta.sum(0)) <= _AT_REST * np.linalg.norm(momenta, axis=1).sum():
+        modes -= 3
+    if not atoms.pbc.any():
+        arms = atoms.positions - atoms.get_center_of_mass()
+        largest = (np.linalg.norm(arms, axis=1) * np.linalg.norm(momenta, axis=1)).sum()
+        if np.linalg.norm(np.cross(arms, momenta).sum(0)) <= _AT_REST * largest:
+            # Linear molecules do not turn about their axis, single atoms not at all.
+            extents = np.linalg.svd(arms, compute_uv=False) > 1e-3
+            modes -= min(3, 2 * int(extents.sum()))
+    return modes
 
 
 def _dynamics(atoms: Atoms, settings: Settings, rng: np.random.Generator) -> Any:
@@ -271,7 +305,10 @@ def _dynamics(atoms: Atoms, settings: Settings, rng: np.random.Generator) -> Any
         from ase.md.bussi import Bussi
 
         taut = settings.time_constant * units.fs
-        return Bussi(atoms, timestep, temperature_K=settings.temperature, taut=taut, rng=rng)
+        dynamics = Bussi(atoms, timestep, temperature_K=settings.temperature, taut=taut, rng=rng)
+        dynamics.ndof = max(1, moving_modes(atoms))
+        dynamics.target_kinetic_energy = 0.5 * dynamics.temp * dynamics.ndof
+        return dynamics
     from ase.md.langevin import Langevin
 
     # ASE's fixcm does not sample the canonical ensemble of a small molecule.

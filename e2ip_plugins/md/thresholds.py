@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
@@ -34,7 +35,7 @@ class Quantile:
     level: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.level, bool) or not isinstance(self.level, (int, float)) or not 0.0 < self.level <= 1.0:
+        if isinstance(self.level, bool) or not isinstance(self.level, Real) or not 0.0 < self.level <= 1.0:
             raise InputError(f"Quantile({self.level}): a level lies above 0 and is at most 1")
 
 

@@ -21,6 +21,9 @@ ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
 #: What the labels are of, in the info of every frame: the method, as the user wrote it.
 METHOD = "label_method"
 
+#: In the info of frames, what calculators make charge and spin of.
+_STATE = ("charge", "total_charge", "spin", "total_spin", "multiplicity", "spin_multiplicity")
+
 
 @dataclass
 class Labels:
@@ -29,7 +32,7 @@ class Labels:
     Attributes
     ----------
     labelled, there : int
-        Frames now, and by an earlier call.
+        Frames now, and by an earlier call or as copies of another frame.
     failed : list of str
         Frames without a label, and why.
     note : str
@@ -120,7 +123,7 @@ def label(
         An output without labels or with those of another method, or which cannot be read.
     """
     output = Path(output)
-    marks = [fingerprint(atoms) if len(atoms) else "" for atoms in frames]
+    marks = [_mark(atoms) if len(atoms) else "" for atoms in frames]
     done, note = _there(output, method, set(marks))
     result = Labels(note=note)
     for number, (atoms, mark) in enumerate(zip(frames, marks, strict=True)):
@@ -142,6 +145,13 @@ def label(
         done.add(mark)
         result.labelled += 1
     return result
+
+
+def _mark(atoms: Any) -> str:
+    """What tells a frame from others, its electronic state included where a calculator may read one."""
+    state = [float(np.sum(atoms.arrays.get(name, 0.0))) for name in ("initial_charges", "initial_magmoms")]
+    said = [f"{name}={atoms.info[name]}" for name in _STATE if name in atoms.info]
+    return " ".join([fingerprint(atoms), *(f"{value:.3f}" for value in state if value), *said])
 
 
 def _labelled(atoms: Any, calculator: Any) -> Any:
@@ -186,7 +196,7 @@ def _there(output: Path, method: str, wanted: Set[str]) -> Tuple[Set[str], str]:
     if note:
         _take_off_last(output, method, wanted)
         note = f"{output}: frame {len(frames)} is cut off and taken out of it"
-    return set(map(fingerprint, frames)), note
+    return set(map(_mark, frames)), note
 
 
 def _take_off_last(output: Path, method: str, wanted: Set[str]) -> None:
@@ -199,7 +209,7 @@ def _take_off_last(output: Path, method: str, wanted: Set[str]) -> None:
     if method and len(lines) > 2 and f"{METHOD}=".encode() not in lines[1]:
         raise InputError(f"{output}: its last frame is cut off, and not of e2ip label; choose another name")
     try:
-        mark = fingerprint(parsed(rest)) if len(lines) == int(lines[0]) + 2 else ""
+        mark = _mark(parsed(rest)) if len(lines) == int(lines[0]) + 2 else ""
     # Whatever ASE raises: columns are missing.
     except Exception:
         mark = ""

@@ -140,6 +140,24 @@ def test_a_molecule_is_relaxed(start_lammps):
     np.testing.assert_allclose(distances, 2 ** (1 / 6) * SIGMA, rtol=1e-4)
 
 
+def test_whatever_is_evaluated_is_observed(start_lammps):
+    """Scans of single points at one step, and every configuration that a minimisation tries, the last among them."""
+    atoms = Atoms("Ar3", [[0, 0, 0], [3.5, 0.1, 0], [0.2, 3.6, 0.3]], cell=np.eye(3) * 30.0, pbc=True)
+    lmp = start_lammps(atoms, ["Ar"])
+    driver = LammpsDriver(lmp, Uncertain(rc=10.0), ["Ar"])
+    seen = []
+    driver.attach(lambda: seen.append(driver.atoms.positions.copy()))
+    lmp.commands_string("run 0\nrun 0\ndisplace_atoms all random 0.1 0.1 0.1 12\nrun 0")
+    assert len(seen) == 2 and np.abs(seen[1] - seen[0]).max() > 0.01
+    lmp.command("displace_atoms all move 30.0 0.0 0.0 units box")
+    lmp.command("run 0")
+    assert len(seen) == 2, "the same structure, moved by a vector of the cell"
+    lmp.command("minimize 0 1e-6 20 200")
+    np.testing.assert_allclose(seen[-1], driver.atoms.positions)
+    lmp.commands_string("group one id 1\ndelete_atoms group one\nrun 0")
+    assert len(seen[-1]) == 2
+
+
 # Runs that end
 
 

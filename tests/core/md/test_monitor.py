@@ -391,9 +391,13 @@ def test_files_are_never_replaced(make_atoms, tmp_path):
     # Written by somebody else after the monitor was made.
     late = Monitor(atoms, {STD: 0.2}, action="collect", frames="late.xyz")
     (tmp_path / "late.xyz").write_text("mine")
-    with pytest.warns(UncertaintyWarning), pytest.raises(InputError, match="is there already"):
+    with pytest.warns(UncertaintyWarning, match=r"frames go into late-2\.xyz"):
         late()
-    assert (tmp_path / "late.xyz").read_text() == "mine"
+    assert (tmp_path / "late.xyz").read_text() == "mine" and len(ase.io.read("late-2.xyz", ":")) == 1
+    other = Monitor(atoms, {STD: 0.2}, action="stop", frames="third.xyz")
+    (tmp_path / "third.xyz").write_text("mine")
+    with pytest.warns(UncertaintyWarning), pytest.raises(MonitorStop, match=r"the frame is in third-2\.xyz"):
+        other()
 
 
 @pytest.mark.parametrize(

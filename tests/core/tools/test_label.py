@@ -76,6 +76,18 @@ def test_labels_and_what_fails(run):
     assert found[0].info.keys() == {"select_rank", "REF_energy", "label_method"} and "forces_cov" not in found[0].arrays
 
 
+def test_states_of_a_structure_are_told_apart(run):
+    neutral, charged, high = (frames(1.0)[0] for _ in range(3))
+    charged.info["charge"] = 1
+    high.set_initial_magnetic_moments([1.0, 0.0, 1.0])
+    given = [neutral, charged, high]
+    result, path = run([*given, neutral])
+    assert "3 labelled, 1 there already" in result.output
+    assert [frame.info.get("charge") for frame in ase.io.read(path, ":")] == [None, 1, None]
+    result, _ = run(given)
+    assert "0 labelled, 3 there already" in result.output
+
+
 def test_it_goes_on_where_it_was(run):
     result, output = run(frames(1.0, 2.0, 3.0))
     assert result.exit_code == 0
