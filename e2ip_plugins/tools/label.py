@@ -149,9 +149,11 @@ def label(
 
 def _mark(atoms: Any) -> str:
     """What tells a frame from others, its electronic state included where a calculator may read one."""
-    state = [float(np.sum(atoms.arrays.get(name, 0.0))) for name in ("initial_charges", "initial_magmoms")]
+    of_atoms = [atoms.arrays[name] for name in ("initial_charges", "initial_magmoms") if name in atoms.arrays]
+    # Atom by atom: the moments of an antiferromagnet add up to 0, too.
+    state = [str((np.round(values, 3) + 0.0).tolist()) for values in of_atoms if values.any()]
     said = [f"{name}={atoms.info[name]}" for name in _STATE if name in atoms.info]
-    return " ".join([fingerprint(atoms), *(f"{value:.3f}" for value in state if value), *said])
+    return " ".join([fingerprint(atoms), *state, *said])
 
 
 def _labelled(atoms: Any, calculator: Any) -> Any:

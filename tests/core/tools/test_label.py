@@ -77,15 +77,16 @@ def test_labels_and_what_fails(run):
 
 
 def test_states_of_a_structure_are_told_apart(run):
-    neutral, charged, high = (frames(1.0)[0] for _ in range(3))
+    neutral, charged, high, low = (frames(1.0)[0] for _ in range(4))
     charged.info["charge"] = 1
     high.set_initial_magnetic_moments([1.0, 0.0, 1.0])
-    given = [neutral, charged, high]
+    low.set_initial_magnetic_moments([0.0, 1.0, -1.0])
+    given = [neutral, charged, high, low]
     result, path = run([*given, neutral])
-    assert "3 labelled, 1 there already" in result.output
-    assert [frame.info.get("charge") for frame in ase.io.read(path, ":")] == [None, 1, None]
+    assert "4 labelled, 1 there already" in result.output
+    assert [frame.info.get("charge") for frame in ase.io.read(path, ":")] == [None, 1, None, None]
     result, _ = run(given)
-    assert "0 labelled, 3 there already" in result.output
+    assert "0 labelled, 4 there already" in result.output
 
 
 def test_it_goes_on_where_it_was(run):
