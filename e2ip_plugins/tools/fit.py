@@ -133,7 +133,7 @@ def is_constant(readout: Any) -> bool:
 
 def fit_leverage(
     readout: Readout,
-    training: Iterable[Any],
+    training: Iterable[Optional[Tensor]],
     validation: Iterable[Labelled],
     species: Sequence[str] = (),
     constant: bool = False,
@@ -146,8 +146,8 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. A mask (N,)
-        is of those that count; with anything else they all do.
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms; it is the
+        mask (N,) of those that count, or None: all of them.
     validation : iterable of Labelled
         The same for validation atoms. Not taken for families that do not take the leverage.
     species : sequence of str
@@ -176,8 +176,7 @@ def fit_leverage(
             if readout.family.takes_support:
                 parameters = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}
                 log_variance = readout.family.log_variance(parameters).cpu()
-            masked = isinstance(counted, Tensor) and counted.dtype == torch.bool
-            chosen = counted.cpu() if masked else slice(None)
+            chosen = slice(None) if counted is None else counted.cpu()
             atoms.add(seen["scalars"].cpu()[chosen], seen["kinds"].cpu()[chosen], log_variance[chosen])
     atoms.gather()
     if not atoms.count.any():

@@ -78,7 +78,7 @@ def test_scores_with_weight_1_are_those_of_a_fit_to_training_set_and_frames():
     validation = [Labelled(torch.ones(21, 3), torch.from_numpy(known.frames))]
     order, before = [], []
     for index, score in by_leverage(known, candidates, 3, weight=1.0):
-        training_passes = run(known, *before)
+        training_passes = (None for _ in run(known, *before))
         fit_leverage(readout, training_passes, (label for label, _ in zip(validation, run(known), strict=True)))
         (h,) = run(candidates)
         means = np.bincount(candidates.frames, h) / 3
