@@ -47,7 +47,7 @@ class Settings:
     seed : int
         Of velocities and thermostat.
     interval : int
-        Steps between frames that are written.
+        Steps between frames that are written; the last one always is.
     check_interval : int
         Steps between two checks of the monitor.
     keep_velocities : bool
@@ -189,7 +189,7 @@ def run(
     if not settings.keep_velocities:
         _draw_velocities(atoms, settings, rng)
     dynamics = _dynamics(atoms, settings, rng)
-    written = [0]
+    written: List[int] = []  # steps
 
     def mark() -> None:
         atoms.info["md_step"] = dynamics.nsteps
@@ -201,7 +201,7 @@ def run(
             # A monitor says more; it may look at fewer steps.
             raise _Broken(f"positions or forces are not finite at step {dynamics.nsteps}")
         append_frame(output, with_results(atoms))
-        written[0] += 1
+        written.append(dynamics.nsteps)
 
     if settings.final_temperature is not None:
         dynamics.attach(lambda: _heat(dynamics, settings))
@@ -222,6 +222,8 @@ def run(
     stopped, interrupted = "", False
     try:
         dynamics.run(settings.steps)
+        if written[-1] != dynamics.nsteps:
+            write()  # another run may begin there
     except KeyboardInterrupt:
         stopped, interrupted = f"interrupted at step {dynamics.nsteps}", True
     except (MonitorStop, _Broken) as end:
@@ -232,7 +234,7 @@ def run(
             raise
         raise InputError(
             f"{error.filename}: cannot be written at step {dynamics.nsteps} ({error.strerror}); "
-            f"{_counted(written[0], 'whole frame')} of the run: {output}"
+            f"{_counted(len(written), 'whole frame')} of the run: {output}"
         ) from error
     except InputError:
         # Calculators refuse positions that are no numbers.
@@ -240,7 +242,7 @@ def run(
             raise
         stopped = f"positions are not finite at step {dynamics.nsteps}"
     checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
-    return Outcome(dynamics.nsteps, written[0], checks, alarms, stopped, interrupted)
+    return Outcome(dynamics.nsteps, len(written), checks, alarms, stopped, interrupted)
 
 
 def parse_temperature(text: str) -> "tuple[float, Optional[float]]":

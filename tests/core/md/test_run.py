@@ -34,12 +34,12 @@ def test_a_seed_is_a_run(make_atoms, tmp_path, thermostat):
             Settings(21, thermostat=thermostat, seed=seed, interval=10),
             tmp_path / f"{i}.xyz",
         )
-        assert (outcome.steps, outcome.frames, outcome.checks, outcome.stopped) == (21, 3, 0, "")
+        assert (outcome.steps, outcome.frames, outcome.checks, outcome.stopped) == (21, 4, 0, "")
         found.append(ase.io.read(tmp_path / f"{i}.xyz", ":"))
     first, again, other = ([frame.positions for frame in frames] for frames in found)
     np.testing.assert_array_equal(first, again)
     assert np.abs(np.subtract(first, other)[2]).max() > 1e-3
-    assert [frame.info["md_step"] for frame in found[0]] == [0, 10, 20]
+    assert [frame.info["md_step"] for frame in found[0]] == [0, 10, 20, 21]  # the last one always
     assert found[0][2].arrays[STD][-1] == pytest.approx(0.2) and found[0][0].arrays["forces_cov"].shape == (4, 9)
 
 
