@@ -167,6 +167,10 @@ def execute_all(
     tell(f"{len(found) - len(todo)} of {len(found)} runs are finished; {len(todo)} to go")
     for name in {run.dataset for run in todo}:  # once, before anybody needs them, and before anything is started
         data.prepare(name, dataset(name), roots, out.resolve() / "data", preset.frames)
+    for run in todo:
+        base = METHODS[run.method].base
+        if base and finished(run._replace(method=base), out):
+            commands.base(run, out / "runs" / run.name)
     if cluster:
         import submitit
 

@@ -134,3 +134,8 @@ def test_what_a_run_begins_with_is_trained_first(tmp_path, monkeypatch):
     (tmp_path / "runs/aspirin_mace_stock_s1/model.model").unlink()
     with pytest.raises(InputError, match=r"model\.model is missing.* remove the folder .*aspirin_mace_stock_s1"):
         commands.base(run, tmp_path / "runs" / run.name)
+    # Before anything else is trained.
+    (tmp_path / "runs" / run.name / "finished").unlink()
+    with pytest.raises(InputError, match="is missing, whose readout aspirin_mace_e2ip-fixed_s1"):
+        runs.execute_all([run._replace(method="mve"), run], SMOKE, [], tmp_path)
+    assert order == ["stock", "e2ip-fixed"]
