@@ -13,7 +13,7 @@ from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
 from e2ip_plugins.readout.readout import unfitted
-from mace_ext.files import choose_head, open_file
+from mace_ext.files import choose_head, configuration, embedded, open_file
 from mace_ext.readout import find_family, find_name, find_readout, output_keys
 
 
@@ -27,13 +27,14 @@ class Batches:
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
         self.species = [chemical_symbols[z] for z in self.table.zs]
+        self.reads = [key for keys in embedded(net) for key in keys.values()]
         self._dtype = next(net.parameters()).dtype
         self.dtype = str(self._dtype).removeprefix("torch.")
         self._warm = False
 
     def graph(self, atoms: Atoms) -> Tuple[data.AtomicData, int]:
         """MACE's graph of a frame, and its number of edges."""
-        config = data.config_from_atoms(atoms, head_name=self.head)
+        config = configuration(atoms, self.net, self.head)
         with self._default_dtype():
             graph = data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
         return graph, graph.edge_index.shape[1]

@@ -20,7 +20,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
-from mace_ext.files import choose_head
+from mace_ext.files import choose_head, embedded
 from mace_ext.gradient import uncertainty_gradient as gradient_of
 from mace_ext.heard import Heard
 from mace_ext.readout import find_family, find_name, find_readout, has_leverage
@@ -208,4 +208,9 @@ def open_model(
     if head is not None:
         # In place of one that is not there MACE takes the last.
         choose_head(Path(path), calculator.models[0], head)
+    of_frame, of_atoms = embedded(calculator.models[0])
+    if of_frame or of_atoms:
+        # MACE asks for them under names of its own.
+        calculator.info_keys = {**calculator.info_keys, **of_frame}
+        calculator.arrays_keys = {**calculator.arrays_keys, **of_atoms}
     return calculator

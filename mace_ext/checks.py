@@ -21,7 +21,7 @@ MODELS = ("MACE", "ScaleShiftMACE")
 
 #: MACE's own names for replay data, and what it does not read with ASE.
 REPLAY_SETS = ("mp", "omat", "matpes_pbe", "matpes_r2scan")
-_BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
+BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
 
 
 def check_options(args: Namespace) -> None:
@@ -81,8 +81,8 @@ def _check_structures(args: Namespace) -> None:
     known = [chemical_symbols[int(z)] for z in open_file(path).atomic_numbers]
     for option in ("train_file", "valid_file"):
         total = 0
-        for name in _listed(getattr(args, option)):
-            if os.path.isdir(name) or name.endswith(_BINARY):
+        for name in listed(getattr(args, option)):
+            if os.path.isdir(name) or name.endswith(BINARY):
                 continue
             try:
                 frames = ase.io.read(name, index=":")
@@ -95,7 +95,8 @@ def _check_structures(args: Namespace) -> None:
             raise InputError(f"--{option}: {total} frames fill no batch of --batch_size {args.batch_size}")
 
 
-def _listed(paths: Any) -> List[str]:
+def listed(paths: Any) -> List[str]:
+    """Paths of a data option, of which MACE takes one or several."""
     return [paths] if isinstance(paths, str) else list(paths or [])
 
 
@@ -142,7 +143,7 @@ def check_files(args: Namespace) -> None:
             raise InputError("no training data: --train_file is missing")
         for option in ("train_file", "valid_file", "test_file"):
             paths = head.get(option, None if option == "test_file" and heads else getattr(args, option))
-            for path in _listed(paths):
+            for path in listed(paths):
                 check_file(path, f"--{option}", key, "--forces_key")
                 if option == "train_file" and args.energy_weight > 0:
                     check_file(path, f"--{option}", energy_key, "--energy_key")
@@ -165,9 +166,9 @@ def check_file(path: str, option: str, key: Optional[str], key_option: str) -> N
         return
     if not os.path.exists(path):
         raise InputError(f"{option} {path}: there is no such file")
-    if os.path.isdir(path) and not any(name.endswith(_BINARY) for name in os.listdir(path)):
+    if os.path.isdir(path) and not any(name.endswith(BINARY) for name in os.listdir(path)):
         raise InputError(f"{option} {path}: is a folder without HDF5 or LMDB files; give an extxyz file")
-    if os.path.isdir(path) or path.endswith(_BINARY):
+    if os.path.isdir(path) or path.endswith(BINARY):
         return
     import ase.io
 

@@ -4,6 +4,7 @@ import copy
 import logging
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, Callable, Iterable, NoReturn, Optional, Sequence, Tuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from ase.data import chemical_symbols
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from e2ip_plugins.tools.frames import check_apart, check_atoms, check_finite, doubts
+from mace_ext.checks import BINARY, listed
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
 from mace_ext.options import settings_of
@@ -76,12 +78,16 @@ def _check_atomic_energies(energies: Any, head_configs: Iterable[Any]) -> None:
     """`InputError` for atomic energies that are not finite: averages over frames of which some have no energy."""
     if np.isfinite(np.asarray(energies, dtype=np.float64)).all():
         return
-    frames = [config for head in head_configs if head.collections is not None for config in head.collections.train]
-    without = [index for index, config in enumerate(frames) if config.properties.get("energy") is None]
-    where = f"; {len(without)} of {len(frames)} training frames have none, the first is frame {without[0]}"
+    of_heads = [(head, head.collections.train) for head in head_configs if head.collections is not None]
+    frames = [(head, index, config) for head, configs in of_heads for index, config in enumerate(configs)]
+    without = [frame for frame in frames if frame[2].properties.get("energy") is None]
+    where = ""
+    if without:
+        head, index, config = without[0]
+        where = f"; {len(without)} of {len(frames)} have none, the first is {_place(config, head, index)}"
     raise InputError(
         "the atomic energies that --E0s average gives are not finite, because they need an energy of every training "
-        f"frame{where if without else ''}: leave such frames out, or give --E0s the energies of isolated atoms"
+        f"frame{where}: leave such frames out, or give --E0s the energies of isolated atoms"
     )
 
 
@@ -139,17 +145,20 @@ def warn_of_masked_forces(
     """
     for head in head_configs:
         if head.collections is None:
+            logging.warning(
+                f"Data of head {head.head_name} are not in memory (HDF5 or LMDB): labels and positions that are no "
+                "numbers and atoms at the same place are not looked for"
+            )
             continue
         sets = [("training", head.collections.train), ("validation", head.collections.valid)]
         for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:
             where = f"of the {name} set (head {head.head_name})"
+            wanted = () if name.startswith("test") else tuple(labels)
             for index, config in enumerate(configs):
-                check_atoms(config.atomic_numbers, config.positions, f"frame {index} {where}", known)
-                check_apart(config.positions, config.cell, config.pbc, f"frame {index} {where}")
-                for label in () if name.startswith("test") else labels:
-                    value = config.properties.get(label)
-                    if value is not None:
-                        check_finite(value, f"frame {index} {where}", label)
+                try:
+                    _check(config, f"frame {index} {where}", known, wanted)
+                except InputError:
+                    _check(config, f"{_place(config, head, index)} {where}", known, wanted)
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:
@@ -163,6 +172,28 @@ def warn_of_masked_forces(
                     f"{unlabelled} of {len(forces)} frames {where} have no reference forces: "
                     "the uncertainty learns nothing from them"
                 )
+
+
+def _check(config: Any, where: str, known: Optional[Sequence[str]], labels: Sequence[str]) -> None:
+    check_atoms(config.atomic_numbers, config.positions, where, known)
+    check_apart(config.positions, config.cell, config.pbc, where)
+    for label in labels:
+        value = config.properties.get(label)
+        if value is not None:
+            check_finite(value, where, label)
+
+
+def _place(config: Any, head: Any, index: int) -> str:
+    """Where a configuration is in the user's files; MACE has left isolated atoms out and may have shuffled the rest."""
+    import ase.io
+
+    for path in (path for option in ("train_file", "valid_file") for path in listed(getattr(head, option, None))):
+        if not path.endswith(BINARY) and Path(path).is_file():
+            for number, atoms in enumerate(ase.io.iread(path)):
+                same = np.array_equal(atoms.numbers, config.atomic_numbers)
+                if same and np.array_equal(atoms.positions, config.positions, equal_nan=True):
+                    return f"{path}, frame {number}"
+    return f"frame {index}"
 
 
 def warn_of_sets(head_configs: Iterable[Any]) -> None:

@@ -2,12 +2,14 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import torch
+from ase import Atoms
+from mace import data
 from mace.modules import models
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 
 def open_file(path: Path, device: str = "cpu") -> Any:
@@ -39,3 +41,31 @@ def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
         problem = f"has {len(net.heads)} heads" if head is None else f"has no head '{head}'"
         raise InputError(f"{path}: {problem}; give --head, one of: {', '.join(net.heads)}")
     return head
+
+
+def embedded(net: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
+    """Where a frame has what a model embeds beside the species, charge and spin for example (MACE's
+    ``--embedding_specs``): by MACE's name, keys of the info, and of per-atom columns."""
+    specs = getattr(net, "embedding_specs", None) or {}
+    of_frame, of_atoms = (
+        {name: spec.get("key", name) for name, spec in specs.items() if spec["per"] == per} for per in ("graph", "atom")
+    )
+    return of_frame, of_atoms
+
+
+def configuration(atoms: Atoms, net: Any, head: str) -> data.Configuration:
+    """A frame as MACE has it, without labels, with what the model embeds; a warning where the frame lacks that."""
+    of_frame, of_atoms = embedded(net)
+    if not of_frame and not of_atoms:
+        return data.config_from_atoms(atoms, head_name=head)
+    missing = [key for key in of_frame.values() if key not in atoms.info]
+    missing += [key for key in of_atoms.values() if key not in atoms.arrays]
+    if missing:
+        warnings.warn(
+            f"the model was trained with {', '.join(missing)} of every frame, which some frames lack: for these MACE "
+            "takes its defaults, no charge and spin 1",
+            UncertaintyWarning,
+            stacklevel=2,
+        )
+    keys = data.KeySpecification(info_keys=of_frame, arrays_keys=of_atoms)
+    return data.config_from_atoms(atoms, key_specification=keys, head_name=head)

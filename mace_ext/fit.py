@@ -23,7 +23,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant
 from e2ip_plugins.tools.frames import Frame
-from mace_ext.files import choose_head, open_file
+from mace_ext.files import choose_head, configuration, open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
 from mace_ext.remembered import remembering
@@ -160,7 +160,7 @@ class Graphs(Dataset):
     """MACE's graphs of frames, made when asked for: a training set's neighbours may not fit into memory."""
 
     def __init__(self, frames: Sequence[Frame], model: Any, head: str) -> None:
-        self.frames, self.head, self.heads = frames, head, list(model.heads)
+        self.frames, self.model, self.head, self.heads = frames, model, head, list(model.heads)
         self.table = AtomicNumberTable([int(z) for z in model.atomic_numbers])
         self.cutoff = float(model.r_max)
 
@@ -169,7 +169,7 @@ class Graphs(Dataset):
 
     def __getitem__(self, index: int) -> data.AtomicData:
         frame = self.frames[index]
-        config = data.config_from_atoms(frame.atoms, head_name=self.head)
+        config = configuration(frame.atoms, self.model, self.head)
         config.weight = config.property_weights["forces"] = 1.0
         config.properties["forces"] = frame.forces
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)

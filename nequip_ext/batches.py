@@ -37,6 +37,8 @@ class Batches:
         Whether the model takes a frame at a time.
     """
 
+    reads: Sequence[str] = ()
+
     def __init__(
         self,
         model: Any,

@@ -4,7 +4,7 @@ NequIP builds model, loss and metrics apart, rebuilds them from the checkpoint a
 about them, and opens test files after training. What does not fit would cost a user the training.
 """
 
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Union, cast
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
 
 import lightning
 import torch
@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.data._key_registry import get_field_type
-from nequip.train import NequIPLightningModule
+from nequip.train import MetricsManager, NequIPLightningModule
 from nequip.utils import RankedLogger
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,7 +25,7 @@ from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from e2ip_plugins.tools.frames import Configuration, check_apart, check_atoms, check_finite, doubts
-from nequip_ext.compat import XYZFileWriter
+from nequip_ext.compat import XYZFileWriter, metric_entries
 from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss
@@ -74,18 +74,19 @@ class E2IPInputCheck(lightning.Callback):
             return
         check_atom_types(pl_module.model, [*data.train_dataset, *data.val_dataset])
         if _users(pl_module.loss, pl_module.train_metrics):
-            # Its name in `E2IPLoss` and in NequIP's own.
-            further = (AtomicDataDict.STRESS_KEY,) if "stress_mse" in pl_module.loss.entries else ()
-            check_datasets("training", data.train_dataset_config, data.train_dataset, further)
+            labels = labels_of(pl_module.loss)
+            check_datasets("training", data.train_dataset_config, data.train_dataset, labels)
         # The leverage is fitted to them after the training, which would be too late to say so.
         fitted = readout is not None and readout.family.takes_support
         if _users(pl_module.val_metrics) or fitted:
-            check_datasets("validation", data.val_dataset_config, data.val_dataset)
+            labels = labels_of(pl_module.val_metrics)
+            check_datasets("validation", data.val_dataset_config, data.val_dataset, labels)
         if fitted:
             for text in doubts(_configurations(data.train_dataset), _configurations(data.val_dataset)):
                 logger.warning(text)
         if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
-            check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config))
+            labels = labels_of(pl_module.test_metrics)
+            check_datasets("test", data.test_dataset_config, instantiate(data.test_dataset_config), labels)
 
     def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Give memory back."""
@@ -106,7 +107,7 @@ class E2IPInputCheck(lightning.Callback):
 def check_that_progress_shows(val_metrics: Any) -> None:
     """Raise `InputError` where the weighted sum has errors alone, which never change while the forces are fixed."""
     for manager in val_metrics:
-        weighted = [manager[name] for name, entry in manager.entries.items() if entry.coeff is not None]
+        weighted = [manager[name] for name, (coeff, _) in metric_entries(manager).items() if coeff is not None]
         if not any(isinstance(metric, ForceFigure) for metric in weighted):
             raise InputError(
                 "with 'forces: fixed' errors never change, but val_metrics weighs nothing else, so that the best "
@@ -172,15 +173,51 @@ def check_atom_types(model: torch.nn.Module, datasets: List[torch.utils.data.Dat
                     )
 
 
+class Labels(NamedTuple):
+    """What metrics compare with references, beside forces, where the ones that are not finite are always left out.
+
+    Attributes
+    ----------
+    wanted : tuple of str
+        NequIP's names of fields.
+    masked : tuple of str
+        Those of which every metric leaves NaN out (``ignore_nan``).
+    """
+
+    wanted: Tuple[str, ...]
+    masked: Tuple[str, ...]
+
+
+_ENERGIES = Labels((AtomicDataDict.TOTAL_ENERGY_KEY,), ())
+
+#: How names of metrics of a field begin.
+_METRICS = {
+    AtomicDataDict.TOTAL_ENERGY_KEY: ("total_energy_", "per_atom_energy_"),
+    AtomicDataDict.STRESS_KEY: ("stress_",),
+}
+
+
+def labels_of(metrics: Optional[torch.nn.Module]) -> Labels:
+    """Of the `MetricsManager` s in a part of a training module, by the names that NequIP and we give to metrics."""
+    modules = [] if metrics is None else metrics.modules()
+    managers = [module for module in modules if isinstance(module, MetricsManager)]
+    entries = [entry for manager in managers for entry in metric_entries(manager).items()]
+    wanted, masked = [], []
+    for field, prefixes in _METRICS.items():
+        ignored = [ignore for name, (_, ignore) in entries if name.startswith(prefixes)]
+        wanted += [field] if ignored or field == AtomicDataDict.TOTAL_ENERGY_KEY else []
+        masked += [field] if ignored and all(ignored) else []
+    return Labels(tuple(wanted), tuple(masked))
+
+
 def check_datasets(
     split: str,
     configs: List[Dict[str, Any]],
     datasets: List[torch.utils.data.Dataset],
-    further: Tuple[str, ...] = (),
+    labels: Labels = _ENERGIES,
 ) -> None:
-    """Raise `InputError` for frames without reference forces, energies or one of the ``further`` fields, and for
-    unknown species, positions and, but in test data, energies and ``further`` fields that are not finite, and atoms at
-    the same place; names the file.
+    """Raise `InputError` for frames without reference forces or one of the ``labels``, and for unknown species,
+    positions and, but in test data, labels that are not finite, and atoms at the same place; names the file.
 
     Data that are not in memory are looked at by their first frame only.
     """
@@ -198,19 +235,25 @@ def check_datasets(
             periodic = None if periodic is None else periodic.reshape(3).numpy()
             check_apart(positions.numpy(), cell, periodic, f"frame {index} of the {where}")
             if split != "test":
-                for field in (AtomicDataDict.TOTAL_ENERGY_KEY, *further):
+                for field in (field for field in labels.wanted if field not in labels.masked):
                     name = "energy" if field == AtomicDataDict.TOTAL_ENERGY_KEY else field
                     check_finite(frame.get(field, torch.zeros(1)).numpy(), f"frame {index} of the {where}", name)
-        for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, *further):
+        for field in (AtomicDataDict.FORCE_KEY, *labels.wanted):
             missing = [index for index, frame in enumerate(frames) if field not in frame]
             if 0 < len(missing) < len(frames):
                 raise InputError(
                     f"{len(missing)} of {len(frames)} frames of the {where} have no '{field}', the first is frame "
-                    f"{missing[0]}: NequIP needs the same labels in all frames; remove these"
-                    + (" or give them NaN" if field == AtomicDataDict.FORCE_KEY else "")
+                    f"{missing[0]}: NequIP needs the same labels in all frames; remove these{_NAN.get(field, '')}"
                 )
             if missing:
                 check_reference(frames[0], field, where)
+
+
+#: Another way out for frames without a label.
+_NAN = {
+    AtomicDataDict.FORCE_KEY: " or give them NaN",
+    AtomicDataDict.STRESS_KEY: ", or give them NaN and E2IPLoss and E2IPMetrics 'ignore_nan: {stress: true}'",
+}
 
 
 def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Configuration]:

@@ -1,6 +1,6 @@
 """What releases of NequIP have differently, in one place. An entry goes when its releases are no longer tested."""
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from nequip.model.saved_models import package
 from nequip.train.callbacks import write_xyz
@@ -59,4 +59,12 @@ cpu_deserialize = getattr(package, "_cpu_deserialize_always", None) or package._
 #: What all writers of xyz files are; before 0.18 there is one of them.
 XYZFileWriter = getattr(write_xyz, "XYZFileWriter", write_xyz.TestTimeXYZFileWriter)
 
-__all__ = ["NequIPCalculator", "XYZFileWriter", "basic_transforms", "cpu_deserialize"]
+
+def metric_entries(manager: Any) -> Dict[str, Tuple[Optional[float], bool]]:
+    """Weight, and whether NaN references are left out, of a `MetricsManager`'s metrics by name."""
+    if hasattr(manager, "entries"):
+        return {name: (entry.coeff, entry.ignore_nan) for name, entry in manager.entries.items()}
+    return {name: (entry["coeff"], entry["ignore_nan"]) for name, entry in manager.metrics.items()}  # before 0.19
+
+
+__all__ = ["NequIPCalculator", "XYZFileWriter", "basic_transforms", "cpu_deserialize", "metric_entries"]

@@ -73,7 +73,8 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
                 raise
             raise InputError(
                 f"some frames of the training data have labels that others lack ({error}): NequIP needs the same in "
-                "all frames; remove these frames, or, where it is forces, give them NaN"
+                "all frames; remove these frames, or give them NaN: of forces, or of a stress with 'ignore_nan: "
+                "{stress: true}' in E2IPLoss and E2IPMetrics"
             ) from error
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")

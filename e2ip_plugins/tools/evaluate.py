@@ -44,6 +44,8 @@ class Model(Protocol):
         Name of the readout, where it is known.
     species : sequence of str
         That it knows.
+    reads : sequence of str
+        What it reads of a frame beside the structure: keys of the info and per-atom columns.
     dtype : str
         Name of its precision.
     warning : str
@@ -53,6 +55,7 @@ class Model(Protocol):
     family: Optional[Type[Family]]
     uq_model: Optional[str]
     species: Sequence[str]
+    reads: Sequence[str]
     dtype: str
     warning: str
 
@@ -327,7 +330,13 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
     if calibration is not None:
         calibration.check_species(set(atoms.symbols), where)
     # Nothing else of it may reach a host.
-    graph, edges = model.graph(Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc))
+    seen = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    for key in model.reads:
+        if key in atoms.info:
+            seen.info[key] = atoms.info[key]
+        elif key in atoms.arrays:
+            seen.set_array(key, atoms.arrays[key])
+    graph, edges = model.graph(seen)
     return _Ready(chunk.number, where, atoms, graph), edges
 
 

@@ -10,9 +10,13 @@ from mace.calculators import MACECalculator
 from typer.testing import CliRunner
 
 from e2ip_plugins import cli, families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.tools.evaluate import Options, evaluate
+from e2ip_plugins.tools.frames import Frame
 from mace_ext.batches import open_model
+from mace_ext.calculator import open_model as calculator_of
+from mace_ext.files import open_file
+from mace_ext.fit import Graphs
 
 KEYS = [key.name for key in families.get("e2ip").output_keys()]
 #: Of numbers with eight decimals, and of sums in another order.
@@ -140,3 +144,54 @@ def test_two_atoms_on_each_other(model_files, tmp_path):
     ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3)))], format="extxyz")
     with pytest.raises(InputError, match=r"frame 1: the model's prediction is not finite"):
         evaluate(open_model(model_files["e2ip"]), source, tmp_path / "out.xyz", Options(), {})
+
+
+class Specs(dict):
+    """As arguments of `make_model` must be."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def charged(make_model, tmp_path):
+    """A model that was told charge and spin of every frame, under a name of its own and under MACE's, and frames."""
+    charge = {"type": "categorical", "per": "graph", "emb_dim": 4, "num_classes": 5, "offset": 2, "key": "q"}
+    spin = {"type": "continuous", "per": "graph", "in_dim": 1, "emb_dim": 4}
+    torch.save(make_model(embedding_specs=Specs(total_charge=charge, total_spin=spin)), tmp_path / "charged.model")
+    frames = []
+    for q, total_spin in ((0, 1), (1, 2), (-1, 2)):
+        frames.append(molecule("CH3OH"))
+        frames[-1].rattle(0.1, seed=1)
+        frames[-1].info.update(q=q, total_spin=total_spin)
+        frames[-1].arrays["REF_forces"] = np.random.default_rng(q + 1).normal(size=(6, 3))
+    return tmp_path / "charged.model", frames
+
+
+def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path):
+    path, frames = charged
+    ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
+    evaluate(open_model(path), tmp_path / "in.xyz", tmp_path / "out.xyz", Options(), {})
+    stock = MACECalculator(
+        model_paths=str(path), device="cpu", info_keys={"total_charge": "q", "total_spin": "total_spin"}
+    )
+    ours = calculator_of(path)
+    for atoms, written in zip(frames, ase.io.read(tmp_path / "out.xyz", ":"), strict=True):
+        stock.calculate(atoms)
+        ours.calculate(atoms)
+        np.testing.assert_array_equal(ours.results["forces_cov"], stock.results["forces_cov"])
+        for name in ("forces", *KEYS):
+            found = written.get_forces() if name == "forces" else written.arrays[name]
+            expected = stock.results[name]
+            np.testing.assert_allclose(found.reshape(np.shape(expected)), expected, **TOLERANCE["float64"])
+    # The same structure three times.
+    assert np.ptp([atoms.get_potential_energy() for atoms in ase.io.read(tmp_path / "out.xyz", ":")]) > 1e-6
+
+
+def test_the_fit_sees_what_a_model_embeds(charged):
+    path, frames = charged
+    net = open_file(path)
+    graphs = Graphs([Frame(atoms, atoms.arrays["REF_forces"], "here") for atoms in frames], net, "Default")
+    assert [(float(g.total_charge), float(g.total_spin)) for g in graphs] == [(0, 1), (1, 2), (-1, 2)]
+    del frames[0].info["q"]
+    with pytest.warns(UncertaintyWarning, match="trained with q of every frame, which some frames lack"):
+        assert float(graphs[0].total_charge) == 0.0

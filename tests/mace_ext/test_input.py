@@ -6,6 +6,7 @@ import subprocess
 import ase.io
 import numpy as np
 import pytest
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 
@@ -128,8 +129,6 @@ def test_unreadable_file(tmp_path, content):
 
 def test_isolated_atoms_may_lack_forces(tmp_path, data_files):
     """A file is fine when some frame has the forces; MACE gives the others weight zero."""
-    from ase import Atoms
-
     from mace_ext.checks import check_file
 
     frames = [Atoms("H", info={"config_type": "IsolatedAtom"}), *ase.io.read(data_files["valid"], ":")]
@@ -168,7 +167,8 @@ def test_training_positions_that_are_no_numbers(train, tmp_path, data_files, cap
         train(E2IP, train_file=tmp_path / "broken.xyz")
     assert ended.value.code == 2
     assert (
-        "frame 11 of the training set (head Default): the position of atom 0 is not finite" in capsys.readouterr().err
+        "broken.xyz, frame 11 of the training set (head Default): the position of atom 0 is not finite"
+        in capsys.readouterr().err
     )
 
 
@@ -182,7 +182,7 @@ def test_energies_that_are_no_numbers(train, tmp_path, data_files, capsys, split
         train(E2IP, **{f"{split}_file": tmp_path / "broken.xyz"})
     assert ended.value.code == 2
     name = {"train": "training", "valid": "validation"}[split]
-    expected = f"frame 1 of the {name} set (head Default): the reference energy is not finite"
+    expected = f"broken.xyz, frame 1 of the {name} set (head Default): the reference energy is not finite"
     assert expected in capsys.readouterr().err
 
 
@@ -194,7 +194,7 @@ def test_stresses_that_are_no_numbers(train, tmp_path, data_files, capsys):
     with pytest.raises(SystemExit) as ended:
         train(E2IP, "--loss=stress", "--compute_stress=True", train_file=tmp_path / "broken.xyz")
     assert ended.value.code == 2
-    expected = "frame 2 of the training set (head Default): the reference stress is not finite"
+    expected = "broken.xyz, frame 2 of the training set (head Default): the reference stress is not finite"
     assert expected in capsys.readouterr().err
     # Of no account to a loss that does not look at them.
     trained = train(E2IP, name="weighted", train_file=tmp_path / "broken.xyz")
@@ -208,17 +208,21 @@ def test_averages_of_energies_that_some_frames_lack(train, tmp_path, data_files,
     with pytest.raises(SystemExit) as ended:
         train(E2IP, train_file=tmp_path / "some.xyz", E0s="average")
     assert ended.value.code == 2
-    assert "1 of 12 training frames have none, the first is frame 3" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 of 12 have none, the first is" in said and "some.xyz, frame 3: leave such frames out" in said
 
 
 def test_training_atoms_at_the_same_place(train, tmp_path, data_files, capsys):
     frames = ase.io.read(data_files["train"], ":")
     frames[-1].positions[2] = frames[-1].positions[0]
-    ase.io.write(tmp_path / "broken.xyz", frames)
+    # MACE takes them out; frames are numbered as in the file.
+    alone = [Atoms(symbol, info={"config_type": "IsolatedAtom", "REF_energy": -1.0}) for symbol in "HCO"]
+    ase.io.write(tmp_path / "broken.xyz", [*alone, *frames])
     with pytest.raises(SystemExit) as ended:
         train(E2IP, train_file=tmp_path / "broken.xyz")
     assert ended.value.code == 2
-    assert "frame 11 of the training set (head Default): atoms 0 and 2 are at the same place" in capsys.readouterr().err
+    expected = "broken.xyz, frame 14 of the training set (head Default): atoms 0 and 2 are at the same place"
+    assert expected in capsys.readouterr().err
 
 
 def test_elements_of_the_test_set_alone(train, tmp_path, data_files, capsys):

@@ -68,8 +68,9 @@ def test_a_missing_file_is_named_by_nequip_itself():
 
 
 def test_frames_without_labels_are_counted():
-    from nequip_ext.checks import check_datasets
+    from nequip_ext.checks import Labels, check_datasets
 
+    with_stress = Labels(("total_energy", "stress"), ())
     labelled = {"forces": torch.zeros(2, 3), "total_energy": torch.zeros(1)}
     config = {"file_path": "valid.xyz"}
     check_datasets("validation", [config], [SimpleNamespace(data_list=[labelled, labelled])])
@@ -77,7 +78,7 @@ def test_frames_without_labels_are_counted():
     with pytest.raises(InputError, match=r"1 of 3 frames of the validation data \(valid\.xyz\).*frame 1"):
         check_datasets("validation", [config], [some])
     with pytest.raises(InputError, match=r"the training data \(valid\.xyz\) has no reference stress.*REF_stress"):
-        check_datasets("training", [config], [SimpleNamespace(data_list=[labelled])], ("stress",))
+        check_datasets("training", [config], [SimpleNamespace(data_list=[labelled])], with_stress)
     broken = {**labelled, "pos": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])}
     with pytest.raises(
         InputError, match=r"frame 1 of the test data \(valid\.xyz\): the position of atom 1 is not finite"
@@ -94,12 +95,28 @@ def test_frames_without_labels_are_counted():
     check_datasets("test", [config], [SimpleNamespace(data_list=[labelled, nameless])])
     stressed = [{**labelled, "stress": torch.full((1, 3, 3), value)} for value in (0.0, math.nan)]
     with pytest.raises(InputError, match=r"frame 1 of the training data \(valid\.xyz\): the reference stress is not"):
-        check_datasets("training", [config], [SimpleNamespace(data_list=stressed)], ("stress",))
+        check_datasets("training", [config], [SimpleNamespace(data_list=stressed)], with_stress)
     check_datasets("training", [config], [SimpleNamespace(data_list=stressed)])
+    check_datasets(
+        "training", [config], [SimpleNamespace(data_list=stressed)], with_stress._replace(masked=("stress",))
+    )
     strange = {**labelled, "atomic_numbers": torch.tensor([[1], [16]])}
     mapper = ChemicalSpeciesToAtomTypeMapper(NAMES)
     with pytest.raises(InputError, match=r"frame 0 of the test data \(valid\.xyz\): has S.*it knows H, C, O"):
         check_datasets("test", [config], [SimpleNamespace(data_list=[strange], transforms=[mapper])])
+
+
+def test_labels_are_those_that_metrics_compare():
+    from nequip_ext import E2IPLoss, E2IPMetrics
+    from nequip_ext.checks import Labels, labels_of
+
+    coeffs = {"total_energy": 1.0, "forces": 1.0}
+    assert labels_of(E2IPLoss(coeffs)) == labels_of(None) == Labels(("total_energy",), ())
+    assert labels_of(E2IPLoss({**coeffs, "stress": 1.0})) == Labels(("total_energy", "stress"), ())
+    masked = E2IPLoss({**coeffs, "stress": 1.0}, ignore_nan={"stress": True})
+    assert labels_of(masked) == Labels(("total_energy", "stress"), ("stress",))
+    metrics = torch.nn.ModuleList([E2IPMetrics({"stress_rmse": 1.0}, ignore_nan={"total_energy": True})])
+    assert labels_of(metrics) == Labels(("total_energy", "stress"), ("total_energy",))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ OPTIONS = Options(batch_atoms=8)
 class ToyModel:
     """Distributions depend on the place of an atom, and ν on the batch, to tell batches apart."""
 
-    family, species, dtype, warning, uq_model = E2IP, ["H", "C", "O"], "float64", "", "readout-0123456789ab"
+    family, species, reads, dtype = E2IP, ["H", "C", "O"], [], "float64"
+    warning, uq_model = "", "readout-0123456789ab"
 
     def __init__(self, stop_after=None, stop=None):
         self.stop_after, self.stop, self.batches = stop_after, stop, []
