@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Set, Tuple, Type
 
 import ase.io
 import numpy as np
@@ -28,6 +28,7 @@ from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.compat import hear_outputs
+from mace_ext.files import embedded
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_name, find_readout
 
@@ -42,7 +43,7 @@ class _Columns:
         self.family: Optional[Type[Family]] = None
         self.uq_model: Optional[str] = None
         self.frames: List[Dict[str, np.ndarray]] = []
-        self.warned = False
+        self.warned: Set[str] = set()
         self.calibration: Optional[Calibration] = None
         self.unchecked: List[Tuple[str, Any]] = []
         self.head: Optional[str] = None
@@ -55,9 +56,9 @@ class _Columns:
 
     def warn(self, text: str) -> None:
         """Once in a run."""
-        if text and not self.warned:
+        if text and text not in self.warned:
             print(f"mace_eval_configs: warning: {text}", file=sys.stderr)
-            self.warned = True
+            self.warned.add(text)
 
     def begin(self, model: Any) -> None:
         """Look at the model and at the frames before its first batch."""
@@ -67,6 +68,14 @@ class _Columns:
             heads = getattr(model, "heads", ["Default"])
             # As the stock code chooses one.
             head = self.head or ("Default" if "Default" in heads else heads[-1])
+            if self.head is None and len(heads) > 1:
+                self.warn(f"the model has the heads {', '.join(heads)}; without --head MACE takes {head}")
+            unread = ", ".join(key for keys in embedded(model) for key in keys.values())
+            if unread:
+                self.warn(
+                    f"the model was trained with {unread} of every frame, of which MACE's command reads nothing: every "
+                    "frame counts as one without charge and with spin 1 (e2ip evaluate reads them)"
+                )
             self.uq_model = self.uq_model or find_name(model, head)
             self.check_structures()
 

@@ -167,7 +167,7 @@ def charged(make_model, tmp_path):
     return tmp_path / "charged.model", frames
 
 
-def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path):
+def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path, predict, capsys):
     path, frames = charged
     ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
     evaluate(open_model(path), tmp_path / "in.xyz", tmp_path / "out.xyz", Options(), {})
@@ -183,6 +183,10 @@ def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path):
             found = written.get_forces() if name == "forces" else written.arrays[name]
             expected = stock.results[name]
             np.testing.assert_allclose(found.reshape(np.shape(expected)), expected, **TOLERANCE["float64"])
+    predict(path, tmp_path / "in.xyz", tmp_path / "theirs.xyz")
+    assert (
+        "trained with q, total_spin of every frame, and MACE's command reads nothing of it" in capsys.readouterr().err
+    )
     # The same structure three times.
     assert np.ptp([atoms.get_potential_energy() for atoms in ase.io.read(tmp_path / "out.xyz", ":")]) > 1e-6
 

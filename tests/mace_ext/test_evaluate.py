@@ -73,7 +73,7 @@ def test_batches_and_other_outputs_do_not_matter(predict, model_files, configs, 
             np.testing.assert_allclose(second.arrays[f"mine_{key.name}"], column, rtol=1e-9, atol=2e-8)
 
 
-def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_path, make_batch):
+def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_path, make_batch, capsys):
     model = torch.load(model_files["multihead"], weights_only=False)
     log_sigma0 = {}
     for head in ("one", "two"):
@@ -83,8 +83,10 @@ def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_
         np.testing.assert_allclose(log_sigma0[head], expected, atol=1e-6)
         names = {atoms.info["MACE_uq_model"] for atoms in written}
         assert names == {f"{model_name(model.e2ip_readout)}-{head}"}
+    assert "without --head" not in capsys.readouterr().err
     (other,) = {atoms.info["MACE_uq_model"] for atoms in predict(model_files["multihead"], configs, tmp_path / "n.xyz")}
     assert {other} == names, "the last one, as MACE takes without --head"
+    assert "the model has the heads one, two; without --head MACE takes two" in capsys.readouterr().err
     assert np.abs(log_sigma0["one"] - log_sigma0["two"]).max() > 0.1
 
 

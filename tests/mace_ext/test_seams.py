@@ -103,9 +103,9 @@ def test_a_mace_outside_the_contract_refuses_the_readout_and_nothing_else(tmp_pa
 
 
 def test_an_untested_release_with_everything_is_used_with_one_warning(tmp_path):
-    change = "seams.TESTED = ('0.3.14', '0.3.15')"
+    change = "seams.TESTED = ('0.1.0', '0.2.0')"
     done = run_in(tmp_path, change, "--readout=e2ip", "--train_file=none.xyz")
-    told = f"mace-torch {INSTALLED} was not tested with e2ip-plugins (tested: 0.3.14, 0.3.15)"
+    told = f"mace-torch {INSTALLED} was not tested with e2ip-plugins (tested: 0.1.0, 0.2.0)"
     assert done.stderr.count("was not tested") == 1 and told in done.stderr
     # On it goes to what is wrong with the options.
     assert "none.xyz: there is no such file" in done.stderr
