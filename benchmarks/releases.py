@@ -147,6 +147,12 @@ class Mace:
         run("mace_eval_configs", *files, "--default_dtype", "float32")
         return check_predictions(output)
 
+    def existing(self) -> str:
+        """The stock model: the readout alone trained on it, and fitted without a training."""
+        model = f"--foundation_model={self.folder / 'with.model'}"
+        self.train("fixed", "--readout=e2ip", "--e2ip_forces=fixed", model, "--default_dtype=float32")
+        return fit_and_strip(self.folder / "with.model", self.files)
+
     def calculator(self, path: Path) -> Any:
         """Of a model file."""
         from mace.calculators import MACECalculator
@@ -172,16 +178,21 @@ class Nequip:
         lacking = [n for n in contract.OPTIONAL if core.problems({n: ()} if n in contract.TERMS else _term(n))]
         return contract.problem(), lacking
 
-    def train(self, name: str) -> Path:
-        """One epoch and test with the config of that name, on a tiny model."""
+    def train(self, name: str, stock: Path | None = None) -> Path:
+        """One epoch and test with the config of that name, on a tiny model or for the readout of a ``stock`` one."""
         from nequip.data.transforms import NonPeriodicCellTransform
 
-        folder = self.folder / name
+        folder = self.folder / (name if stock is None else "fixed")
         inner = "training_module.model" if name == "nequip_baseline" else "training_module.model.model"
         data = {"train_file": "train", "val_file": "valid", "test_file": "test"}
         options = [f"{option}={self.files[file]}" for option, file in data.items()]
         options += ["chemical_species=[H,C,N,O]", "max_epochs=1", f"hydra.run.dir={folder}"]
-        options += [f"{inner}.num_features=8", f"{inner}.l_max=1", "+trainer.enable_progress_bar=false"]
+        options.append("+trainer.enable_progress_bar=false")
+        if stock is None:
+            options += [f"{inner}.num_features=8", f"{inner}.l_max=1"]
+        else:
+            options += ["forces=fixed", "+training_module.val_metrics.coeffs.e2ip_nll=1.0", f"~{inner}"]
+            options += [f"+{inner}._target_=nequip.model.ModelFromCheckpoint", f"+{inner}.checkpoint_path={stock}"]
         if "padding" not in inspect.signature(NonPeriodicCellTransform.__init__).parameters:
             # 0.16 puts no box around molecules that come without a cell: the ready configs need 0.17.
             options.append(TRANSFORMS)
@@ -208,11 +219,36 @@ class Nequip:
         """What NequIP's own callback wrote."""
         return check_predictions(self.folder / "nequip_e2ip" / "test_dataset0.xyz")
 
+    def existing(self) -> str:
+        """The stock model: the readout alone trained on it, and fitted without a training."""
+        stock = self.folder / "nequip_baseline" / "best.ckpt"
+        self.train("nequip_e2ip", stock)
+        return fit_and_strip(stock, self.files)
+
     def calculator(self, path: Path) -> Any:
         """Of a checkpoint."""
         from nequip_ext import E2IPCalculator
 
         return E2IPCalculator.from_saved_model(str(path))
+
+
+def fit_and_strip(stock: Path, files: dict[str, Path]) -> str:
+    """`e2ip fit`, `evaluate` and `strip`, whose model must predict what the stock one does, to the digits of a file."""
+    import ase.io
+    import numpy as np
+
+    folder = stock.parent
+    fitted, stripped = (folder / f"{name}{stock.suffix}" for name in ("fitted", "stripped"))
+    run("e2ip", "fit", stock, "--train", files["train"], "--valid", files["valid"], "--output", fitted, "--overwrite")
+    run("e2ip", "strip", fitted, "--output", stripped, "--overwrite")
+    again, forces = folder / f"again{stock.suffix}", []
+    run("e2ip", "fit", stripped, "--train", files["train"], "--valid", files["valid"], "--output", again, "--overwrite")
+    for model in (fitted, again):
+        predicted = folder / f"{model.stem}.xyz"
+        run("e2ip", "evaluate", model, files["test"], predicted, "--overwrite")
+        forces.append(np.concatenate([atoms.get_forces() for atoms in ase.io.read(predicted, ":")]))
+    assert np.array_equal(*forces), "forces differ once a readout was taken off"
+    return "readout trained alone, fitted, evaluated, taken off"
 
 
 def _term(name: str) -> dict[str, tuple[str]]:
@@ -258,7 +294,7 @@ def measure(host: str, out: Path) -> dict[str, Any]:
         problem, row["lacking"] = steps.contract()
         assert not problem, problem
         say("holds")
-    for step in ("stock", "readout", "evaluation"):
+    for step in ("stock", "readout", "evaluation", "existing"):
         with noted(row, step) as say:
             say(getattr(steps, step)())
     with noted(row, "calculator"):
@@ -295,15 +331,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         return "–" if entry is None else "yes" if entry["ok"] else f"**no**: {entry['text']}"
 
     lines = [
-        "| release | Python | torch | e3nn | contract | stock | e²IP: train, predict, calculate | opens files of |",
+        "| release | Python | torch | e3nn | contract | stock | e²IP (four steps) | opens files of |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["host"], _numbers(row["release"]), _numbers(row["python"]))):
         name = {"mace": "mace-torch", "nequip": "NequIP"}[row["host"]]
-        three = [mark(row.get(step)) for step in ("readout", "evaluation", "calculator")]
+        marks = [mark(row.get(step)) for step in ("readout", "evaluation", "calculator", "existing")]
         opened = [other if entry["ok"] else f"~~{other}~~" for other, entry in row["opens"].items()]
         cells = [f"{name} {row['release']}", row["python"], row["packages"]["torch"], row["packages"]["e3nn"]]
-        cells += [mark(row["contract"]), mark(row["stock"]), ", ".join(three), ", ".join(opened)]
+        cells += [mark(row["contract"]), mark(row["stock"]), ", ".join(marks), ", ".join(opened)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
