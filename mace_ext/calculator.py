@@ -203,8 +203,11 @@ def open_model(
         calculator = MACECalculator(model_paths=str(path), device=device, **given)
     except ValueError:
         # MACE's way to say that it wants a head.
-        choose_head(Path(path), torch.load(path, map_location="cpu", weights_only=False), head)
-        raise
+        only = choose_head(Path(path), torch.load(path, map_location="cpu", weights_only=False), head)
+        if head is not None:
+            raise
+        # Before 0.3.14 also where there is one, of another name than Default.
+        calculator = MACECalculator(model_paths=str(path), device=device, **given, head=only)
     if head is not None:
         # In place of one that is not there MACE takes the last.
         choose_head(Path(path), calculator.models[0], head)

@@ -34,6 +34,12 @@ def finite_errors(errors: Any, finite: Any, labelled: Any) -> Any:
     return errors[finite] if errors.dim() == 2 else errors[finite[labelled].repeat_interleave(3)]
 
 
+def heads_are_chosen(run: Callable[..., Any]) -> bool:
+    """Whether `run` of `mace.cli.eval_configs` heeds ``--head``, as it does from 0.3.15 on."""
+    code = inspect.unwrap(run).__code__
+    return "head_name" in code.co_varnames + code.co_cellvars
+
+
 def hear_outputs(module: Any, before: Callable[[Any], None], after: Callable[[Any, Any, Any], None]) -> None:
     """Let `mace.cli.eval_configs` tell of every call of the model: ``before(model)``, ``after(model, batch, output)``.
 

@@ -97,6 +97,12 @@ def _as_it_is(foundation: Any, rebuilt: Any) -> Any:
     if torch.get_default_dtype() != dtype:
         name = str(dtype).removeprefix("torch.")
         raise InputError(f"--e2ip_forces fixed keeps the foundation model as it is: give --default_dtype {name}")
+    heads = getattr(foundation, "heads", ())
+    if len(heads) > 1:  # before 0.3.15; later releases have left one
+        raise InputError(
+            f"--e2ip_forces fixed: the foundation model has the heads {', '.join(heads)}, and this release of MACE "
+            "chooses none of them: make a model of one with mace_select_head first"
+        )
     model = copy.deepcopy(without_readout(foundation)).to(next(rebuilt.parameters()).device)
     model.heads = rebuilt.heads  # names in the data; there is one
     return model.requires_grad_(False)

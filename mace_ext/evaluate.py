@@ -27,7 +27,7 @@ from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
-from mace_ext.compat import hear_outputs
+from mace_ext.compat import heads_are_chosen, hear_outputs
 from mace_ext.files import embedded
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_name, find_readout
@@ -157,6 +157,9 @@ def patch_eval_configs(module: Any) -> None:
             raise FileNotFoundError(f"the folder of --output {args.output} does not exist")
         columns.clear()
         columns.head = getattr(args, "head", None)
+        if columns.head is not None and not heads_are_chosen(stock):
+            columns.warn(f"--head {columns.head} has no effect in this release of MACE")
+            columns.head = None
         given = getattr(args, "e2ip_calibration", None)
         calibration = columns.calibration = None if given is None else Calibration.read(given)
 

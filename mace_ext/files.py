@@ -43,6 +43,10 @@ def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
     return head
 
 
+#: Of what a model may embed, MACE's graphs have these without a label.
+_WITH_DEFAULTS = ("total_charge", "total_spin", "elec_temp", "external_field")
+
+
 def embedded(net: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
     """Where a frame has what a model embeds beside the species, charge and spin for example (MACE's
     ``--embedding_specs``): by MACE's name, keys of the info, and of per-atom columns."""
@@ -54,16 +58,22 @@ def embedded(net: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
 
 
 def configuration(atoms: Atoms, net: Any, head: str) -> data.Configuration:
-    """A frame as MACE has it, without labels, with what the model embeds; a warning where the frame lacks that."""
+    """A frame as MACE has it, without labels, with what the model embeds.
+
+    Where the frame lacks that, a warning, or `InputError` where MACE has no default for it.
+    """
     of_frame, of_atoms = embedded(net)
     if not of_frame and not of_atoms:
         return data.config_from_atoms(atoms, head_name=head)
-    missing = [key for key in of_frame.values() if key not in atoms.info]
-    missing += [key for key in of_atoms.values() if key not in atoms.arrays]
+    missing = {name: key for name, key in of_frame.items() if key not in atoms.info}
+    missing |= {name: key for name, key in of_atoms.items() if key not in atoms.arrays}
+    needed = ", ".join(key for name, key in missing.items() if name not in _WITH_DEFAULTS)
+    if needed:
+        raise InputError(f"has no {needed}, which the model was trained with and MACE has no default for")
     if missing:
         warnings.warn(
-            f"the model was trained with {', '.join(missing)} of every frame, which some frames lack: for these MACE "
-            "takes its defaults, no charge and spin 1",
+            f"the model was trained with {', '.join(missing.values())} of every frame, which some frames lack: for "
+            "these MACE takes its defaults, no charge and spin 1",
             UncertaintyWarning,
             stacklevel=2,
         )

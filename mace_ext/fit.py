@@ -169,7 +169,10 @@ class Graphs(Dataset):
 
     def __getitem__(self, index: int) -> data.AtomicData:
         frame = self.frames[index]
-        config = configuration(frame.atoms, self.model, self.head)
+        try:
+            config = configuration(frame.atoms, self.model, self.head)
+        except InputError as error:
+            raise InputError(f"{frame.where}: {error}") from error
         config.weight = config.property_weights["forces"] = 1.0
         config.properties["forces"] = frame.forces
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)

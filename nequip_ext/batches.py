@@ -17,7 +17,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.checkpoints import refuse_head
-from nequip_ext.compat import basic_transforms
+from nequip_ext.compat import IS_0_16, basic_transforms
 from nequip_ext.readout import find_model_name, find_readout
 
 
@@ -138,6 +138,8 @@ def _saved(path: Path, device: str) -> Batches:
 
 
 def _compiled(path: Path, device: str) -> Batches:
+    if IS_0_16:
+        raise InputError(f"{path}: NequIP 0.16 opens compiled models for ASE alone: give the checkpoint or a package")
     try:
         model, metadata = load_compiled_model(str(path), device)
     # Its loader, too, and it names the device that it was compiled for.

@@ -31,7 +31,7 @@ from nequip_ext.host_forces import clip_apart
 from nequip_ext.loss import WRAP, ForceLoss
 from nequip_ext.metrics import ForceFigure
 from nequip_ext.readout import find_readout, settings_of
-from nequip_ext.reference import check_reference, known_species
+from nequip_ext.reference import check_reference, file_of, in_memory, known_species
 from nequip_ext.remembered import forget, remember
 
 logger = RankedLogger(__name__, rank_zero_only=True)
@@ -163,7 +163,7 @@ def check_atom_types(model: torch.nn.Module, datasets: List[torch.utils.data.Dat
     models = [part for part in model.modules() if getattr(part, "is_graph_model", False)]
     expected = [list(cast(Iterable[str], part.type_names)) for part in models]
     for dataset in datasets:
-        for transform in getattr(dataset, "transforms", ()):
+        for transform in in_memory(dataset)[1]:
             found = list(getattr(transform, "model_type_names", ()))
             for names in expected:
                 if found != names[: len(found)]:
@@ -222,11 +222,11 @@ def check_datasets(
     Data that are not in memory are looked at by their first frame only.
     """
     for config, dataset in zip(configs, datasets, strict=True):
-        where = f"{split} data ({config.get('file_path', config.get('_target_'))})"
-        frames = getattr(dataset, "data_list", None)
-        frames = frames if frames is not None else [dataset[0]]
-        known = known_species(getattr(dataset, "transforms", ()))
-        for index, frame in enumerate(frames):
+        where = f"{split} data ({file_of(config)})"
+        numbered, transforms = in_memory(dataset)
+        numbered = [(0, dataset[0])] if numbered is None else numbered
+        known = known_species(transforms)
+        for index, frame in numbered:
             numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long)).reshape(-1)
             positions = frame.get(AtomicDataDict.POSITIONS_KEY, torch.zeros(0, 3))
             check_atoms(numbers.numpy(), positions.numpy(), f"frame {index} of the {where}", known)
@@ -239,14 +239,14 @@ def check_datasets(
                     name = "energy" if field == AtomicDataDict.TOTAL_ENERGY_KEY else field
                     check_finite(frame.get(field, torch.zeros(1)).numpy(), f"frame {index} of the {where}", name)
         for field in (AtomicDataDict.FORCE_KEY, *labels.wanted):
-            missing = [index for index, frame in enumerate(frames) if field not in frame]
-            if 0 < len(missing) < len(frames):
+            missing = [index for index, frame in numbered if field not in frame]
+            if 0 < len(missing) < len(numbered):
                 raise InputError(
-                    f"{len(missing)} of {len(frames)} frames of the {where} have no '{field}', the first is frame "
+                    f"{len(missing)} of {len(numbered)} frames of the {where} have no '{field}', the first is frame "
                     f"{missing[0]}: NequIP needs the same labels in all frames; remove these{_NAN.get(field, '')}"
                 )
             if missing:
-                check_reference(frames[0], field, where)
+                check_reference(numbered[0][1], field, where)
 
 
 #: Another way out for frames without a label.
@@ -259,7 +259,7 @@ _NAN = {
 def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Configuration]:
     """Of data in memory: species, positions and cell."""
     for dataset in datasets:
-        for frame in getattr(dataset, "data_list", ()):
+        for _, frame in in_memory(dataset)[0] or ():
             species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
             cell = frame.get(AtomicDataDict.CELL_KEY, torch.zeros(3, 3))
             if species is not None:

@@ -5,6 +5,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from nequip.model.saved_models import package
 from nequip.train.callbacks import write_xyz
 
+#: Some things cannot be done with 0.16; what asks for them says so.
+IS_0_16 = False
+
 try:
     from nequip.integrations.ase import NequIPCalculator
     from nequip.integrations.utils import basic_transforms
@@ -15,6 +18,8 @@ except ModuleNotFoundError:  # 0.16
     from nequip.data import AtomicDataDict, from_ase
     from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper
     from nequip.scripts import _compile_utils
+
+    IS_0_16 = True
 
     class NequIPCalculator(_Calculator):  # type: ignore[no-redef]
         """With what the calculators of later releases have."""
@@ -67,4 +72,4 @@ def metric_entries(manager: Any) -> Dict[str, Tuple[Optional[float], bool]]:
     return {name: (entry["coeff"], entry["ignore_nan"]) for name, entry in manager.metrics.items()}  # before 0.19
 
 
-__all__ = ["NequIPCalculator", "XYZFileWriter", "basic_transforms", "cpu_deserialize", "metric_entries"]
+__all__ = ["IS_0_16", "NequIPCalculator", "XYZFileWriter", "basic_transforms", "cpu_deserialize", "metric_entries"]

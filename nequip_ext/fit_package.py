@@ -22,7 +22,7 @@ from e2ip_plugins.files import replacing
 from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.tools.fit import Report, is_constant
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.compat import cpu_deserialize
+from nequip_ext.compat import IS_0_16, cpu_deserialize
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
 from nequip_ext.registration import register
@@ -116,6 +116,8 @@ def _into_mode_leverage(readout: Any, path: Path) -> None:
 
 def wrap_package(path: Path) -> Dict[str, Any]:
     """The checkpoint of a stock package, as if it had been trained for no step: its model is read from the package."""
+    if IS_0_16:
+        raise InputError(f"{path}: NequIP 0.16 cannot have a stock package fitted: fit the checkpoint it was made of")
     config = {"_target_": f"nequip.model.{ModelFromPackage.__name__}", "package_path": str(path.resolve())}
     target = f"nequip.train.{NequIPLightningModule.__name__}"
     info = {

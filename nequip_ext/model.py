@@ -9,6 +9,7 @@ from hydra.utils import get_method
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
+from nequip_ext.compat import IS_0_16
 from nequip_ext.compiler import mend
 from nequip_ext.readout import FeatureTap, GraphReadout, find_readout
 
@@ -125,6 +126,11 @@ def _check_statistics(inner: Dict[str, Any]) -> None:
 def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     if not getattr(graph_model, "is_graph_model", False):
         raise InputError(f"E2IPModel cannot use a {type(graph_model).__name__}: the inner _target_ is no NequIP model")
+    if IS_0_16 and getattr(graph_model, "is_compile_graph_model", False):
+        raise InputError(
+            "with NequIP 0.16 a model that is compiled for training puts out nothing but what a batch has labels for, "
+            "and no readout can learn: leave compile_mode out, or take NequIP 0.17 or later"
+        )
     force_module = graph_model.model
     if type(force_module).__name__ != "ForceStressOutput" or not force_module.do_derivatives:
         raise InputError(

@@ -1,6 +1,6 @@
 """What data files bring along: reference forces, present, or a clear error, and finite, or masked; species."""
 
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from ase.data import chemical_symbols
@@ -31,6 +31,25 @@ def reference_forces(data: AtomicDataDict.Type) -> Tensor:
     """Reference forces (N, 3) in eV/Å; `InputError` where the data has none."""
     check_reference(data, AtomicDataDict.FORCE_KEY)
     return data[AtomicDataDict.FORCE_KEY]
+
+
+def in_memory(dataset: Any) -> Tuple[Optional[List[Tuple[int, AtomicDataDict.Type]]], Sequence[Any]]:
+    """Frames of a data set or of a part of one (``split_dataset``) with their numbers in the whole, None for data that
+    are not in memory; and the transforms, which have not been applied to them."""
+    numbers: Optional[Sequence[int]] = None
+    while isinstance(dataset, torch.utils.data.Subset):
+        numbers = dataset.indices if numbers is None else [dataset.indices[i] for i in numbers]
+        dataset = dataset.dataset
+    frames, transforms = getattr(dataset, "data_list", None), getattr(dataset, "transforms", ())
+    if frames is None:
+        return None, transforms
+    return [(int(i), frames[i]) for i in (range(len(frames)) if numbers is None else numbers)], transforms
+
+
+def file_of(config: Dict[str, Any]) -> Any:
+    """The file of a data set by its config, also of a part of one."""
+    inner = config.get("dataset")
+    return config.get("file_path", file_of(inner) if isinstance(inner, dict) else config.get("_target_"))
 
 
 def known_species(transforms: Iterable[Any]) -> Optional[List[str]]:

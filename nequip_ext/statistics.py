@@ -15,7 +15,7 @@ from nequip.data import (
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.frames import check_atoms, check_finite
-from nequip_ext.reference import check_reference, known_species, nan_where_not_finite
+from nequip_ext.reference import check_reference, in_memory, known_species, nan_where_not_finite
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
@@ -47,7 +47,7 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
             {"name": "forces_rms", "metric": RootMeanSquare(), **forces},
             {"name": "per_type_forces_rms", "metric": RootMeanSquare(), "per_type": True, **forces},
         ]
-        super().__init__(metrics, dataloader_kwargs, type_names)
+        super().__init__(metrics, dataloader_kwargs or {}, type_names)
 
     def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
         """Statistics by name; see the class for errors and warnings."""
@@ -89,8 +89,9 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
 
 def _check_in_order(dataset: Any) -> None:
     """`InputError` with the frame's number, of data in memory: NequIP's own names neither frame nor element."""
-    known = known_species(getattr(dataset, "transforms", ()))
-    for index, frame in enumerate(getattr(dataset, "data_list", ())):
+    frames, transforms = in_memory(dataset)
+    known = known_species(transforms)
+    for index, frame in frames or ():
         where = f"frame {index} of the training data"
         numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long))
         check_atoms(numbers.reshape(-1).numpy(), frame[AtomicDataDict.POSITIONS_KEY].numpy(), where, known)

@@ -90,10 +90,11 @@ def _stock(config: Any) -> Any:
         return _stock(inner)
     if target in _OURS:
         found = {name: value for name, value in config.items() if value is not None}
-        coeffs = found.get("coeffs")
-        if coeffs is not None:
-            found["coeffs"] = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
-        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs or ()) else "")
+        coeffs = found.pop("coeffs", None) or {}
+        theirs_alone = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
+        if any(value is not None for value in theirs_alone.values()):
+            found["coeffs"] = theirs_alone  # without weights, the host's own
+        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
         known = inspect.signature(get_method(theirs)).parameters
         return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
     if target.startswith("nequip_ext.") and target not in _BACKBONES:  # a callback

@@ -117,7 +117,8 @@ def rotation(case: Case) -> Dict[str, float]:
         largest ‖F(Rx) - RF(x)‖ in eV/Å; ``spearman``, ``nll``, ``energy_score``: absolute change of the score.
     """
     label = next(name for name in case.files if name not in _NO_TESTS)
-    before, after = (load_models([case.files[name]])[0] for name in (label, "rotated"))
+    # A frame and its copies are turned each in its own way.
+    before, after = (load_models([case.files[name]], copies=True)[0] for name in (label, "rotated"))
     turns = data.rotations(len(before.predictions.sizes))[before.predictions.frame_of_atom]
     covariances = [_covariance(model) for model in (before, after)]
     turned = turns @ covariances[0] @ turns.swapaxes(1, 2)

@@ -107,10 +107,12 @@ def load_models(
     ref_forces: Optional[str] = None,
     ref_energy: Optional[str] = None,
     calibrations: Sequence[Optional[Calibration]] = (),
+    copies: bool = False,
 ) -> List[Model]:
     """Read files, make sure that they are about the same frames, and score every atom.
 
-    With ``calibrations``, one or None for each file, scores are those of the calibrated predictions.
+    With ``calibrations``, one or None for each file, scores are those of the calibrated predictions. With ``copies``
+    a frame counts as often as it is there.
 
     Raises
     ------
@@ -120,7 +122,7 @@ def load_models(
     """
     files = [Path(p) for p in paths]
     labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
-    predictions = read_same_frames(files, ref_forces, ref_energy)
+    predictions = read_same_frames(files, ref_forces, ref_energy, copies=copies)
     return [_score(label, p, c) for label, p, c in zip(labels, predictions, calibrations, strict=True)]
 
 
@@ -170,14 +172,20 @@ def load_both_sets(
 
 
 def read_same_frames(
-    files: Sequence[Path], ref_forces: Optional[str] = None, ref_energy: Optional[str] = None, required: bool = True
+    files: Sequence[Path],
+    ref_forces: Optional[str] = None,
+    ref_energy: Optional[str] = None,
+    required: bool = True,
+    copies: bool = False,
 ) -> List[Predictions]:
     """Predictions of several models; `InputError` unless they are for the same frames in the same order.
 
-    With ``required`` every file needs a reference force.
+    With ``required`` every file needs a reference force; without ``copies`` a frame counts once.
     """
     # Given twice, it is as it is and calibrated.
-    read = {p: distinct(read_predictions(p, ref_forces, ref_energy, required), strict=False) for p in files}
+    read = {p: read_predictions(p, ref_forces, ref_energy, required) for p in files}
+    if not copies:
+        read = {p: distinct(found, strict=False) for p, found in read.items()}
     predictions = [read[p] for p in files]
     for p in predictions:
         if required and not p.labelled:

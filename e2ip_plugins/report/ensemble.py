@@ -113,9 +113,10 @@ def combine(
     strange = same & forces.any((0, 2))
     if strange.any() or same.all():
         strange = strange if strange.any() else same
+        first = members[0].index[members[0].frame_of_atom[np.argmax(strange)]]
         raise InputError(
-            f"{files[0]}: all members predict the same forces for {int(strange.sum())} atoms, first in frame "
-            f"{int(members[0].frame_of_atom[np.argmax(strange)])}: are these files of different models?"
+            f"{files[0]}: all members predict the same forces for {int(strange.sum())} atoms, first in frame {first}: "
+            "are these files of different models?"
         )
     if same.any():
         variance = np.trace(covariance, axis1=1, axis2=2).mean() / 3.0

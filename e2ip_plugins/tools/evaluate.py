@@ -336,7 +336,10 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
             seen.info[key] = atoms.info[key]
         elif key in atoms.arrays:
             seen.set_array(key, atoms.arrays[key])
-    graph, edges = model.graph(seen)
+    try:
+        graph, edges = model.graph(seen)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
     return _Ready(chunk.number, where, atoms, graph), edges
 
 

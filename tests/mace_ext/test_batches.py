@@ -189,6 +189,21 @@ def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path, predict,
     assert np.ptp([atoms.get_potential_energy() for atoms in ase.io.read(tmp_path / "out.xyz", ":")]) > 1e-6
 
 
+def test_what_has_no_default_must_be_there(make_model, tmp_path):
+    temperature = {"type": "continuous", "per": "graph", "in_dim": 1, "emb_dim": 4}
+    torch.save(make_model(embedding_specs=Specs(temperature=temperature)), tmp_path / "hot.model")
+    frames = [molecule("H2O"), molecule("CH3OH")]
+    frames[0].info["temperature"] = 300.0
+    ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
+    with pytest.raises(InputError, match=r"in\.xyz, frame 1: has no temperature, which the model was trained with"):
+        evaluate(open_model(tmp_path / "hot.model"), tmp_path / "in.xyz", tmp_path / "out.xyz", Options(), {})
+    graphs = Graphs(
+        [Frame(frames[1], np.zeros((6, 3)), "train.xyz, frame 7")], open_file(tmp_path / "hot.model"), "Default"
+    )
+    with pytest.raises(InputError, match=r"train\.xyz, frame 7: has no temperature"):
+        graphs[0]
+
+
 def test_the_fit_sees_what_a_model_embeds(charged):
     path, frames = charged
     net = open_file(path)

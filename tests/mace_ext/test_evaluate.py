@@ -90,6 +90,17 @@ def test_the_head_option_selects_the_readout(predict, model_files, configs, tmp_
     assert np.abs(log_sigma0["one"] - log_sigma0["two"]).max() > 0.1
 
 
+def test_a_head_that_the_release_does_not_heed_is_not_named(
+    predict, model_files, configs, tmp_path, capsys, monkeypatch
+):
+    """As in 0.3.13 and 0.3.14."""
+    monkeypatch.setattr("mace_ext.evaluate.heads_are_chosen", lambda run: False)
+    names = {atoms.info["MACE_uq_model"] for atoms in predict(model_files["multihead"], configs, tmp_path / "one.xyz")}
+    given = predict(model_files["multihead"], configs, tmp_path / "given.xyz", head="one")
+    assert {atoms.info["MACE_uq_model"] for atoms in given} == names
+    assert "--head one has no effect in this release of MACE" in capsys.readouterr().err
+
+
 def test_a_run_leaves_nothing_behind_for_the_next(predict, model_files, configs, tmp_path):
     predict(model_files["e2ip"], configs, tmp_path / "e2ip.xyz")
     # Fails after the first batch: this class of model has no such output.

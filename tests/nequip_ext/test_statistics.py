@@ -106,6 +106,34 @@ def test_frames_without_labels_are_counted():
         check_datasets("test", [config], [SimpleNamespace(data_list=[strange], transforms=[mapper])])
 
 
+def test_parts_of_a_data_set_are_looked_at_as_a_whole_one_is():
+    """``split_dataset`` of NequIP's data modules; numbers are those of the file."""
+    from nequip_ext.checks import check_atom_types, check_datasets
+    from nequip_ext.statistics import _check_in_order
+
+    frame = {"forces": torch.zeros(2, 3), "total_energy": torch.zeros(1), "atomic_numbers": torch.tensor([1, 8])}
+    frame["pos"] = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    frames = [frame, {**frame, "total_energy": torch.full((1,), math.nan)}, {**frame, "pos": torch.zeros(2, 3)}]
+    mapper = ChemicalSpeciesToAtomTypeMapper(["O", "H"])
+    whole = SimpleNamespace(data_list=frames, transforms=[mapper])
+
+    def part(*indices):
+        return torch.utils.data.Subset(torch.utils.data.Subset(whole, [2, 1, 0]), indices)  # type: ignore[arg-type]
+
+    config = {"_target_": "split", "dataset": {"file_path": "all.xyz"}}
+    check_datasets("training", [config], [part(2)])
+    with pytest.raises(InputError, match=r"frame 1 of the training data \(all\.xyz\): the reference energy is not"):
+        check_datasets("training", [config], [part(2, 1)])
+    with pytest.raises(InputError, match=r"frame 2 of the training data \(all\.xyz\): atoms 0 and 1 are at the same"):
+        check_datasets("training", [config], [part(0)])
+    with pytest.raises(InputError, match="frame 1 of the training data: the reference energy is not finite"):
+        _check_in_order(part(1))
+    model = torch.nn.Linear(1, 1)
+    model.is_graph_model, model.type_names = True, ["H", "O"]
+    with pytest.raises(InputError, match=r"the data have the atom types \[O, H\], the model has \[H, O\]"):
+        check_atom_types(model, [part(2)])
+
+
 def test_labels_are_those_that_metrics_compare():
     from nequip_ext import E2IPLoss, E2IPMetrics
     from nequip_ext.checks import Labels, labels_of

@@ -84,6 +84,8 @@ def test_what_takes_the_place_of_loss_and_metrics_can_be_made(stress):
         theirs = _stock(config)
         assert theirs["_target_"].startswith("nequip.train.EnergyForce") and "e2ip_nll" not in theirs["coeffs"]
         assert ("stress_mse" in instantiate(theirs)) == (bool(stress) and config is loss)
+    # Without a weight of its own there would be nothing to choose checkpoints by.
+    assert "coeffs" not in _stock({**metrics, "coeffs": {"e2ip_nll": 1.0, "forces_mae": None}})
     assert _stock([{"_target_": "nequip_ext.E2IPXYZFileWriter"}, {"_target_": "other"}]) == [{"_target_": "other"}]
 
 
