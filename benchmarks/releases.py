@@ -116,7 +116,7 @@ class Mace:
     def train(self, name: str, *options: str, **environment: str) -> None:
         """One epoch with the options of the demo, on a tiny model."""
         config = ROOT / "configs" / "mace_baseline.yaml"
-        small = ["--num_channels=8", "--max_ell=2", "--correlation=2", "--max_num_epochs=1", "--plot=False"]
+        small = ["--num_channels=8", "--max_ell=2", "--correlation=3", "--max_num_epochs=1", "--plot=False"]
         data = [f"--train_file={self.files['train']}", f"--valid_file={self.files['valid']}"]
         command = ["mace_run_train", "--config", config, "--name", name, "--work_dir", self.folder, *small, *data]
         run(*command, *options, **environment)
