@@ -16,7 +16,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
-from nequip_ext.checkpoints import refuse_head
+from nequip_ext.checkpoints import explained, refuse_head
 from nequip_ext.compat import IS_0_16, basic_transforms
 from nequip_ext.readout import find_model_name, find_readout
 
@@ -128,7 +128,8 @@ def transforms_of(metadata: Any, species: Sequence[str]) -> List[Callable]:
 def _saved(path: Path, device: str) -> Batches:
     try:
         set_global_state(allow_tf32=False)
-        return of_model(load_saved_model(str(path)), device)
+        with explained(path):
+            return of_model(load_saved_model(str(path)), device)
     except InputError:
         raise
     # Unpickling and unpacking let whatever goes wrong in them through.

@@ -80,8 +80,7 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
 def _stock(config: Any) -> Any:
     """A config without anything of this plugin."""
     if isinstance(config, (list, tuple)):
-        kept = [_stock(value) for value in config]
-        return type(config)(value for value in kept if value is not None)
+        return type(config)(_stock(value) for value in config if not _is_callback(value))
     if not isinstance(config, dict):
         return config
     target = str(config.get("_target_", ""))
@@ -97,9 +96,13 @@ def _stock(config: Any) -> Any:
         theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
         known = inspect.signature(get_method(theirs)).parameters
         return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
-    if target.startswith("nequip_ext.") and target not in _BACKBONES:  # a callback
-        return None
-    return {name: _stock(value) for name, value in config.items()}
+    return {name: None if _is_callback(value) else _stock(value) for name, value in config.items()}
+
+
+def _is_callback(config: Any) -> bool:
+    """Whether a config is of something of this plugin that nothing takes the place of."""
+    target = str(config.get("_target_", "")) if isinstance(config, dict) else ""
+    return target.startswith("nequip_ext.") and target not in (MODEL, *_OURS, *_BACKBONES)
 
 
 def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:

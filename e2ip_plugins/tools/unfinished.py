@@ -120,6 +120,8 @@ class Unfinished:
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("another format or version")
             settings, state, end = content["settings"], content["state"], int(content["bytes"])
+            if end > size == 0 and self.output.exists():
+                state, end = None, 0  # it was killed when the file had its name already
             if end > size:
                 raise ValueError(f"{self.part.name} should have {end} bytes and has {size}")
         except (OSError, ValueError, KeyError, TypeError) as error:

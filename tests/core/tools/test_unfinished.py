@@ -39,6 +39,16 @@ def test_the_name_comes_at_the_end(begun):
     assert names(begun) == ["out.xyz"] and begun.read_text() == "one\ntwo\nthree\n"
 
 
+def test_a_kill_after_the_name_was_given(begun):
+    """The journal that it leaves is of a file that is complete: another one may take its place."""
+    begun.with_name("out.xyz.part").rename(begun)
+    with Unfinished(begun, {**SETTINGS, "the model": "b"}) as file:
+        assert file.state is None
+        file.write(b"new\n", {"frame": 1})
+        file.finish()
+    assert names(begun) == ["out.xyz"] and begun.read_text() == "new\n"
+
+
 def test_what_the_journal_does_not_know_is_cut_off(begun):
     with open(begun.with_name("out.xyz.part"), "ab") as file:
         file.write(b"thr")
