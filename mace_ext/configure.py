@@ -189,11 +189,14 @@ def _check(config: Any, where: str, known: Optional[Sequence[str]], labels: Sequ
             check_finite(value, where, label)
 
 
+_FILES = ("train_file", "valid_file", "test_file")
+
+
 def _place(config: Any, head: Any, index: int) -> str:
     """Where a configuration is in the user's files; MACE has left isolated atoms out and may have shuffled the rest."""
     import ase.io
 
-    for path in (path for option in ("train_file", "valid_file") for path in listed(getattr(head, option, None))):
+    for path in (path for option in _FILES for path in listed(getattr(head, option, None))):
         if not path.endswith(BINARY) and Path(path).is_file():
             for number, atoms in enumerate(ase.io.iread(path)):
                 same = np.array_equal(atoms.numbers, config.atomic_numbers)
