@@ -21,9 +21,6 @@ ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"
 #: What the labels are of, in the info of every frame: the method, as the user wrote it.
 METHOD = "label_method"
 
-#: In the info of frames, what calculators make charge and spin of.
-_STATE = ("charge", "total_charge", "spin", "total_spin", "multiplicity", "spin_multiplicity")
-
 
 @dataclass
 class Labels:
@@ -152,8 +149,7 @@ def _mark(atoms: Any) -> str:
     of_atoms = [atoms.arrays[name] for name in ("initial_charges", "initial_magmoms") if name in atoms.arrays]
     # Atom by atom: the moments of an antiferromagnet add up to 0, too.
     state = [str((np.round(values, 3) + 0.0).tolist()) for values in of_atoms if values.any()]
-    said = [f"{name}={atoms.info[name]}" for name in _STATE if name in atoms.info]
-    return " ".join([fingerprint(atoms), *state, *said])
+    return " ".join([fingerprint(atoms), *state])
 
 
 def _labelled(atoms: Any, calculator: Any) -> Any:

@@ -190,6 +190,17 @@ def test_fingerprints_tell_frames_apart():
     assert len(set(map(fingerprint, zeros))) == 1
 
 
+def test_fingerprints_know_charge_and_spin():
+    """Of one geometry there may be several states; one that is usual need not be said."""
+    usual = ({}, {"charge": 0}, {"total_charge": np.int64(0)}, {"total_spin": 1.0})
+    others = ({"charge": 1}, {"charge": -1}, {"charge": 1.0, "multiplicity": 2}, {"spin": "high"})
+    same, different = (
+        [fingerprint(ase.Atoms("H3", np.eye(3), info=info)) for info in infos] for infos in (usual, others)
+    )
+    assert len(set(same)) == 1 and len({same[0], *different}) == 5
+    assert fingerprint(ase.Atoms("H3", np.eye(3), info={"charge": 1.0})) == different[0]
+
+
 @pytest.mark.parametrize(("digits", "share"), [(8, 0.01), (6, 0.2)])
 def test_fingerprints_survive_a_file(digits, share):
     """Of every coordinate rounded by itself, one of 192 atoms is nearly always where rounding decides."""
