@@ -165,6 +165,7 @@ def warn_of_masked_forces(
                     _check(config, f"frame {index} {where}", known, wanted)
                 except InputError:
                     _check(config, f"{_place(config, head, index)} {where}", known, wanted)
+                    raise
             forces = [config.properties.get("forces") for config in configs]
             masked = sum(int((~np.isfinite(array).all(-1)).sum()) for array in forces if array is not None)
             if masked:
@@ -189,6 +190,7 @@ def _check(config: Any, where: str, known: Optional[Sequence[str]], labels: Sequ
             check_finite(value, where, label)
 
 
+#: Where MACE has the paths of a head's data.
 _FILES = ("train_file", "valid_file", "test_file")
 
 
