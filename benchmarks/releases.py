@@ -233,7 +233,7 @@ class Nequip:
 
 
 def fit_and_strip(stock: Path, files: dict[str, Path]) -> str:
-    """`e2ip fit`, `evaluate` and `strip`, whose model must predict what the stock one does, to the digits of a file."""
+    """`e2ip fit`, `evaluate` and `strip`, after which the same fit must predict the same forces, as files have them."""
     import ase.io
     import numpy as np
 
