@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
+from e2ip_plugins.tools.chunks import chunks, open_frames
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -25,13 +27,13 @@ def read_json(path: Path) -> Any:
 
 def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
     """Frames of an extxyz file as they stand there, the first ``count``; ASE would round numbers."""
-    frames: List[str] = []
-    with open(source, encoding="utf-8") as lines:
-        for first in lines:
-            if len(frames) == count:
-                break
-            frames.append("".join([first, *(next(lines) for _ in range(int(first) + 1))]))
-    return frames
+    with open_frames(source) as file:
+        found = list(islice(chunks(file, source), count))
+    if found and not found[-1].complete:
+        raise InputError(
+            f"{source}: frame {found[-1].number} is cut off; take it out or, if it is all there, end its last line"
+        )
+    return [chunk.text.decode() for chunk in found]
 
 
 def find(name: str, roots: Sequence[Path]) -> Path:

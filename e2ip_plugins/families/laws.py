@@ -6,10 +6,10 @@ everything that judges predictions asks the law and knows no family.
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Sequence, Tuple
+from typing import Tuple
 
 import numpy as np
-from scipy.special import elliprg, fdtr, logsumexp, poch, stdtr
+from scipy.special import elliprg, fdtr, poch, stdtr
 
 #: Draws per atom, and their seed, where a law has no closed form for a score.
 SAMPLES, SEED = 500, 0
@@ -313,55 +313,3 @@ class Componentwise(Law):
         """See `Law`."""
         deviates = rng.standard_t(self.dof, size=(count, *self.dof.shape))
         return self.shift + np.exp(0.5 * self.log_scale) * deviates
-
-
-class Mixture(Law):
-    """Equally weighted members, each shifted: a committee's distribution.
-
-    Parameters
-    ----------
-    members : sequence of M Law
-        Of any families.
-    shifts : (M, N, 3)
-        Each member's predicted force minus the forces that errors are counted from, in eV/Å.
-    """
-
-    def __init__(self, members: Sequence[Law], shifts: np.ndarray) -> None:
-        self.members, self.shifts = list(members), np.asarray(shifts, dtype=np.float64)
-
-    def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
-        """See `Law`."""
-        pairs = zip(self.members, self.shifts, strict=True)
-        log_density = [-member.negative_log_likelihood(error - shift) for member, shift in pairs]
-        return np.log(len(self.members)) - logsumexp(log_density, axis=0)
-
-    @cached_property
-    def locations(self) -> np.ndarray:
-        """Each member's expected error (M, N, 3)."""
-        return self.shifts + np.stack([member.mean() for member in self.members])
-
-    @cached_property
-    def _disagreement(self) -> np.ndarray:
-        deviation = self.locations - self.locations.mean(0)
-        return np.einsum("mni,mnj->nij", deviation, deviation) / len(self.members)
-
-    def covariance(self) -> np.ndarray:
-        """See `Law`; law of total variance."""
-        return np.mean([member.covariance() for member in self.members], axis=0) + self._disagreement
-
-    def epistemic_std(self) -> np.ndarray:
-        """See `Law`; disagreement is epistemic."""
-        within = np.mean([np.square(member.epistemic_std()) for member in self.members], axis=0)
-        return np.sqrt(within + np.trace(self._disagreement, axis1=-2, axis2=-1) / 3.0)
-
-    def mean(self) -> np.ndarray:
-        """See `Law`."""
-        return self.locations.mean(0)
-
-    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """See `Law`."""
-        chosen = rng.integers(len(self.members), size=(count, self.shifts.shape[1], 1))
-        draws = np.zeros((count, *self.shifts.shape[1:]))
-        for i, (member, shift) in enumerate(zip(self.members, self.shifts, strict=True)):
-            draws = np.where(chosen == i, member.sample(rng, count) + shift, draws)
-        return draws

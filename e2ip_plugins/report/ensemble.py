@@ -14,6 +14,7 @@ from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd
 from e2ip_plugins.report.compare import read_same_frames
 from e2ip_plugins.report.predictions import Predictions
+from e2ip_plugins.scores.calibration import STATE
 
 #: From this many members on a sample covariance of three components may have full rank.
 FULL_RANK = 4
@@ -119,7 +120,7 @@ def combine(
             "are these files of different models?"
         )
     if same.any():
-        variance = np.trace(covariance, axis1=1, axis2=2).mean() / 3.0
+        variance = np.trace(covariance[~same], axis1=1, axis2=2).mean() / 3.0
         covariance[same], share[same] = _AGREED**2 * variance * np.eye(3), 1.0
         warnings.append(
             f"{int(same.sum())} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals), on which "
@@ -133,7 +134,11 @@ def combine(
         "ensemble_epistemic_share": torch.from_numpy(share),
     }
     columns = {name: value.numpy() for name, value in {**parameters, **Ensemble.derive(parameters)}.items()}
-    leverages = [member.leverage for member in members if member.leverage is not None]
+    with_one = [member for member in members if member.leverage is not None]
+    unfitted = [str(member.path) for member in with_one if np.isnan(member.leverage).all()]
+    leverages = [member.leverage for member in with_one if not np.isnan(member.leverage).all()]
+    if leverages and unfitted:
+        warnings.append(f"{', '.join(unfitted)}: leverage never fitted; the ensemble's is the mean of the others'")
     if leverages:
         columns[LEVERAGE.name] = np.nan_to_num(np.mean(leverages, axis=0), nan=UNFITTED, posinf=np.inf)
     columns["forces"] = forces.mean(0)
@@ -183,6 +188,7 @@ def _write(
     for i, (structure, end) in enumerate(zip(structures, ends, strict=True)):
         rows = slice(end - frames.sizes[i], end)
         atoms = ase.Atoms(structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc)
+        atoms.info |= {name: structure.info[name] for name in STATE if name in structure.info}
         for name, values in columns.items():
             atoms.new_array(name, values[rows].reshape(len(atoms), *([-1] if values.ndim > 1 else [])))
         atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}

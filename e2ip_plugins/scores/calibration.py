@@ -343,15 +343,15 @@ def _number(given: Any) -> float:
 
 
 #: In the info of frames, what calculators and models make charge and spin of, and what counts as if it were not there.
-_STATE = {"charge": 0, "total_charge": 0, "spin": 1, "total_spin": 1, "multiplicity": 1, "spin_multiplicity": 1}
+STATE = {"charge": 0, "total_charge": 0, "spin": 1, "total_spin": 1, "multiplicity": 1, "spin_multiplicity": 1}
 
 
 def fingerprint(atoms: Any) -> str:
     """What tells an ASE frame from others: species, positions, where periodic cell, charge and spin; 12 hex digits."""
     mark = fingerprint_of(atoms.numbers, atoms.positions, atoms.cell[:] * atoms.pbc[:, None])
-    given = {name: atoms.info.get(name, usual) for name, usual in _STATE.items()}
+    given = {name: atoms.info.get(name, usual) for name, usual in STATE.items()}
     said = {n: f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value) for n, value in given.items()}
-    state = [f"{name}={said[name]}" for name, usual in _STATE.items() if said[name] != str(usual)]
+    state = [f"{name}={said[name]}" for name, usual in STATE.items() if said[name] != str(usual)]
     return hashlib.sha256(" ".join([mark, *state]).encode()).hexdigest()[:12] if state else mark
 
 

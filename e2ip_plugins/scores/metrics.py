@@ -124,8 +124,10 @@ def frame_scores(
     def of_frames(reduce: Callable, values: Optional[np.ndarray]) -> np.ndarray:
         if values is None:
             return np.full(len(sizes), np.nan)
+        kept = ~np.isnan(values)
         with np.errstate(invalid="ignore"):
-            return reduce(values, np.where(np.isnan(values), -1, frame), frames)
+            found = reduce(values, np.where(kept, frame, -1), frames)
+        return np.where(np.isin(frames, frame[kept]), found, np.nan)
 
     return {
         "mean_leverage": of_frames(ndimage.mean, leverage),

@@ -5,6 +5,8 @@ holds more than one frame and knows where the next one begins. ASE still makes t
 """
 
 import io
+import lzma
+import zlib
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator, List, NamedTuple
@@ -12,7 +14,6 @@ from typing import Any, BinaryIO, Iterator, List, NamedTuple
 from ase.io.formats import open_with_compression
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.trajectories import shown
 
 #: Frames between two places that `Index` remembers.
 _STRIDE = 1024
@@ -86,7 +87,7 @@ def chunks(file: BinaryIO, path: Path, number: int = 0, start: int = 0) -> Itera
             chunk = Chunk(number, start, b"".join(lines), complete)
             yield chunk
             number, start = number + 1, chunk.end
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path}, frame {number}: cannot be read ({error})") from error
 
 
@@ -117,19 +118,33 @@ def start_of(path: Path, index: Index, number: int) -> int:
 
 def to_atoms(chunk: Chunk, path: Path) -> Any:
     """The ASE frame of a chunk, what ``ase.io.read`` makes of it; `InputError` where it cannot."""
-    import ase.io
-
     where = f"{path}, frame {chunk.number}"
     if not chunk.complete:
         raise InputError(
             f"{where}: is cut off, the file ends in the middle of it (if the frame is whole, end its last line)"
         )
     try:
-        return ase.io.read(io.StringIO(chunk.text.decode()), index=0, format="extxyz")
+        return parsed(chunk.text)
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{where}: ASE cannot read it ({reason})") from error
+
+
+def parsed(text: bytes) -> Any:
+    """The ASE frame of a frame's text; whatever ASE raises where it cannot read it."""
+    import ase
+    import ase.io
+
+    if int(text.split(b"\n", 1)[0]) == 0:  # which not every ASE takes
+        return ase.Atoms()
+    return ase.io.read(io.StringIO(text.decode(errors="replace")), index=0, format="extxyz")
+
+
+def shown(line: bytes) -> str:
+    """The beginning of a line that may be of a file of another kind, without what a terminal would obey."""
+    text = line[:40].decode(errors="replace").strip()
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _atoms(header: bytes) -> Any:

@@ -63,10 +63,6 @@ class Features:
     forces: np.ndarray
     count: int
 
-    def of_kinds(self) -> Dict[int, np.ndarray]:
-        """Features by kind."""
-        return {int(kind): self.scalars[self.kinds == kind] for kind in np.unique(self.kinds)}
-
     def take(self, chosen: Sequence[int]) -> "Features":
         """Some of the frames, in this order."""
         bounds = np.searchsorted(self.frames, np.arange(self.count + 1))

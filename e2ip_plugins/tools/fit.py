@@ -263,7 +263,7 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
             part |= {"forces": torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces}
             parts.append({name: value[usable].detach().cpu().numpy() for name, value in part.items()})
             frames += int(batch.frames.max()) + 1
-    parts = _from_all_processes(parts)
+    parts, left_out = _from_all_processes(parts, left_out)
     if not sum(len(part["residual"]) for part in parts):
         raise InputError(
             "the validation set has no configuration with finite reference forces whose species the training set has, "
@@ -378,13 +378,13 @@ def _kinds(leverage: Leverage, head: int) -> slice:
     return slice(head * species, (head + 1) * species)
 
 
-def _from_all_processes(parts: List[Dict[str, np.ndarray]]) -> List[Dict[str, np.ndarray]]:
+def _from_all_processes(parts: List[Dict[str, np.ndarray]], left_out: int) -> Tuple[List[Dict[str, np.ndarray]], int]:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return parts
+        return parts, left_out
     gathered: List[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, parts)
+    torch.distributed.all_gather_object(gathered, (parts, left_out))
     together, first = [], 0
-    for own in gathered:
+    for own, _ in gathered:
         together += [{**part, "frames": part["frames"] + first} for part in own]
         first = max((int(part["frames"].max(initial=-1)) + 1 for part in together), default=first)
-    return together
+    return together, sum(number for _, number in gathered)

@@ -12,8 +12,9 @@ import numpy as np
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.scores.calibration import fingerprint
+from e2ip_plugins.tools.chunks import parsed
 from e2ip_plugins.tools.predicted import without_labels
-from e2ip_plugins.tools.trajectories import TEXT, append_frame, parsed, read_trajectory, whole_bytes
+from e2ip_plugins.tools.trajectories import TEXT, append_frame, read_trajectory, whole_bytes
 
 #: Names of labels in extxyz files; the ready configs of both hosts read them.
 ENERGY, FORCES, STRESS = "REF_energy", "REF_forces", "REF_stress"

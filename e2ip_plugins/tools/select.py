@@ -269,10 +269,12 @@ def by_distance(
     """Frames that are farthest from the nearest training frame and from the nearest one that was taken.
 
     A frame is where the means of its atoms' features are, of every species by itself, in the axes and units of the
-    species' covariance over the training set. The score is the Euclidean distance.
+    species' covariance over the training set. The score is the Euclidean distance. Of species that the training set
+    lacks there are no such units: frames with them are at a distance of 1000 and more from those without.
     """
     moments = Moments(_kept(training))
-    known, points = (_descriptors(features, moments) for features in (training, candidates))
+    new = sorted(set(candidates.kinds.tolist()) - set(moments.total))
+    known, points = (_descriptors(features, moments, new) for features in (training, candidates))
     nearest = np.full(len(points), np.inf)
     for point in known:
         nearest = np.minimum(nearest, np.linalg.norm(points - point, axis=1))
@@ -283,9 +285,10 @@ def by_distance(
         nearest[best] = -np.inf
 
 
-def _descriptors(features: Features, moments: Moments) -> np.ndarray:
-    """(frames, species × D); zero, the mean of the training set, for species that a frame has not."""
-    columns = []
+def _descriptors(features: Features, moments: Moments, new: Sequence[int]) -> np.ndarray:
+    """(frames, new + species × D); zero, the mean of the training set, for species that a frame has not."""
+    has = [np.isin(np.arange(features.count), features.frames[features.kinds == kind]) for kind in new]
+    columns = [1e3 * column[:, None] for column in has]
     for kind in moments.total:
         own = features.kinds == kind
         white = moments.whiten(kind, features.scalars[own])

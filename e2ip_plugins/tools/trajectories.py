@@ -6,6 +6,7 @@ from typing import Any, Iterator, List, Tuple
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import append
+from e2ip_plugins.tools.chunks import Chunk, chunks, open_frames, to_atoms
 
 #: Endings of extxyz files.
 TEXT = (".xyz", ".extxyz")
@@ -40,22 +41,19 @@ def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], 
     frames: List[Any] = []
     note = ""
     if path.suffix in TEXT:
-        for number, (chunk, whole) in enumerate(_chunks(path)):
-            if not whole:
-                note = f"{path}: frame {number} is cut off and left out"
+        for chunk in _chunks(path):
+            if not chunk.complete:
+                note = f"{path}: frame {chunk.number} is cut off and left out"
                 break
-            try:
-                frames.append(parsed(chunk))
-            # ASE's readers let whatever goes wrong inside them through.
-            except Exception as error:
-                raise InputError(f"{path}, frame {number}: ASE cannot read it ({_told(error)})") from error
+            frames.append(to_atoms(chunk, path))
     else:
         import ase.io
 
         try:
             frames = ase.io.read(path, index=":")
+        # ASE's readers let whatever goes wrong inside them through.
         except Exception as error:
-            raise InputError(f"{path}: ASE cannot read it ({_told(error)})") from error
+            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error})") from error
     if not frames and not may_be_empty:
         raise InputError(f"{path}: has no whole frame")
     return frames, note
@@ -70,60 +68,27 @@ def append_frame(path: Path, atoms: Any) -> None:
     append(path, text.getvalue())
 
 
-def parsed(chunk: bytes) -> Any:
-    """The frame that lines of an extxyz file are of."""
-    import ase
-    import ase.io
-
-    if int(chunk.split(b"\n", 1)[0]) == 0:  # which ASE's reader does not take
-        return ase.Atoms()
-    return ase.io.read(io.StringIO(chunk.decode(errors="replace")), format="extxyz")
-
-
 def whole_bytes(path: Path) -> int:
     """How much of an extxyz file are whole frames."""
-    return sum(len(chunk) for chunk, whole in _chunks(path) if whole)
+    return sum(len(chunk.text) for chunk in _chunks(path) if chunk.complete)
 
 
 def is_cut_off(path: Path) -> bool:
     """Whether the last frame of a file, if it is extxyz, is not all there."""
     try:
-        return not all(whole for _, whole in _chunks(path))
+        return not all(chunk.complete for chunk in _chunks(path))
     except InputError:
         return False
 
 
 def check_end(path: Path, option: str = "") -> None:
     """`InputError` for an extxyz file whose last frame is cut off: what is written behind it would go into its line."""
-    if not all(whole for _, whole in _chunks(path)):
+    if not all(chunk.complete for chunk in _chunks(path)):
         raise InputError(
             f"{option}{path}: its last frame is cut off; take it out or, if it is all there, end its last line"
         )
 
 
-def _chunks(path: Path) -> Iterator[Tuple[bytes, bool]]:
-    """Every frame, and whether it is all there: each line up to its end."""
-    with path.open("rb") as file:
-        number = 0
-        while first := file.readline():
-            if not first.strip():
-                if file.read().strip():
-                    raise InputError(f"{path}, frame {number}: begins with an empty line in place of a number of atoms")
-                return
-            try:
-                count = int(first)
-            except ValueError as error:
-                raise InputError(f"{path}, frame {number}: begins with '{shown(first)}', no number of atoms") from error
-            lines = [first, *(file.readline() for _ in range(1 + max(0, count)))]
-            yield b"".join(lines), lines[-1].endswith(b"\n")
-            number += 1
-
-
-def shown(line: bytes) -> str:
-    """The beginning of a line that may be of a file of another kind, without what a terminal would obey."""
-    text = line[:40].decode(errors="replace").strip()
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _chunks(path: Path) -> Iterator[Chunk]:
+    with open_frames(path) as file:
+        yield from chunks(file, path)

@@ -98,6 +98,19 @@ def test_missing_data(root, tmp_path):
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", None)
 
 
+def test_data_that_are_cut_off_or_no_extxyz(root):
+    source = root / toy().train
+    text = source.read_text()
+    source.write_text(text[:-5])
+    with pytest.raises(InputError, match=r"frame 19 is cut off; take it out or"):
+        data.read_verbatim(source)
+    source.write_text(text + "\n")
+    assert "".join(data.read_verbatim(source)) == text
+    source.write_text("<html>")
+    with pytest.raises(InputError, match="a line with the number of atoms should be here, found '<html>'"):
+        data.read_verbatim(source)
+
+
 def test_a_damaged_note_of_what_files_are_made_of(root):
     data.prepare("toy", toy(), [root], root / "out", None)
     (root / "out" / "toy.json").write_text("{")

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.special import erf, gamma, ndtri
 
 from e2ip_plugins.families.e2ip import E2IP
-from e2ip_plugins.families.laws import Componentwise, Elliptical, Law, Mixture
+from e2ip_plugins.families.laws import Componentwise, Elliptical, Law
 from e2ip_plugins.maths import student
 
 
@@ -138,27 +138,6 @@ def test_what_is_sampled_agrees_with_what_is_closed(draw, law):
     assert np.abs(q.axis_pit(error) - p.axis_pit(error)).max() < 0.1
     np.testing.assert_allclose(q.energy_score(error), p.energy_score(error), rtol=0.25)
     assert abs(np.mean(q.energy_score(error) / p.energy_score(error)) - 1) < 0.02
-
-
-def test_mixture_of_members(draw, law):
-    """Density and moments by hand; members that are all alike are that member."""
-    error, *parameters = draw(20)
-    p = law(*parameters)
-    other = gaussian(law(parameters[0] + 0.7 * np.array([1, 1, 1, 0, 0, 0]), *parameters[1:]))
-    shifts = 0.05 * np.random.default_rng(0).normal(size=(2, 20, 3))
-    mixture = Mixture([p, other], shifts)
-    density = [np.exp(-m.negative_log_likelihood(error - s)) for m, s in zip((p, other), shifts, strict=True)]
-    np.testing.assert_allclose(mixture.negative_log_likelihood(error), -np.log(np.mean(density, axis=0)), rtol=1e-10)
-    second = [m.covariance() + np.einsum("ni,nj->nij", s, s) for m, s in zip((p, other), shifts, strict=True)]
-    mean = shifts.mean(0)
-    expected = np.mean(second, axis=0) - np.einsum("ni,nj->nij", mean, mean)
-    np.testing.assert_allclose(mixture.covariance(), expected, rtol=1e-10, atol=1e-14)
-    draws = mixture.sample(np.random.default_rng(1), 20_000)
-    assert np.abs(draws.mean(0) - mean).max() < 0.03
-    alike = Mixture([p, p, p], np.zeros((3, 20, 3)))
-    np.testing.assert_allclose(alike.negative_log_likelihood(error), p.negative_log_likelihood(error), rtol=1e-12)
-    np.testing.assert_allclose(alike.epistemic_std(), p.epistemic_std(), rtol=1e-12)
-    assert np.abs(alike.pit(error) - p.pit(error)).max() < 0.1
 
 
 def test_energy_score_of_isotropic_distributions():

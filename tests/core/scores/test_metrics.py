@@ -177,6 +177,8 @@ def test_frame_scores_by_hand():
     np.testing.assert_allclose(scores["mean_leverage"], [2.0, np.nan, 4.0, np.inf])
     np.testing.assert_allclose(scores["max_epistemic_std"], [0.3, 0.2, 0.6, 0.7])
     np.testing.assert_allclose(scores["mean_epistemic_std"], [0.2, 0.2, 0.5, 0.7])
+    std[2] = np.nan
+    np.testing.assert_allclose(metrics.frame_scores(sizes, None, std)["max_epistemic_std"], [0.3, np.nan, 0.6, 0.7])
     nothing = metrics.frame_scores(sizes, None, None)
     assert set(nothing) == set(scores) and all(np.isnan(v).all() and v.shape == (4,) for v in nothing.values())
 

@@ -1,6 +1,7 @@
 """Frames of a file as text, one by one: the same that ASE reads, and where each of them begins."""
 
 import gzip
+import lzma
 
 import ase.io
 import numpy as np
@@ -59,6 +60,16 @@ def test_a_file_that_ends_in_the_middle_of_a_frame(path):
         assert [chunk.complete for chunk in found] == [True, True, False]
         with pytest.raises(InputError, match=r"in.xyz, frame 2: is cut off"):
             to_atoms(found[2], path)
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress], ids=["gz", "xz"])
+def test_compressed_files_that_are_damaged(path, packed):
+    text = bytearray(packed(100 * path.read_bytes()))
+    text[len(text) // 2] ^= 0xFF
+    zipped = path.with_name(f"in.xyz.{'gz' if packed is gzip.compress else 'xz'}")
+    zipped.write_bytes(text)
+    with pytest.raises(InputError, match=r"in\.xyz\.(gz|xz), frame \d+: (cannot be read|a line with)"):
+        of(zipped)
 
 
 @pytest.mark.parametrize("line", ["many", "-3", "", "O 0.0 0.0 0.0"])

@@ -811,7 +811,17 @@ def fit_of_process(rank, world):
         "nll": list(report.constants[0].nll),
         "atoms": sorted(report.atoms.values()),
         "configurations": report.constants[0].configurations,
+        "warnings": report.warnings,
+        "left out": left_out(rank, world),
     }
+
+
+def left_out(rank, world):
+    """What a process says where its own share has fewer configurations of unsupported species than the other's."""
+    training, mixed = share(rank, world)
+    known = make_frames(8, seed=9, width=4.0, species=(0,))[rank::world]
+    alone = [frame for frame in training if not frame.species.any()]
+    return [text for text in fit_frames(make_readout(), alone, [*known, *mixed], size=4).warnings if "left out" in text]
 
 
 def test_two_processes_fit_what_one_does(tmp_path):
@@ -825,6 +835,8 @@ def test_two_processes_fit_what_one_does(tmp_path):
         assert process.returncode == 0
         found.append(json.loads(output))
     assert found[0] == found[1]
+    for name in ("warnings", "left out"):
+        assert found[0].pop(name) == expected.pop(name), name
     for name, value in expected.items():
         assert found[0][name] == pytest.approx(value, rel=1e-8 if name == "leverage" else 1e-4), name
 

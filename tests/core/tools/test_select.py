@@ -106,6 +106,15 @@ def test_farthest_points():
     assert found[1] == pytest.approx(50.0 * np.hypot(1 / spread[0], 1 / spread[1]), rel=0.1)
 
 
+def test_a_species_that_the_training_set_lacks_is_far_from_all_others_and_not_from_itself():
+    points = [axis(0, 9.0), axis(1, 0.5), axis(1, 0.6), axis(2, 8.0)]
+    candidates = features(points)
+    candidates.kinds[3:9] = 2
+    (first, how_far), (second, then), *_ = by_distance(training(), candidates, 3)
+    assert first in (1, 2) and how_far > 900
+    assert second == 0 and then < 20
+
+
 # On a model
 
 

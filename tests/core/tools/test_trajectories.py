@@ -35,10 +35,10 @@ def test_broken_elsewhere(file, tmp_path):
     with pytest.raises(InputError, match=r"run\.extxyz, frame 0: ASE cannot read it"):
         read_trajectory(file)
     file.write_text(text + "\n" + text)
-    with pytest.raises(InputError, match="frame 3: begins with an empty line"):
+    with pytest.raises(InputError, match="frame 3: a line with the number of atoms should be here"):
         read_trajectory(file)
     file.write_text(text + "nonsense\n")
-    with pytest.raises(InputError, match="frame 3: begins with 'nonsense"):
+    with pytest.raises(InputError, match="frame 3: a line with the number of atoms should be here, found 'nonsense"):
         read_trajectory(file)
     file.write_text("")
     with pytest.raises(InputError, match="has no whole frame"):
