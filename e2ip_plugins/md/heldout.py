@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, MODEL_KEY, PRINCIPAL_STD
 from e2ip_plugins.report.predictions import distinct, read_predictions
 from e2ip_plugins.scores.calibration import Calibration
@@ -85,9 +86,13 @@ class HeldOut:
         names
             What is watched; no calibration changes a leverage.
         """
-        # A committee is of no family.
-        family, applied = results.get(FAMILY_KEY, self.uq_family), results.get(CALIBRATION_KEY)
-        if family != self.uq_family:
+        family, applied = results.get(FAMILY_KEY), results.get(CALIBRATION_KEY)
+        if family is None and self.uq_family != Ensemble.uq_family:
+            raise InputError(
+                f"{self.path}: is of one model of family '{self.uq_family}', the calculator is a committee: give the "
+                "file that e2ip ensemble makes of its members' predictions"
+            )
+        if family not in (None, self.uq_family):
             raise InputError(f"{self.path}: is of family '{self.uq_family}', the calculator's model of '{family}'")
         model = results.get(MODEL_KEY)
         if None not in (model, self.uq_model) and model != self.uq_model:

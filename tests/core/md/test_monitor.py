@@ -274,6 +274,8 @@ def test_what_a_calibration_has_not(make_atoms, calibrated, thresholds, message)
 def test_other_held_out_frames(make_atoms, held_out, calibrated, tmp_path):
     with pytest.raises(InputError, match=r"is of family 'niw', the calculator's model of 'gaussian'"):
         Monitor(make_atoms(extra={"uq_family": "gaussian"}), {STD: Quantile(0.9)}, held_out=held_out)
+    with pytest.raises(InputError, match=r"of one model of family 'niw', the calculator is a committee: give the file"):
+        Monitor(make_atoms(extra={"uq_family": None}), {STD: Quantile(0.9)}, held_out=held_out)
     frames = ase.io.read(held_out, ":")
     for frame in frames:
         frame.info["MACE_uq_model"] = "readout-1"
