@@ -13,7 +13,7 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
-from e2ip_plugins.tools.frames import check_apart, check_atoms, check_finite, doubts
+from e2ip_plugins.tools.frames import Configuration, check_apart, check_atoms, check_finite, doubts
 from mace_ext.checks import BINARY, listed
 from mace_ext.foundation import load_foundation_readout, without_readout
 from mace_ext.model import ScaleShiftMACE, add_readout
@@ -212,15 +212,15 @@ def warn_of_sets(head_configs: Iterable[Any]) -> None:
     for head in head_configs:
         if head.collections is None:
             continue
-        train, valid = (
-            [
-                (config.atomic_numbers, config.positions, np.zeros((3, 3)) if config.cell is None else config.cell)
-                for config in configs
-            ]
-            for configs in (head.collections.train, head.collections.valid)
-        )
-        for text in doubts(train, valid):
+        train, valid = head.collections.train, head.collections.valid
+        for text in doubts(map(_as_configuration, train), map(_as_configuration, valid)):
             logging.warning(f"Data of head {head.head_name}: {text}")
+
+
+def _as_configuration(config: Any) -> Configuration:
+    cell = np.zeros((3, 3)) if config.cell is None else config.cell
+    state = tuple(str(config.properties.get(name)) for name in ("total_charge", "total_spin"))
+    return Configuration(config.atomic_numbers, config.positions, cell, state)
 
 
 class _FiniteForces:

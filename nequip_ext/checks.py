@@ -264,7 +264,7 @@ def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Config
             cell = frame.get(AtomicDataDict.CELL_KEY, torch.zeros(3, 3))
             if species is not None:
                 positions = frame[AtomicDataDict.POSITIONS_KEY].numpy()
-                yield species.reshape(-1).numpy(), positions, cell.reshape(3, 3).numpy()
+                yield Configuration(species.reshape(-1).numpy(), positions, cell.reshape(3, 3).numpy())
 
 
 def check_restart(pl_module: NequIPLightningModule) -> None:

@@ -134,9 +134,9 @@ def combine(
         "ensemble_epistemic_share": torch.from_numpy(share),
     }
     columns = {name: value.numpy() for name, value in {**parameters, **Ensemble.derive(parameters)}.items()}
-    with_one = [member for member in members if member.leverage is not None]
-    unfitted = [str(member.path) for member in with_one if np.isnan(member.leverage).all()]
-    leverages = [member.leverage for member in with_one if not np.isnan(member.leverage).all()]
+    given = [(str(member.path), member.leverage) for member in members if member.leverage is not None]
+    unfitted = [path for path, leverage in given if np.isnan(leverage).all()]
+    leverages = [leverage for path, leverage in given if path not in unfitted]
     if leverages and unfitted:
         warnings.append(f"{', '.join(unfitted)}: leverage never fitted; the ensemble's is the mean of the others'")
     if leverages:

@@ -19,8 +19,15 @@ FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref
 #: Two atoms nearer than this, in Å, are at the same place.
 SAME_PLACE = 1e-2
 
-#: Species (N,), positions (N, 3) and cell (3, 3), 0 for none, in Å.
-Configuration = Tuple[np.ndarray, np.ndarray, np.ndarray]
+
+class Configuration(NamedTuple):
+    """A frame as a host has it: species (N,) in numbers of whatever kind, positions (N, 3) and cell (3, 3) in Å, 0 for
+    none, and whatever else tells frames apart, charge and spin for example."""
+
+    species: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    state: Any = None
 
 
 class Frame(NamedTuple):
@@ -215,19 +222,22 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
     Parameters
     ----------
     training, validation : iterable of Configuration
-        Species in numbers of whatever kind.
     """
+
+    def mark(frame: Configuration) -> Tuple[str, Any]:
+        return fingerprint_of(frame.species, frame.positions, frame.cell), frame.state
+
     known: Set[int] = set()
     marks = set()
-    for species, positions, cell in training:
-        known.update(species.tolist())
-        marks.add(fingerprint_of(species, positions, cell))
+    for frame in training:
+        known.update(frame.species.tolist())
+        marks.add(mark(frame))
     total = shared = strange = 0
-    for species, positions, cell in validation:
+    for frame in validation:
         total += 1
         # Isolated atoms are all alike, and of no account.
-        shared += len(species) > 1 and fingerprint_of(species, positions, cell) in marks
-        strange += not known.issuperset(species.tolist())
+        shared += len(frame.species) > 1 and mark(frame) in marks
+        strange += not known.issuperset(frame.species.tolist())
     found = []
     if shared:
         found.append(

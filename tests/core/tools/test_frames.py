@@ -7,7 +7,16 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.frames import FORCES_KEYS, Frame, check_apart, doubts, once, read_frames, same_frames
+from e2ip_plugins.tools.frames import (
+    FORCES_KEYS,
+    Configuration,
+    Frame,
+    check_apart,
+    doubts,
+    once,
+    read_frames,
+    same_frames,
+)
 
 
 def water(seed=0, **arrays):
@@ -207,14 +216,16 @@ def test_no_crystal_has_atoms_at_the_same_place():
 
 
 def test_doubts_about_the_sets_of_a_training():
-    def configuration(seed, species=(8, 1, 1), cell=0.0):
-        return np.array(species), np.random.default_rng(seed).normal(size=(len(species), 3)), cell * np.eye(3)
+    def configuration(seed, species=(8, 1, 1), cell=0.0, state=None):
+        positions = np.random.default_rng(seed).normal(size=(len(species), 3))
+        return Configuration(np.array(species), positions, cell * np.eye(3), state)
 
     training = [configuration(seed) for seed in range(4)]
     assert not doubts(training, [configuration(4), configuration(5), configuration(6, (8, 9, 1))])
     (text,) = doubts(training, [configuration(1), configuration(5), configuration(3)])
     assert text.startswith("2 of 3 validation frames are training frames")
     assert not doubts(training, [configuration(1, cell=5.0)]), "another cell, another frame"
+    assert not doubts(training, [configuration(1, state="-1")]), "another charge, another frame"
     alone = configuration(0, (1,))
     assert not doubts([*training, alone], [alone, configuration(7)]), "isolated atoms are of no account"
     (text,) = doubts(training, [configuration(4, (9, 1)), configuration(5, (6, 8, 1))])
