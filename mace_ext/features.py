@@ -21,7 +21,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
         raise InputError(f"{path}: has no readout of e2ip-plugins; e2ip fit gives it one")
 
     def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
-        check_species(path, net, list(frames))
+        check_species(net, frames)
         before = torch.get_default_dtype()
         try:
             torch.set_default_dtype(next(net.parameters()).dtype)  # of MACE's graphs

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from ase.data import chemical_symbols
@@ -22,7 +22,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant
-from e2ip_plugins.tools.frames import Frame
+from e2ip_plugins.tools.frames import Frame, check_atoms
 from mace_ext.files import choose_head, configuration, open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
@@ -223,7 +223,7 @@ def fit_file(
         raise InputError(f"{output}: is the model itself; give the fitted one another name")
     net = open_file(model, device)
     own_head = choose_head(model, net, head)
-    check_species(model, net, [*training, *validation])
+    check_species(net, [*training, *validation])
     found, before = find_readout(net), torch.get_default_dtype()
     try:
         # Of MACE's graphs, and of what e3nn makes on the way.
@@ -247,10 +247,7 @@ def fit_file(
     return report
 
 
-def check_species(path: Path, net: Any, frames: List[Frame]) -> None:
-    known = {int(z) for z in net.atomic_numbers}
+def check_species(net: Any, frames: Iterable[Frame]) -> None:
+    known = [chemical_symbols[z] for z in net.atomic_numbers.tolist()]
     for frame in frames:
-        unknown = set(frame.atoms.numbers.tolist()) - known
-        if unknown:
-            missing, there = (", ".join(chemical_symbols[z] for z in sorted(kinds)) for kinds in (unknown, known))
-            raise InputError(f"{frame.where}: has elements that {path} does not know: {missing}; it knows {there}")
+        check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, known)

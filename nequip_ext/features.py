@@ -31,7 +31,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
         raise InputError(f"{path}: has no readout of e2ip-plugins; e2ip fit gives it one")
 
     def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
-        batches = FrameBatches(model, frames, device, batch_size, path)
+        batches = FrameBatches(model, frames, device, batch_size)
         return (forces_of(model, data) for data in batches) if forces else run_energies(model, batches)
 
     return Passes(str(path), readout, run)

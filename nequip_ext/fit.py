@@ -99,8 +99,8 @@ def fit_file(
     constant = is_constant(readout)
     report = fit_model(
         evaluated,
-        FrameBatches(evaluated, training, device, batch_size, model),
-        FrameBatches(evaluated, validation, device, batch_size, model),
+        FrameBatches(evaluated, training, device, batch_size),
+        FrameBatches(evaluated, validation, device, batch_size),
         constant=constant,
     )
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=constant))

@@ -96,7 +96,7 @@ def fit_package(
         )
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
-    batches = [FrameBatches(model, frames, device, batch_size, path) for frames in (training, validation)]
+    batches = [FrameBatches(model, frames, device, batch_size) for frames in (training, validation)]
     report = fit_model(model, batches[0], batches[1], constant=is_constant(readout))
     model.cpu()
     for modules in models.values():

@@ -1,16 +1,14 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
 import time
-from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Sequence, Sized
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.utils import RankedLogger
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
-from e2ip_plugins.tools.frames import Frame
+from e2ip_plugins.tools.frames import Frame, check_atoms
 from nequip_ext.batches import transforms_of
 from nequip_ext.gradient import inputs_of
 from nequip_ext.readout import find_readout
@@ -108,14 +106,10 @@ class FrameBatches:
         For species that are no types of the model, before the first batch.
     """
 
-    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int, path: Path) -> None:
+    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int) -> None:
         names = list(model.type_names)
         for frame in frames:
-            unknown = sorted(set(frame.atoms.get_chemical_symbols()) - set(names))
-            if unknown:
-                raise InputError(
-                    f"{frame.where} has {', '.join(unknown)}, which {path} does not know; its types: {', '.join(names)}"
-                )
+            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, names)
         self.frames, self.device, self.batch_size = frames, device, batch_size
         self.transforms = transforms_of(model.metadata, names)
 

@@ -6,16 +6,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from e2ip_plugins.bench.plan import BACKBONES, BENCHMARKS, PRESETS
 from e2ip_plugins.cli import checks
 from e2ip_plugins.errors import InputError
-
-
-class Preset(str, enum.Enum):
-    """How much a benchmark trains."""
-
-    smoke = "smoke"
-    cpu = "cpu"
-    paper = "paper"
 
 
 class Host(str, enum.Enum):
@@ -25,22 +18,17 @@ class Host(str, enum.Enum):
     nequip = "nequip"
 
 
-class Backbone(str, enum.Enum):
-    """A network in place of NequIP's own."""
-
-    painn = "painn"
-    alphanet = "alphanet"
+Preset = enum.Enum("Preset", [(name, name) for name in PRESETS], type=str)  # type: ignore[misc]
+Backbone = enum.Enum("Backbone", [(name, name) for name in BACKBONES], type=str)  # type: ignore[misc]
 
 
 def bench_command(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="rmd17, water, silica, shift, efficiency, rotation, damping, fullwater or md22."
-        ),
+        typer.Argument(metavar="NAME", help=f"{', '.join(list(BENCHMARKS)[:-1])} or {list(BENCHMARKS)[-1]}."),
     ],
     host: Annotated[Host, typer.Option(help="Framework of this environment that trains.")],
-    preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days, on a GPU.")] = Preset.smoke,
+    preset: Annotated[Preset, typer.Option(help="smoke: minutes; cpu: hours; paper: days on a GPU.")] = Preset["smoke"],
     data: Annotated[
         Optional[Path], typer.Option(envvar="E2IP_DATA", help="Folder that holds rmd17/, acac/, silica/ and water/.")
     ] = None,

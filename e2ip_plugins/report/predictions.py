@@ -152,8 +152,8 @@ def read_predictions(
         parameters=parameters,
         leverage=_leverage(path, frames, prefix + LEVERAGE.name),
         frames=tuple(f["fingerprint"] for f in frames),
-        calibration=_applied(path, frames, prefix),
-        uq_model=_model(path, frames, prefix),
+        calibration=_said(path, frames, prefix, CALIBRATION_KEY),
+        uq_model=_said(path, frames, prefix, MODEL_KEY),
         index=np.arange(len(frames)),
     )
 
@@ -288,10 +288,8 @@ def _of_columns(frame: dict, prefix: str) -> Optional[Type[Family]]:
 
 def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family]]:
     """Predictive family of a file: the one that it names, else the one whose parameters it holds."""
-    names = _said(frames, prefix, FAMILY_KEY)
-    _refuse_several(path, names, FAMILY_KEY)
-    frame, named = frames[0], names[0]
-    family = families.of_file(str(named), str(path)) if named is not None else _of_columns(frame, prefix)
+    frame, named = frames[0], _said(path, frames, prefix, FAMILY_KEY)
+    family = families.of_file(named, str(path)) if named is not None else _of_columns(frame, prefix)
     if family is None and not _uncertain(frame, prefix):
         return None
     # Without name and parameters there is nothing to tell which family the views are of.
@@ -309,31 +307,16 @@ def _family(path: Path, frames: List[dict], prefix: str) -> Optional[Type[Family
     return family
 
 
-def _applied(path: Path, frames: List[dict], prefix: str) -> Optional[str]:
-    names = _said(frames, prefix, CALIBRATION_KEY)
-    _refuse_several(path, names, CALIBRATION_KEY)
-    return None if names[0] is None else str(names[0])
-
-
-def _model(path: Path, frames: List[dict], prefix: str) -> Optional[str]:
-    """Name of the readout that predicted; `InputError` where there are several, or some frames have none."""
-    names = _said(frames, prefix, MODEL_KEY)
-    _refuse_several(path, names, MODEL_KEY)
-    return None if names[0] is None else str(names[0])
-
-
-def _said(frames: List[dict], prefix: str, key: str) -> List[Any]:
-    """What every frame says of its uncertainties."""
-    return [f["info"].get(prefix + key, f["info"].get(key)) for f in frames]
-
-
-def _refuse_several(path: Path, names: List[Any], key: str) -> None:
+def _said(path: Path, frames: List[dict], prefix: str, key: str) -> Optional[str]:
+    """What every frame says of its uncertainties; `InputError` where they differ."""
+    names = [f["info"].get(prefix + key, f["info"].get(key)) for f in frames]
     for i, name in enumerate(names):
         if name != names[0]:
             raise InputError(
                 f"{path}: {key} is '{names[0]}' in frame 0 and '{name}' in frame {i}; one file holds the predictions "
                 "of one model, all calibrated alike (NequIP's xyz writer appends to a file that is already there)"
             )
+    return None if names[0] is None else str(names[0])
 
 
 def _column(path: Path, frames: List[dict], name: str, shape: tuple) -> np.ndarray:
