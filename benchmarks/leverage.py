@@ -31,20 +31,20 @@ SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 0.8), "trusted": 16.0, "slope": 0.4,
+SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
+           "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 11.0, "slope": 0.1, "bend": 6,
            "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
 
-#: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
-#: last, or one of these. `relative`: power of the ratio of the species' variance to the atom's own near the
-#: training set and far from it; `slope`: of the growth far from it; `trusted`: where far begins, or, a pair, with the
-#: power of the growth from there on. `tau`: None is the squared Mahalanobis distance itself. `power`: of the distance
-#: in the weights of regions; None is a smooth minimum over them, which the package had before. `tails`: width of the
-#: prior of the logarithm of one more constant, a factor on ν - 5.
+#: One thing changed at a time. `features`: all that the package reads, which are two layers', or one layer's.
+#: `relative`: power of the ratio of the species' variance to the atom's own near the training set and far from it,
+#: `familiar`: where far begins; `slope`: of the growth far from it, `trusted` and `bend`: where it begins, and how
+#: sharply; a `bend` of None is the form before, whose slope fell below its end on the way. `tau`: None is the squared
+#: Mahalanobis distance itself. `power`: of the distance in the weights of regions; None is a smooth minimum over them,
+#: which the package had before. `tails`: width of the prior of the logarithm of one more constant, a factor on ν - 5.
 ALTERNATIVES = {
     "as shipped, here": {},
+    "features of the first layer": {"features": "first"},
     "features of the last layer": {"features": "last"},
-    "features of both layers": {"features": "both"},
     "ridge 1e-3": {"ridge": 1e-3},
     "ridge 1e-4": {"ridge": 1e-4},
     "one region": {"regions": None},
@@ -62,16 +62,17 @@ ALTERNATIVES = {
     "variance 1 + a (h' + h)": {"form": "linear variance"},
     "relative 0": {"relative": (0.0, 0.0)},
     "relative 1/2": {"relative": (0.5, 0.5)},
-    "relative 1/2, far 0.7": {"relative": (0.5, 0.7)},
     "relative 1/2, far 1": {"relative": (0.5, 1.0)},
     "relative 1": {"relative": (1.0, 1.0)},
-    "far from 12 on": {"trusted": 12.0},
-    "far from 20 on": {"trusted": 20.0},
+    "slope 1/10 from 9 on": {"trusted": 9.0},
+    "slope 1/10 from 14 on": {"trusted": 14.0},
+    "slope 1/20 far out": {"slope": 0.05},
+    "slope 1/5 from 8 on": {"slope": 0.2, "trusted": 8.0},
+    "slope 1/5 far out": {"slope": 0.2},
     "slope 1 far out": {"slope": 1.0},
-    "slope 1/2 far out": {"slope": 0.5},
-    "slope 0.3 far out": {"slope": 0.3},
-    "power 5/8 from 12 on, relative 1/2, far 1": {"trusted": (12.0, 0.625), "relative": (0.5, 1.0)},
-    "power 1 far out, relative 1/2": {"slope": 1.0, "relative": (0.5, 0.5)},
+    "slope 0.4 from 16 on, with a dip": {"slope": 0.4, "trusted": 16.0, "bend": None},
+    "slope 0.4 from 16 on, with a dip, last layer": {
+        "slope": 0.4, "trusted": 16.0, "bend": None, "features": "last"},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -149,21 +150,14 @@ def mace_predictions(path: str):
 def nequip_predictions(path: str):
     """From an ASE frame to its atoms, by a NequIP checkpoint with a readout."""
     from nequip_ext import E2IPCalculator
-    from nequip_ext.readout import TAP_KEY, FeatureTap, find_readout
+    from nequip_ext.readout import find_readout
 
     calculator = E2IPCalculator.from_saved_model(path, device="cpu")
     readout = find_readout(calculator.model)
-    tapped = {}
-    tap = next(module for module in calculator.model.modules() if isinstance(module, FeatureTap))
-    tap.register_forward_hook(lambda module, inputs, data: tapped.update(features=data[TAP_KEY]))
-    irreps = tap.irreps_out[TAP_KEY]
-    scalars = [columns for columns, (_, ir) in zip(irreps.slices(), irreps, strict=True) if str(ir) == "0e"]
 
     def predict(frame):
         data = calculator.atoms_to_data(frame)
         found, output = seen(readout, lambda: calculator.model(dict(data)))
-        earlier = tapped["features"].detach().numpy().astype(np.float64)
-        found["earlier"] = np.concatenate([earlier[:, columns] for columns in scalars], axis=1)
         return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
 
     return predict
@@ -192,13 +186,15 @@ class Alternative:
     """Leverage and growth in some form, in NumPy, written apart from the package's."""
 
     def __init__(
-        self, train, features, ridge, regions, shared, power, tau, rounds, relative, trusted, slope, form, prior, tails
-    ):
-        self.features = features
+        self, train, features, ridge, regions, shared, power, tau, rounds, relative, familiar, trusted, slope, bend,
+        form, prior, tails
+    ):  # fmt: skip
+        last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
+        self.columns = {"all": slice(None), "first": slice(last), "last": slice(last, None)}[features]
         self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
-        self.relative, self.trusted, self.slope = relative, trusted, slope
+        self.relative, self.familiar, self.trusted, self.slope, self.bend = relative, familiar, trusted, slope, bend
         kinds = np.unique(train.species)
-        x = {kind: self._read(train)[train.species == kind] for kind in kinds}
+        x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
         own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
         pooled = sum(len(x[kind]) * own[kind] for kind in kinds) / len(train.species)
         self.regions = {k: list(self._regions(x[k], own[k], pooled, regions, shared, ridge)) for k in kinds}
@@ -207,15 +203,6 @@ class Alternative:
         self.norm = {kind: leverage[train.species == kind].mean() for kind in kinds}
         log_variance = self._log_variance(train)
         self.typical = {kind: log_variance[train.species == kind].mean() for kind in kinds}
-
-    def _read(self, data):
-        """Features (N, D)."""
-        earlier = getattr(data, "earlier", None)
-        if self.features == "both" and earlier is not None:
-            return np.concatenate([earlier, data.features], axis=1)
-        if self.features == "last" and earlier is None:
-            return data.features[:, data.features.shape[1] // 2 :]  # layers of MACE have equally many 0e channels here
-        return data.features
 
     @staticmethod
     def _regions(x, own, pooled, regions, shared, ridge):
@@ -244,7 +231,7 @@ class Alternative:
         h = np.full(len(data.species), 1e6)
         for kind, regions in self.regions.items():
             own = data.species == kind
-            x, distances = self._read(data)[own], []
+            x, distances = data.features[own][:, self.columns], []
             for centre, whitening in regions:
                 t = np.square((x - centre) @ whitening)
                 distances.append((t if self.tau is None else 2 * self.tau * (np.sqrt(1 + t / self.tau) - 1)).sum(1))
@@ -276,15 +263,14 @@ class Alternative:
         }[self.form]
         species = np.array([self.typical.get(kind, np.nan) for kind in data.species])
         near, far = self.relative
-        trusted = np.atleast_1d(self.trusted)[0]
-        weight = far + (near - far) / (1 + (2 * distance / trusted) ** 4)
+        weight = far + (near - far) / (1 + (distance / self.familiar) ** 4)
         excess = excess * np.exp(weight * (species - self._log_variance(data)))
         return (1 + excess) / typical, excess / (1 + excess)
 
     def _reach(self, distance):
-        trusted, *power = np.atleast_1d(self.trusted)
-        far = (distance / trusted) ** 4
-        return distance * ((1 + far) ** (0.25 * (power[0] - 1)) if power else self.slope + (1 - self.slope) / (1 + far))
+        share = distance / self.trusted
+        near = 1 / (1 + share**4) if self.bend is None else (1 + share**self.bend) ** (-1 / self.bend)
+        return distance * (self.slope + (1 - self.slope) * near)
 
     def fit(self, valid):
         """ln a, ln of the scale and, with ``tails``, of the factor on ν - 5, a configuration counting like one atom."""

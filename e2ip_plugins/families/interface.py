@@ -18,11 +18,12 @@ from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 #: Of epistemic and aleatoric variance, either way.
 MAX_RATIO = 1e6
 
-#: Leverage plus neighbours' mean around which the training set ceases to say what is right; see `inflate`.
-TRUSTED = 16.0
+#: Leverage plus neighbours' mean around which the training set ceases to say how errors grow, and how steeply they are
+#: taken to grow from there on, in units of the slope before; see `inflate`.
+TRUSTED, FAR_SLOPE = 11.0, 0.1
 
-#: Beyond, the share of the species' variance in what grows, and how steeply it grows in units of the slope before.
-FAR_WEIGHT, FAR_SLOPE = 0.8, 0.4
+#: The same for what the network says of its variance, and the share of the species' variance from there on.
+FAMILIAR, FAR_WEIGHT = 8.0, 0.8
 
 
 class Option(NamedTuple):
@@ -248,8 +249,9 @@ def inflate(
     log_variance: Tensor,
     max_ratio: float = MAX_RATIO,
     trusted: float = TRUSTED,
-    far_weight: float = FAR_WEIGHT,
     far_slope: float = FAR_SLOPE,
+    familiar: float = FAMILIAR,
+    far_weight: float = FAR_WEIGHT,
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
@@ -265,22 +267,25 @@ def inflate(
         `Family.log_variance` without support.
     max_ratio : float
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
-    trusted, far_weight, far_slope : float
-        r / distance goes from 1 to far_slope as 1 / (1 + (distance / trusted)⁴) goes from 1 to 0, and w from 1/2 to
-        far_weight at half that distance: later it would undo the growth of atoms with a large v.
+    trusted, far_slope : float
+        The slope of r goes from 1 to far_slope: r is the distance times far_slope + (1 - far_slope) / (1 +
+        (distance / trusted)⁶)^(1/6). A power of 8 would overflow in float32.
+    familiar, far_weight : float
+        w goes from 1/2 to far_weight as 1 / (1 + (distance / familiar)⁴) goes from 1 to 0; later it would undo the
+        growth of atoms with a large v.
 
     Returns
     -------
     log_factor, excess : (N,)
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
-    far = (support.distance / trusted).square().square()
-    near = (far + 1.0).reciprocal()
-    weight = far_weight + (0.5 - far_weight) * (16.0 * far + 1.0).reciprocal()  # 16 = 2⁴: at half the distance
+    distance = support.distance
+    weight = far_weight + (0.5 - far_weight) * ((distance / familiar).pow(4) + 1.0).reciprocal()
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    grown = support.growth * support.distance * (far_slope + (1.0 - far_slope) * near)
+    flattened = ((distance / trusted).pow(6) + 1.0).pow(-1.0 / 6.0)
+    grown = support.growth * distance * (far_slope + (1.0 - far_slope) * flattened)
     excess = grown * (grown + 2.0) * relative
-    usual = 2.0 * (far_slope + (1.0 - far_slope) / (1.0 + (2.0 / trusted) ** 4))
+    usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
     log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
