@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, List, Optional, Set
 
+import numpy as np
 from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
@@ -159,10 +160,16 @@ def _unreadable(what: str, error: Exception) -> InputError:
 def check_file(path: str, option: str, key: Optional[str], key_option: str) -> None:
     """Raise `InputError` unless ``path`` can be read and, given ``key``, one frame has forces or energies under it.
 
-    ``key_option`` is ``--forces_key`` or ``--energy_key``. Stops at the first frame that has them: usually
-    the first one, or the one after the isolated atoms.
+    ``key_option`` is ``--forces_key`` or ``--energy_key``. Stops at the first frame that has them, usually the first
+    one, or the one after the isolated atoms; but not where the key is ``forces``, which MACE takes from ASE's
+    calculator after the frame's constraints have been applied.
     """
     if path in REPLAY_SETS:
+        return
+    parts = path.split(":")  # MACE's way to join LMDB files
+    if len(parts) > 1 and not os.path.exists(path):
+        for part in parts:
+            check_file(part, option, key, key_option)
         return
     if not os.path.exists(path):
         raise InputError(f"{option} {path}: there is no such file")
@@ -174,18 +181,37 @@ def check_file(path: str, option: str, key: Optional[str], key_option: str) -> N
 
     forces = key_option == "--forces_key"
     found: Set[Any] = set()
+    there = False
     try:
-        for atoms in ase.io.iread(path):
+        for number, atoms in enumerate(ase.io.iread(path)):
             calculated = {"forces" if forces else "energy"} & set(getattr(atoms.calc, "results", {}))
             names = set(atoms.arrays if forces else atoms.info) | calculated
-            if key is None or key in names:
+            there = there or key is None or key in names
+            if forces and key == "forces" in calculated:
+                _check_constraints(atoms, f"{option} {path}, frame {number}")
+            elif there:
                 return
             found |= names | {"numbers"}
+    except InputError:
+        raise
     except Exception as error:
         raise _unreadable(f"{option} {path}", error) from error
+    if there:
+        return
     if not found:
         raise InputError(f"{option} {path}: holds no frames")
     others = ", ".join(sorted(found - {"numbers", "positions"})) or "none"
     what, where = ("forces", "per-atom columns") if forces else ("an energy", "names in the comment lines")
     way_out = f"name it with {key_option}" + ("" if forces else ", or train on forces alone with --energy_weight 0")
     raise InputError(f"{option} {path}: no frame has {what} under '{key}' ({where} found: {others}); {way_out}")
+
+
+def _check_constraints(atoms: Any, where: str) -> None:
+    raw = atoms.get_forces(apply_constraint=False)
+    changed = int((np.abs(atoms.get_forces() - raw) > 1e-9).any(-1).sum()) if atoms.constraints else 0
+    if changed:
+        raise InputError(
+            f"{where}: has constraints, with which MACE takes other reference forces of {changed} atoms than the file "
+            "has, 0 of fixed ones; write the forces under another name, for example REF_forces, or the frames without "
+            "constraints"
+        )

@@ -47,6 +47,7 @@ def configure_e2ip_model(
         labels = ("energy", *_FURTHER.get(args.loss, ()))
         warn_of_masked_forces(head_configs or [], z_table and [chemical_symbols[z] for z in z_table.zs], labels)
         _check_atomic_energies(atomic_energies, head_configs or [])
+        _check_reference_forces(train_loader.dataset)
     except InputError as error:
         _end(error)
     model, output_args = stock(
@@ -91,6 +92,19 @@ def _check_atomic_energies(energies: Any, head_configs: Iterable[Any]) -> None:
     )
 
 
+def _check_reference_forces(dataset: Iterable[Any]) -> None:
+    """`InputError` for data without forces: of files that are not in memory nobody has looked for any yet."""
+    if not any(_is_labelled(frame) and bool(torch.isfinite(frame.forces).any()) for frame in dataset):
+        raise InputError(
+            "no frame of the training data has finite reference forces, which the readout learns from; of HDF5 data "
+            "mace_prepare_data has found none under its --forces_key"
+        )
+
+
+def _is_labelled(frame: Any) -> bool:
+    return float(frame.weight * frame.forces_weight) > 0
+
+
 def _as_it_is(foundation: Any, rebuilt: Any) -> Any:
     """A foundation model without its readout; MACE has rebuilt it, for the training set's atomic energies."""
     dtype = next(foundation.parameters()).dtype
@@ -128,7 +142,7 @@ def forces_rms(dataset: Iterable[Any]) -> float:
     """
     total, count = 0.0, 0
     for frame in dataset:
-        if float(frame.weight * frame.forces_weight) > 0:
+        if _is_labelled(frame):
             finite = frame.forces[torch.isfinite(frame.forces)].double()
             total += float(finite.square().sum())
             count += finite.numel()
@@ -150,11 +164,14 @@ def warn_of_masked_forces(
         that are none of those ``known``: in test data it meets them after the training, and leaves no model.
     """
     for head in head_configs:
-        if head.collections is None:
+        paths = [path for option in _FILES for path in listed(getattr(head, option, None))]
+        if head.collections is None or any(path.endswith(BINARY) or Path(path).is_dir() for path in paths):
+            which = "Data" if head.collections is None else "Some data"
             logging.warning(
-                f"Data of head {head.head_name} are not in memory (HDF5 or LMDB): labels and positions that are no "
+                f"{which} of head {head.head_name} are not in memory (HDF5 or LMDB): labels and positions that are no "
                 "numbers and atoms at the same place are not looked for"
             )
+        if head.collections is None:
             continue
         sets = [("training", head.collections.train), ("validation", head.collections.valid)]
         for name, configs in [*sets, *((f"test ({test})", configs) for test, configs in head.collections.tests)]:

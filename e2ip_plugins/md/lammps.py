@@ -185,7 +185,8 @@ class LammpsDriver:
         lmp = self.lmp
         if self._columns:
             columns = " ".join(_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in self._columns)
-            lmp.command(f"fix {OUTPUTS} all property/atom {columns}")
+            # Not into data files, which LAMMPS could not read before there is such a fix.
+            lmp.command(f"fix {OUTPUTS} all property/atom {columns} writedata no")
         lmp.command(f"fix {FORCES} all external pf/callback 1 1")
         lmp.command(f"fix_modify {FORCES} energy yes virial {'yes' if self._virial else 'no'}")
         lmp.set_fix_external_callback(FORCES, self._step, lmp)

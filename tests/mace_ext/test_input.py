@@ -136,6 +136,53 @@ def test_isolated_atoms_may_lack_forces(tmp_path, data_files):
     check_file(str(tmp_path / "mixed.xyz"), "--train_file", "REF_forces", "--forces_key")
 
 
+def test_constraints_change_what_mace_takes_for_forces(tmp_path):
+    """Of ASE's calculators, whose key is ``forces``; in the last frame only."""
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from ase.constraints import FixAtoms
+
+    from mace_ext.checks import check_file
+
+    frames = [Atoms("OH2", np.eye(3)) for _ in range(3)]
+    for atoms in frames:
+        atoms.calc = SinglePointCalculator(atoms, energy=1.0, forces=np.eye(3))
+    path = str(tmp_path / "slab.traj")
+    ase.io.write(path, frames)
+    check_file(path, "--train_file", "forces", "--forces_key")
+    frames[2].set_constraint(FixAtoms([0, 1]))
+    ase.io.write(path, frames)
+    with pytest.raises(InputError, match=r"slab\.traj, frame 2: has constraints, .* of 2 atoms .*REF_forces"):
+        check_file(path, "--train_file", "forces", "--forces_key")
+    check_file(path, "--train_file", "energy", "--energy_key")
+
+
+def test_joined_files(tmp_path):
+    from mace_ext.checks import check_file
+
+    for name in ("a.aselmdb", "b.aselmdb"):
+        (tmp_path / name).touch()
+    check_file(f"{tmp_path}/a.aselmdb:{tmp_path}/b.aselmdb", "--train_file", "REF_forces", "--forces_key")
+    with pytest.raises(InputError, match=r"c\.aselmdb: there is no such file"):
+        check_file(f"{tmp_path}/a.aselmdb:{tmp_path}/c.aselmdb", "--train_file", "REF_forces", "--forces_key")
+
+
+def test_data_without_forces_train_nothing():
+    """Of HDF5 files nobody has looked before."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from mace_ext.configure import _check_reference_forces
+
+    def frame(forces, weight=1.0):
+        return SimpleNamespace(weight=torch.tensor(1.0), forces_weight=torch.tensor(weight), forces=forces)
+
+    lacking = [frame(torch.zeros(3, 3), weight=0.0), frame(torch.full((3, 3), math.nan))]
+    with pytest.raises(InputError, match="no frame of the training data has finite reference forces"):
+        _check_reference_forces(lacking)
+    _check_reference_forces([*lacking, frame(torch.zeros(3, 3))])
+
+
 def test_stock_runs_are_not_checked(parse):
     """Without our options the parser is the stock one, down to what it lets through."""
     assert parse(train_file="nowhere.xyz").readout == "stock"

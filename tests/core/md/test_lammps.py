@@ -214,6 +214,15 @@ def test_a_driver_that_is_gone_is_told(crystal, start_lammps):
         lmp.commands_string(f"unfix {FORCES}\nrun 1")
 
 
+def test_data_files_are_read_again(crystal, start_lammps, tmp_path):
+    """Also by a LAMMPS without the driver."""
+    lmp = start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, Uncertain(), KINDS, keys=[STD])
+    lmp.command("run 0")
+    lmp.command(f"write_data {tmp_path / 'end.data'}")
+    assert driver.atoms.calc.results and "e2ip" not in (tmp_path / "end.data").read_text()
+
+
 def test_lost_atoms(start_lammps):
     lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), ["Ar"])
     LammpsDriver(lmp, Uncertain(), ["Ar"])
