@@ -81,6 +81,11 @@ class Model:
         texts += filter(None, [references.doubt(p.reference_forces[self.kept], p.forces[self.kept])] * p.labelled)
         if "error" not in self.scores:
             texts.append("no reference forces: nothing but leverage, standard deviations and the AUROC of frames")
+        if "error" in self.scores and (zero := references.vanishing(p.forces[self.kept], self.scores["error"])).any():
+            texts.append(
+                f"{np.count_nonzero(zero)} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals) "
+                "are counted, with an error of 0; e2ip fit and calibrate leave them out"
+            )
         if self.masked:
             texts.append(f"{self.masked} atoms without finite reference forces left out")
         singular = np.count_nonzero(self.scores.get("singular", ()))

@@ -1,4 +1,4 @@
-"""Whether reference forces are what they are taken for."""
+"""Whether reference forces are what they are taken for, and tell something."""
 
 from typing import Optional
 
@@ -19,6 +19,9 @@ _UNITS = {
 
 #: From this correlation on a common factor means something; factors within the second are those of a poor model.
 _ALIKE, _USUAL = 0.8, 3.0
+
+#: Rounding of predicted forces that vanish by symmetry, and noise of their references, in eV/Å.
+ROUNDING, NOISE = 1e-5, 1e-3
 
 
 def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
@@ -44,3 +47,16 @@ def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
     near = [name for name, value in _UNITS.items() if 1.0 / _ALIKE > factor / value > _ALIKE]
     named = f"in {' or '.join(near)}" if near else "in other units"
     return f"the reference forces are {factor:.3g} times the predicted ones, which are in eV/Å: are they {named}?"
+
+
+def vanishing(forces: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    """Atoms (N,) whose force is zero by symmetry: isolated ones, single ones in a cell, sites of a perfect crystal.
+
+    So is the error, whatever the error bar: such atoms tell nothing of errors.
+
+    Parameters
+    ----------
+    forces, residual : (N, 3)
+        Predicted, and reference minus predicted, in eV/Å.
+    """
+    return (np.abs(forces).max(-1) < ROUNDING) & (np.abs(residual).max(-1) < NOISE)

@@ -19,7 +19,6 @@ from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import RESAMPLES, SEED, inside_regions, of_all
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, COVERAGE_LEVELS, calibration_error
-from e2ip_plugins.tools.constants import vanishing
 
 #: One of the first three, or none, with or without the last.
 METHODS = ("floor", "scale", "species-scale", "conformal")
@@ -103,7 +102,7 @@ class Sample(NamedTuple):
         kept = np.isfinite(whole.error).all(-1)
         if not kept.any():
             raise InputError(f"{p.path}: no atom has a finite reference force")
-        zero = kept & vanishing(p.forces, whole.error)
+        zero = kept & references.vanishing(p.forces, whole.error)
         if not (kept & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
         return whole.only(kept & ~zero)._replace(

@@ -20,22 +20,6 @@ _STARTS = (PRIOR_GROWTH, 0.2)
 #: Probability below one standard error of a Gaussian.
 ONE_SIGMA = float(norm.cdf(1.0))
 
-#: Rounding of predicted forces that vanish by symmetry, and noise of their references, in eV/Å.
-ROUNDING, NOISE = 1e-5, 1e-3
-
-
-def vanishing(forces: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """Atoms (N,) whose force is zero by symmetry: isolated ones, single ones in a cell, sites of a perfect crystal.
-
-    So is the error, whatever the error bar: such atoms tell nothing of errors.
-
-    Parameters
-    ----------
-    forces, residual : (N, 3)
-        Predicted, and reference minus predicted, in eV/Å.
-    """
-    return (np.abs(forces).max(-1) < ROUNDING) & (np.abs(residual).max(-1) < NOISE)
-
 
 @dataclass
 class Constants:

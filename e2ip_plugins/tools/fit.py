@@ -19,7 +19,7 @@ from e2ip_plugins.families.interface import Family, Support
 from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores import references
-from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples, vanishing
+from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples
 from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
@@ -253,7 +253,7 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
             usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
             left_out += int((~supported).sum())
             if batch.forces is not None:
-                zero = vanishing(batch.forces.detach().cpu().numpy(), batch.residual.detach().cpu().numpy())
+                zero = references.vanishing(batch.forces.detach().cpu().numpy(), batch.residual.detach().cpu().numpy())
                 usable &= ~torch.from_numpy(zero).to(usable.device)
             support = seen["support"]
             part = {key.name: seen["outputs"][key.name] for key in readout.family.parameter_keys}

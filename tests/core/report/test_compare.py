@@ -220,10 +220,13 @@ def test_atoms_without_reference_are_left_out_with_a_warning(tmp_path):
     frames[3].arrays["REF_forces"][4, 1] = np.nan
     frames[5].arrays["REF_forces"][0] = np.inf
     frames[7].info["REF_energy"] = np.nan
+    for name in ("REF_forces", "MACE_forces"):  # an isolated atom's, which every model knows
+        frames[9].arrays[name][2] = 0.0
     done = run("compare", write(tmp_path / "holes.xyz", frames), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "2 atoms without finite reference forces left out" in done.stderr
     assert "1 frames without a finite reference energy" in done.stderr
+    assert "1 atoms whose force vanishes by symmetry" in done.stderr
     model = json.loads((tmp_path / "out" / "compare.json").read_text())["models"][0]
     assert model["masked_atoms"] == 2 and model["overall"]["atoms"] == FRAMES * ATOMS - 2
     error = np.concatenate([a.arrays["REF_forces"] - a.arrays["MACE_forces"] for a in whole])
