@@ -43,12 +43,20 @@ def refuse_head(head: Optional[str]) -> None:
 
 @contextmanager
 def explained(path: Any) -> Iterator[None]:
-    """`InputError` where a checkpoint does not fit into what the installed NequIP makes of the config in it.
+    """`InputError` where a checkpoint does not fit into what the installed NequIP makes of the config in it, and where
+    the types of a model are no elements.
 
     Releases have different defaults, and a checkpoint says no more than its config did.
     """
     try:
         yield
+    except ValueError as error:
+        if "chemical symbol" not in str(error):
+            raise
+        raise InputError(
+            f"{path}: the model has types that are no elements ({error}), and this command cannot know which atoms are "
+            "of which; E2IPCalculator.from_saved_model takes a chemical_species_to_atom_type_map"
+        ) from error
     except RuntimeError as error:
         if "state_dict" not in str(error):
             raise

@@ -64,6 +64,11 @@ class E2IPInputCheck(lightning.Callback):
             if forces != "likelihood":
                 raise InputError(f"with 'forces: {forces}': {text}")
             logger.warning(f"{text}: its uncertainties stay what they are, but for what is fitted at the end")
+        if forces != "likelihood" and not pl_module.automatic_optimization:
+            raise InputError(
+                f"with 'forces: {forces}': {type(pl_module).__name__} weighs the gradients of all terms of the loss "
+                "against one another, the readout's with those of energies and forces: take EMALightningModule"
+            )
         if forces == "host":
             clip_apart(pl_module)
         if forces == "fixed":

@@ -23,6 +23,7 @@ from e2ip_plugins.contract import name_of
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
+from nequip_ext.batches import transforms_of
 from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
 from nequip_ext.evaluate import name_models_in_files
@@ -166,6 +167,12 @@ def test_a_checkpoint_that_does_not_fit_names_the_release_it_is_of(tmp_path):
             torch.nn.Linear(2, 1).load_state_dict({})
         assert type(raised.value) is expected
         assert ("a.ckpt: was written with NequIP 0.1.0, and NequIP " in str(raised.value)) == (expected is InputError)
+
+
+def test_types_that_are_no_elements(make_model, gnn_config):
+    metadata = make_model(gnn_config())[1].metadata
+    with pytest.raises(InputError, match="a.ckpt: the model has types that are no elements .*Hy"), explained("a.ckpt"):
+        transforms_of(metadata, ["Hy", "C", "O"])
 
 
 def test_a_broken_release_stays_stock():

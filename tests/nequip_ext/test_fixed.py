@@ -47,6 +47,11 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, command, environ
     given_order = ("nequip_e2ip", tmp_path / "other", train_files, *options, "chemical_species=[O,C,H]")
     done = subprocess.run(command(*given_order), env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "the data have the atom types [O, C, H], the model has [" in done.stderr
+    # Gradients that are weighed against one another would be the readout's against none.
+    config = "training_module._target_=nequip.train.EMAConFIGLightningModule"
+    balanced = ("nequip_e2ip", tmp_path / "balanced", train_files, *options, config)
+    done = subprocess.run(command(*balanced), env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "with 'forces: fixed': EMAConFIGLightningModule weighs" in done.stderr
     # And back.
     strip_file(run / "best.ckpt", tmp_path / "back.ckpt")
     assert_same(stock, tmp_path / "back.ckpt", train_files)
