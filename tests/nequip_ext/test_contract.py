@@ -171,7 +171,10 @@ def test_a_checkpoint_that_does_not_fit_names_the_release_it_is_of(tmp_path):
 
 def test_types_that_are_no_elements(make_model, gnn_config):
     metadata = make_model(gnn_config())[1].metadata
-    with pytest.raises(InputError, match="a.ckpt: the model has types that are no elements .*Hy"), explained("a.ckpt"):
+    with (
+        pytest.raises(InputError, match=r"a\.ckpt: the model has types that are no elements .*Hy"),
+        explained("a.ckpt"),
+    ):
         transforms_of(metadata, ["Hy", "C", "O"])
 
 
