@@ -430,6 +430,7 @@ def write_tables() -> None:
     for result in results:
         for label, figures in result["tests"].items():
             table.setdefault((result["dataset"], label, result["host"], result["variant"]), []).append(figures)
+    studies = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "leverage").glob("*.json"))}
     lines = []
     for dataset in DATASETS:
         for label in DATASETS[dataset].tests:
@@ -443,9 +444,10 @@ def write_tables() -> None:
             for key in sorted(keys, key=lambda k: (k[2], order.index(k[3]))):
                 runs = table[key]
                 cells = [mean_std([r.get(name) for r in runs], f, d) for _, name, f, d in COLUMNS]
-                lines.append(f"| {key[2]} | {key[3]} | {len(runs)} | " + " | ".join(cells) + " |")
+                forms = {study.get("form") for study in by_seed(studies, key[2], dataset, key[3])}
+                mark = EARLIER * (key[3] in ("leverage", "host-forces") and forms != {leverage.FORM})
+                lines.append(f"| {key[2]} | {key[3]}{mark} | {len(runs)} | " + " | ".join(cells) + " |")
     put(ROOT / "docs" / "calibration.md", "tables", lines)
-    studies = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / "leverage").glob("*.json"))}
     put(ROOT / "docs" / "leverage.md", "in and out", in_and_out(studies))
     put(ROOT / "docs" / "leverage.md", "frames", frame_aurocs(studies))
     put(ROOT / "docs" / "leverage.md", "nonsense", nonsense_table(studies))
@@ -474,6 +476,10 @@ def by_seed(studies: dict[str, dict], host: str, dataset: str, variant: str) -> 
     return [s for name, s in studies.items() if name.startswith(f"{dataset}_{host}_{variant}_s")]
 
 
+#: Mark of rows with models whose leverage had another form than the package has today.
+EARLIER = " †"
+
+
 def in_and_out(studies: dict[str, dict]) -> list[str]:
     heads = [f"{heading}, {where}" for where in ("in", "out") for heading, *_ in STUDY_COLUMNS]
     lines = ["", "| set | host | uncertainty | models | " + " | ".join(heads) + " |", "|---|---|---|---|" + "---|" * 8]
@@ -489,6 +495,7 @@ def in_and_out(studies: dict[str, dict]) -> list[str]:
             rows += [(f"committee of five, {how}", committee, how) for how in ("raw", "scaled")]
             for title, runs, key in rows:
                 if chosen := [run[key] for run in runs if key in run]:
+                    title += EARLIER * (key == "leverage" and any(r.get("form") != leverage.FORM for r in runs))
                     found = [
                         [figures.get(test, {}).get(c[1]) for figures in chosen]
                         for test in ("test", "ood")
@@ -539,9 +546,8 @@ def nonsense_table(studies: dict[str, dict]) -> list[str]:
 
 def alternatives(studies: dict[str, dict]) -> list[str]:
     """Means over sets and hosts of means over seeds; worst cases over sets and hosts."""
-    # Not of models from when the package had another form.
     titles = list(leverage.ALTERNATIVES)
-    studies = {name: study for name, study in studies.items() if set(titles) <= set(study.get("alternatives", ()))}
+    studies = {name: study for name, study in studies.items() if study.get("form") == leverage.FORM}
     kinds = [(h, d) for d in DATASETS for h in ("mace", "nequip") if by_seed(studies, h, d, "leverage")]
     if not kinds:
         return []

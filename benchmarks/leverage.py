@@ -30,6 +30,10 @@ NIW = families.get("e2ip")
 SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
+#: Number of the package's form, in results: 1 to 3 are from before regions were averaged, NequIP's earlier layer was
+#: read and the growth had a slope of 1/10 far out.
+FORM = 4
+
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 11.0, "slope": 0.1, "bend": 6,
@@ -308,7 +312,7 @@ def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
     """Scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
     data = {name: load(folder, name) for name in ("train", "valid", "test", "ood", "nonsense")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
-    result = {"leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()}}
+    result = {"form": FORM, "leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()}}
     for name, d in tests.items():
         result["leverage"][name]["mean_leverage"] = float(d.fitted_leverage.mean())
     if data["nonsense"] is not None:
