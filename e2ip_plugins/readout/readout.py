@@ -32,10 +32,10 @@ class Readout(nn.Module):
         Whether a float32 readout's outputs are float64, from the coefficients on.
     """
 
-    # For models that were pickled before there were such.
+    # For models that were pickled before there were such families.
     takes_forces: Final[bool] = False
-    earlier_blocks: List[Tuple[int, int]] = []  # noqa: RUF012 - TorchScript knows no ClassVar
 
+    earlier_blocks: List[Tuple[int, int]]
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
     tensor_blocks: List[Tuple[int, int]]
@@ -74,6 +74,11 @@ class Readout(nn.Module):
         self.leverage = Leverage(num_scalars, layout.num_species, num_heads, layout.strictly_local)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
         self._register_load_state_dict_pre_hook(refuse_version_1)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Pickled when the leverage read what the trunk reads.
+        self.__dict__.setdefault("earlier_blocks", [])
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         saved, own, earlier = state_dict.get(prefix + "leverage.centres"), self.leverage, count(self.earlier_blocks)
