@@ -30,16 +30,16 @@ NIW = families.get("e2ip")
 SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
-#: Number of the package's form, in results: 1 to 3 are from before regions were averaged, NequIP's earlier layer was
-#: read and the growth had a slope of 1/10 far out.
+#: Number of the package's form, in results; before, they had none, and the growth had another slope far out.
 FORM = 4
 
 #: The form that the package has, as a variant of this file.
-SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
+SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 11.0, "slope": 0.1, "bend": 6,
            "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
 
-#: One thing changed at a time. `features`: all that the package reads, which are two layers', or one layer's.
+#: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
+#: last, or one of these.
 #: `relative`: power of the ratio of the species' variance to the atom's own near the training set and far from it,
 #: `familiar`: where far begins; `slope`: of the growth far from it, `trusted` and `bend`: where it begins, and how
 #: sharply; a `bend` of None is the form before, whose slope fell below its end on the way. `tau`: None is the squared
@@ -47,8 +47,8 @@ SHIPPED = {"features": "all", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power
 #: which the package had before. `tails`: width of the prior of the logarithm of one more constant, a factor on ν - 5.
 ALTERNATIVES = {
     "as shipped, here": {},
-    "features of the first layer": {"features": "first"},
     "features of the last layer": {"features": "last"},
+    "features of both layers": {"features": "both"},
     "ridge 1e-3": {"ridge": 1e-3},
     "ridge 1e-4": {"ridge": 1e-4},
     "one region": {"regions": None},
@@ -75,8 +75,6 @@ ALTERNATIVES = {
     "slope 1/5 far out": {"slope": 0.2},
     "slope 1 far out": {"slope": 1.0},
     "slope 0.4 from 16 on, with a dip": {"slope": 0.4, "trusted": 16.0, "bend": None},
-    "slope 0.4 from 16 on, with a dip, last layer": {
-        "slope": 0.4, "trusted": 16.0, "bend": None, "features": "last"},
     "prior 1": {"prior": (1.0, 0.3)},
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
@@ -154,14 +152,21 @@ def mace_predictions(path: str):
 def nequip_predictions(path: str):
     """From an ASE frame to its atoms, by a NequIP checkpoint with a readout."""
     from nequip_ext import E2IPCalculator
-    from nequip_ext.readout import find_readout
+    from nequip_ext.readout import TAP_KEY, FeatureTap, find_readout
 
     calculator = E2IPCalculator.from_saved_model(path, device="cpu")
     readout = find_readout(calculator.model)
+    tapped = {}
+    tap = next(module for module in calculator.model.modules() if isinstance(module, FeatureTap))
+    tap.register_forward_hook(lambda module, inputs, data: tapped.update(features=data[TAP_KEY]))
+    irreps = tap.irreps_out[TAP_KEY]
+    scalars = [columns for columns, (_, ir) in zip(irreps.slices(), irreps, strict=True) if str(ir) == "0e"]
 
     def predict(frame):
         data = calculator.atoms_to_data(frame)
         found, output = seen(readout, lambda: calculator.model(dict(data)))
+        earlier = tapped["features"].detach().numpy().astype(np.float64)
+        found["earlier"] = np.concatenate([earlier[:, columns] for columns in scalars], axis=1)
         return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
 
     return predict
@@ -193,12 +198,11 @@ class Alternative:
         self, train, features, ridge, regions, shared, power, tau, rounds, relative, familiar, trusted, slope, bend,
         form, prior, tails
     ):  # fmt: skip
-        last = train.features.shape[1] // 2  # both hosts' layers have equally many 0e channels here
-        self.columns = {"all": slice(None), "first": slice(last), "last": slice(last, None)}[features]
+        self.features = features
         self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
         self.relative, self.familiar, self.trusted, self.slope, self.bend = relative, familiar, trusted, slope, bend
         kinds = np.unique(train.species)
-        x = {kind: train.features[train.species == kind][:, self.columns] for kind in kinds}
+        x = {kind: self._read(train)[train.species == kind] for kind in kinds}
         own = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
         pooled = sum(len(x[kind]) * own[kind] for kind in kinds) / len(train.species)
         self.regions = {k: list(self._regions(x[k], own[k], pooled, regions, shared, ridge)) for k in kinds}
@@ -207,6 +211,15 @@ class Alternative:
         self.norm = {kind: leverage[train.species == kind].mean() for kind in kinds}
         log_variance = self._log_variance(train)
         self.typical = {kind: log_variance[train.species == kind].mean() for kind in kinds}
+
+    def _read(self, data):
+        """Features (N, D)."""
+        earlier = getattr(data, "earlier", None)
+        if self.features == "both" and earlier is not None:
+            return np.concatenate([earlier, data.features], axis=1)
+        if self.features == "last" and earlier is None:
+            return data.features[:, data.features.shape[1] // 2 :]  # layers of MACE have equally many 0e channels here
+        return data.features
 
     @staticmethod
     def _regions(x, own, pooled, regions, shared, ridge):
@@ -235,7 +248,7 @@ class Alternative:
         h = np.full(len(data.species), 1e6)
         for kind, regions in self.regions.items():
             own = data.species == kind
-            x, distances = data.features[own][:, self.columns], []
+            x, distances = self._read(data)[own], []
             for centre, whitening in regions:
                 t = np.square((x - centre) @ whitening)
                 distances.append((t if self.tau is None else 2 * self.tau * (np.sqrt(1 + t / self.tau) - 1)).sum(1))

@@ -38,8 +38,7 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
     factor : float
         On what is kept.
     components_first : int
-        Channels F of features F×0e + F×1o whose channels of x come first, then those of y and z, and of which only the
-        vectors are kept; 0: e3nn's order, and all.
+        Channels F of features F×0e + F×1o whose channels of x come first, then those of y and z; 0: e3nn's order.
     """
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
@@ -48,14 +47,14 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
         super().__init__()
         self.factor = factor
         self.components_first = components_first
-        kept = f"{components_first}x1o" if components_first else str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])
-        self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: kept})
+        self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features = data[AtomicDataDict.NODE_FEATURES_KEY]
         if self.components_first:
             channels, rows = self.components_first, features.shape[0]
-            features = features[:, channels:].reshape(rows, 3, channels).transpose(1, 2).reshape(rows, 3 * channels)
+            vectors = features[:, channels:].reshape(rows, 3, channels).transpose(1, 2)
+            features = torch.cat([features[:, :channels], vectors.reshape(rows, 3 * channels)], dim=1)
         data[TAP_KEY] = features if self.factor == 1.0 else self.factor * features
         return data
 
@@ -106,7 +105,6 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             num_senders=max(1, count(self.sender_blocks)),
             num_species=num_species,
             strictly_local=self.scalars_from_edges,
-            earlier_scalars=_blocks(tapped, 0, 1),
         )
         self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
         #: Whether nothing but the readout learns from the readout's loss.

@@ -28,8 +28,6 @@ class Layout(NamedTuple):
     num_species : int
     strictly_local : bool
         Whether an atom's outputs must not depend on atoms beyond its cutoff.
-    earlier_scalars : list of (int, int)
-        0e of the layer before, in the equivariant features: for the leverage alone, beside the others.
     """
 
     scalars: Blocks
@@ -40,7 +38,6 @@ class Layout(NamedTuple):
     num_senders: int = 0
     num_species: int = 1
     strictly_local: bool = False
-    earlier_scalars: Blocks = []  # noqa: RUF012 - of a NamedTuple, whose values are shared anyway
 
 
 class Edges(NamedTuple):

@@ -35,7 +35,6 @@ class Readout(nn.Module):
     # For models that were pickled before there were such families.
     takes_forces: Final[bool] = False
 
-    earlier_blocks: List[Tuple[int, int]]
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
     tensor_blocks: List[Tuple[int, int]]
@@ -57,7 +56,6 @@ class Readout(nn.Module):
         self.family_name = settings.family
         self.family = settings.build()
         self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
-        self.earlier_blocks = layout.earlier_scalars
         self.components_first = layout.components_first
         self.double_outputs = double_outputs
         self.takes_forces = self.family.takes_forces  # type: ignore[misc]
@@ -70,24 +68,9 @@ class Readout(nn.Module):
         self.trunks = nn.ModuleList(
             [Trunk(num_scalars, num_vectors, num_tensors, *wanted, seed=seed + i) for i in range(num_heads)]
         )
-        num_scalars += count(self.earlier_blocks)
         self.leverage = Leverage(num_scalars, layout.num_species, num_heads, layout.strictly_local)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
         self._register_load_state_dict_pre_hook(refuse_version_1)
-
-    def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(state)
-        # Pickled when the leverage read what the trunk reads.
-        self.__dict__.setdefault("earlier_blocks", [])
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        saved, own, earlier = state_dict.get(prefix + "leverage.centres"), self.leverage, count(self.earlier_blocks)
-        if saved is not None and earlier and saved.shape[1] == own.centres.shape[1] - earlier:
-            # Of a time when the leverage read the last layer alone: as it was.
-            self.earlier_blocks = []
-            alone = Leverage(saved.shape[1], own.species_per_head(), own.growth.shape[0], own.strictly_local)
-            self.leverage = alone.to(own.centres)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
         self,
@@ -145,8 +128,6 @@ class Readout(nn.Module):
         force_unit = self.force_unit
         if self.double_outputs:
             coefficients, force_unit = coefficients.double(), force_unit.double()
-        if len(self.earlier_blocks) > 0:
-            scalars = torch.cat([gather_scalars(equivariant, self.earlier_blocks), scalars], dim=1)
         if self.takes_forces and not create_graph:
             scalars = scalars.detach()
         support = self.leverage(scalars, species, node_heads, neighbours)

@@ -203,29 +203,6 @@ def test_leverage_reads_the_blocks_of_the_layout(fill_leverage):
     assert torch.equal(found, expected.leverage)
 
 
-EARLIER = FULL._replace(earlier_scalars=[(6, 2)])
-
-
-def test_leverage_reads_scalars_of_an_earlier_layer_which_nothing_else_does(fill_leverage):
-    built, plain = readout(EARLIER), readout()
-    fill_leverage(built.leverage)
-    x, edges = features()
-    found = evaluate(built, x, edges)
-    expected = built.leverage(torch.cat([x[:, 6:8], x[:, :6]], dim=1), species_of(x))
-    assert torch.equal(found["e2ip_leverage"], expected.leverage)
-    assert torch.equal(found["e2ip_coefficients"], evaluate(plain, x, edges)["e2ip_coefficients"])
-    torch.testing.assert_close(evaluate(torch.jit.script(built), x, edges), found)
-
-
-def test_weights_from_before_the_leverage_read_an_earlier_layer_mean_what_they_did(fill_leverage):
-    before, built = readout(), readout(EARLIER)
-    fill_leverage(before.leverage)
-    built.load_state_dict(before.state_dict())
-    x, edges = features()
-    for name, value in evaluate(before, x, edges).items():
-        assert torch.equal(evaluate(built, x, edges)[name], value), name
-
-
 def test_strictly_local_models_average_over_no_neighbours():
     assert readout(FULL._replace(strictly_local=True)).leverage.strictly_local
     assert not readout(FULL).leverage.strictly_local

@@ -51,7 +51,7 @@ def test_energies_are_those_without_it_and_vectors_come_from_before_the_last_mix
     names = list(model.model.func._modules)
     assert names[names.index("e2ip_tap") + 1] == "layer1_mixing"
     readout, channels = find_readout(model), stock.irreps_out["node_features"][0].mul
-    assert readout.has_pool and readout.vector_blocks == [(0, channels)]
+    assert readout.has_pool and readout.vector_blocks == [(channels, channels)]
     assert readout.scalar_blocks == [(0, channels)] and "e2ip_tapped_features" not in output
     # Nothing that the energy does not train is read.
     model.train()
