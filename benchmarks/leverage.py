@@ -35,7 +35,7 @@ FORM = 4
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
-           "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 11.0, "slope": 0.1, "bend": 6,
+           "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 10.0, "slope": 0.15, "bend": 6,
            "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
 
 #: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
@@ -68,11 +68,12 @@ ALTERNATIVES = {
     "relative 1/2": {"relative": (0.5, 0.5)},
     "relative 1/2, far 1": {"relative": (0.5, 1.0)},
     "relative 1": {"relative": (1.0, 1.0)},
-    "slope 1/10 from 9 on": {"trusted": 9.0},
-    "slope 1/10 from 14 on": {"trusted": 14.0},
-    "slope 1/20 far out": {"slope": 0.05},
-    "slope 1/5 from 8 on": {"slope": 0.2, "trusted": 8.0},
-    "slope 1/5 far out": {"slope": 0.2},
+    "slope 0.1 from 9 on": {"trusted": 9.0, "slope": 0.1},
+    "slope 0.1 from 11 on": {"trusted": 11.0, "slope": 0.1},
+    "slope 0.15 from 11 on": {"trusted": 11.0},
+    "slope 0.2 from 9 on": {"trusted": 9.0, "slope": 0.2},
+    "slope 0.2 far out": {"slope": 0.2},
+    "slope 0.05 far out": {"slope": 0.05},
     "slope 1 far out": {"slope": 1.0},
     "slope 0.4 from 16 on, with a dip": {"slope": 0.4, "trusted": 16.0, "bend": None},
     "prior 1": {"prior": (1.0, 0.3)},

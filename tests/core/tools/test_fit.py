@@ -413,7 +413,7 @@ def posterior_mode(readout, validation):
         mean[number.numpy() == frame] = average @ own_h
 
     weight = 0.8 - 0.3 / (1 + ((h + mean) / 8) ** 4)
-    reach, usual = (d * (0.1 + 0.9 / (1 + (d / 11) ** 6) ** (1 / 6)) for d in (h + mean, 2.0))
+    reach, usual = (d * (0.15 + 0.85 / (1 + (d / 10) ** 6) ** (1 / 6)) for d in (h + mean, 2.0))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
