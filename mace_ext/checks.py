@@ -187,7 +187,7 @@ def check_file(path: str, option: str, key: Optional[str], key_option: str) -> N
             calculated = {"forces" if forces else "energy"} & set(getattr(atoms.calc, "results", {}))
             names = set(atoms.arrays if forces else atoms.info) | calculated
             there = there or key is None or key in names
-            if forces and key == "forces" in calculated:
+            if key == "forces" and calculated:
                 _check_constraints(atoms, f"{option} {path}, frame {number}")
             elif there:
                 return

@@ -11,7 +11,7 @@ import numpy as np
 from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.tools.chunks import chunks, open_frames
+from e2ip_plugins.tools.chunks import check_whole, chunks, open_frames
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -29,10 +29,8 @@ def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
     """Frames of an extxyz file as they stand there, the first ``count``; ASE would round numbers."""
     with open_frames(source) as file:
         found = list(islice(chunks(file, source), count))
-    if found and not found[-1].complete:
-        raise InputError(
-            f"{source}: frame {found[-1].number} is cut off; take it out or, if it is all there, end its last line"
-        )
+    for chunk in found[-1:]:
+        check_whole(chunk, source)
     return [chunk.text.decode() for chunk in found]
 
 

@@ -118,17 +118,22 @@ def start_of(path: Path, index: Index, number: int) -> int:
 
 def to_atoms(chunk: Chunk, path: Path) -> Any:
     """The ASE frame of a chunk, what ``ase.io.read`` makes of it; `InputError` where it cannot."""
-    where = f"{path}, frame {chunk.number}"
-    if not chunk.complete:
-        raise InputError(
-            f"{where}: is cut off, the file ends in the middle of it (if the frame is whole, end its last line)"
-        )
+    check_whole(chunk, path)
     try:
         return parsed(chunk.text)
     # ASE's reader lets whatever goes wrong inside it through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{where}: ASE cannot read it ({reason})") from error
+        raise InputError(f"{path}, frame {chunk.number}: ASE cannot read it ({reason})") from error
+
+
+def check_whole(chunk: Chunk, path: Path) -> None:
+    """`InputError` for a frame of which the file has not all."""
+    if not chunk.complete:
+        raise InputError(
+            f"{path}, frame {chunk.number}: is cut off, the file ends in the middle of it (if the frame is whole, end "
+            "its last line)"
+        )
 
 
 def parsed(text: bytes) -> Any:

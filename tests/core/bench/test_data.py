@@ -102,7 +102,7 @@ def test_data_that_are_cut_off_or_no_extxyz(root):
     source = root / toy().train
     text = source.read_text()
     source.write_text(text[:-5])
-    with pytest.raises(InputError, match=r"frame 19 is cut off; take it out or"):
+    with pytest.raises(InputError, match=r"frame 19: is cut off, .* end its last line"):
         data.read_verbatim(source)
     source.write_text(text + "\n")
     assert "".join(data.read_verbatim(source)) == text
