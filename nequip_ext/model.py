@@ -144,14 +144,19 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
             "with e2ip strip"
         )
 
-    name = _tapped(sequence)
+    name, components_first = _tapped(sequence), False
     if name is not None:
         layer = getattr(sequence, name)
-        own = (layer.tapped, layer.channels) if hasattr(layer, "tapped") else ()
-        tap = FeatureTap(dict(layer.irreps_in), *own)
+        components_first = hasattr(layer, "tapped")
+        tap = FeatureTap(dict(layer.irreps_in), layer.tapped if components_first else 1.0)
         sequence.insert("e2ip_tap", tap, before=name)
     readout = GraphReadout(
-        dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
+        dict(sequence.irreps_out),
+        graph_model.model_dtype,
+        len(graph_model.type_names),
+        settings,
+        seed,
+        components_first,
     )
     parameter = next(graph_model.parameters(), None)
     if parameter is not None:

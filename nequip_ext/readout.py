@@ -37,24 +37,17 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
     irreps_in : dict
     factor : float
         On what is kept.
-    components_first : int
-        Channels F of features F×0e + F×1o whose channels of x come first, then those of y and z; 0: e3nn's order.
     """
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
-    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0, components_first: int = 0) -> None:
+    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0) -> None:
         super().__init__()
         self.factor = factor
-        self.components_first = components_first
         self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features = data[AtomicDataDict.NODE_FEATURES_KEY]
-        if self.components_first:
-            channels, rows = self.components_first, features.shape[0]
-            vectors = features[:, channels:].reshape(rows, 3, channels).transpose(1, 2)
-            features = torch.cat([features[:, :channels], vectors.reshape(rows, 3 * channels)], dim=1)
         data[TAP_KEY] = features if self.factor == 1.0 else self.factor * features
         return data
 
@@ -79,13 +72,21 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         NequIP's atom types.
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
+    components_first : bool
+        Whether the tapped features hold all channels of x first, then those of y and z; e3nn's order otherwise.
     """
 
     _init_irreps: Callable[..., None]
     irreps_out: Dict[str, Irreps]
 
     def __init__(
-        self, irreps_in: Dict[str, Irreps], model_dtype: torch.dtype, num_species: int, settings: Settings, seed: int
+        self,
+        irreps_in: Dict[str, Irreps],
+        model_dtype: torch.dtype,
+        num_species: int,
+        settings: Settings,
+        seed: int,
+        components_first: bool = False,
     ) -> None:
         super().__init__()
         tapped = irreps_in.get(TAP_KEY)
@@ -101,6 +102,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             scalars=_blocks(irreps_in[self.scalar_key], 0, 1),
             vectors=_blocks(tapped, 1, -1),
             tensors=_blocks(tapped, 2, 1),
+            components_first=components_first,
             num_radial=count(self.radial_blocks),
             num_senders=max(1, count(self.sender_blocks)),
             num_species=num_species,

@@ -286,7 +286,7 @@ def inflate(
     grown = support.growth * distance * (far_slope + (1.0 - far_slope) * flattened)
     excess = grown * (grown + 2.0) * relative
     usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
-    log_factor = support.log_scale - 2.0 * torch.log1p(usual * support.growth)
+    log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
 

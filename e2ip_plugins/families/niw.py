@@ -247,10 +247,10 @@ def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tenso
 
     Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
     """
-    trained = torch.log1p(1.0 / kappa)
+    trained = torch.log1p(kappa.reciprocal())
     log_factor, excess = inflate(support, _log_sigma2(log_sigma0) + trained)
     shift = trained + log_factor
-    return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, 1.0 / excess, kappa)
+    return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 
 
 def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:

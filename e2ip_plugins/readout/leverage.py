@@ -114,21 +114,22 @@ class Leverage(nn.Module):
             growth = growth[heads]
         # Features that are not finite are no features of a training atom.
         leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
-        h = mean = leverage.clamp(max=self.far)
-        if neighbours is not None:
+        if neighbours is None:
+            h = mean = leverage.clamp(max=self.far)
+        else:
             # Two atoms at one place, of which hosts may give finite features, count for each other and nobody else.
-            weight = neighbours.envelope.to(h.dtype).masked_fill(neighbours.lengths == 0, 1e20)
-            total = torch.ones_like(h).index_add_(0, neighbours.receiver, weight)
+            weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, 1e20)
+            total = torch.ones_like(leverage).index_add_(0, neighbours.receiver, weight)
             leverage = leverage.masked_fill(total > 1e19, float("inf"))
-            mean = h = leverage.clamp(max=self.far)
+            h = mean = leverage.clamp(max=self.far)
             if not self.strictly_local:
-                mean = h.index_add(0, neighbours.receiver, weight * h[neighbours.sender]) / total
+                mean = h.index_add(0, neighbours.receiver, weight * h.index_select(0, neighbours.sender)) / total
         return Support(
             leverage=torch.where(self.fitted, leverage, self.unknown),
             distance=h + mean,
             growth=growth,
-            log_variance=self.log_variance[kinds],
-            log_scale=self.log_factor[kinds],
+            log_variance=self.log_variance.index_select(0, kinds),
+            log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
         )
 
@@ -141,10 +142,13 @@ class Leverage(nn.Module):
         regions, features = self.region_offsets.shape[0], self.region_offsets.shape[1]
         # By all regions at once: no copies of matrices, no shapes that depend on data. Offsets are small, since the
         # kind's centre has been taken off before: no digits are lost.
-        white = torch.matmul(
-            scalars - self.centres[kinds], self.region_whitening.reshape(features, regions * features)
+        white = torch.addmm(
+            self.region_offsets.reshape(1, regions * features),
+            scalars - self.centres.index_select(0, kinds),
+            self.region_whitening.reshape(features, regions * features),
+            beta=-1.0,
         ).reshape(-1, regions, features)
-        psi = (white - self.region_offsets).square().add_(1.0).sqrt_() - 1.0
+        psi = white.square().add_(1.0).sqrt_() - 1.0
         h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
         # Other kinds' regions are far; added, so that infinity stays what it is.
         h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)

@@ -11,7 +11,7 @@ from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
 from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
-from e2ip_plugins.readout.trunk import EdgePool, Trunk
+from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
 
 class Readout(nn.Module):
@@ -109,18 +109,18 @@ class Readout(nn.Module):
         # Where the host truncates to local atoms, so does everything below.
         equivariant = equivariant[: scalars.shape[0]]
         vectors = gather(equivariant, self.vector_blocks, 3, self.components_first)
+        tensors = gather(equivariant, self.tensor_blocks, 5, self.components_first)
+        pooled: Optional[EdgeTensors] = None
         if self.has_pool:
             assert edges is not None
             senders = edges.senders
             if senders is None:
                 senders = scalars
-            tensors = self.pool(edges.vectors, edges.radial, senders, edges.sender, edges.receiver)[: scalars.shape[0]]
-        else:
-            tensors = gather(equivariant, self.tensor_blocks, 5, self.components_first)
+            pooled = self.pool(edges.vectors, edges.radial, senders, edges.sender, edges.receiver)
         # Every trunk is evaluated: one left out of the graph would stall DDP.
         found: List[Tensor] = []
         for trunk in self.trunks:
-            found.append(trunk(scalars, vectors, tensors))
+            found.append(trunk(scalars, vectors, tensors, pooled))
         coefficients = found[0]
         if len(found) > 1:
             assert node_heads is not None

@@ -5,13 +5,29 @@ and 2e tensors (N, C, 5) in e3nn's order.
 """
 
 import math
-from typing import Final, Optional, Sequence
+from typing import Final, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.spd import SymmetricTracelessPart
+
+
+class EdgeTensors(NamedTuple):
+    """2e features of every atom i, Σ_j w_ij Y2(r̂_ij), channel by channel of w, that are not summed yet.
+
+    Attributes
+    ----------
+    weights : (E, C)
+    directions : (E, 3)
+        Unit vectors.
+    receiver : (E,) int
+    """
+
+    weights: Tensor
+    directions: Tensor
+    receiver: Tensor
 
 
 class Trunk(nn.Module):
@@ -96,7 +112,9 @@ class Trunk(nn.Module):
             self.out.bias[self.wanted_scalars :] = 0.0
             self.out.bias[: len(scalars)] = torch.tensor(scalars).to(self.out.bias)
 
-    def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor) -> Tensor:
+    def forward(
+        self, scalars: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors] = None
+    ) -> Tensor:
         """Coefficients (N, wanted_scalars + 5 wanted_tensors) of N atoms, 0e ones first.
 
         Parameters
@@ -105,27 +123,42 @@ class Trunk(nn.Module):
         vectors : (N, num_vectors, 3)
         tensors : (N, num_tensors, 5)
             Without channels of a kind, any tensor will do: it is not read.
+        edges : EdgeTensors, optional
+            With num_tensors channels, in place of ``tensors``.
         """
         invariants = self.out(torch.nn.functional.silu(self.hidden(scalars)))
         if not self.has_constants:
             invariants = torch.exp(self.growth * self.log_size) * invariants
         wanted, gates = invariants[:, : self.wanted_scalars], invariants[:, self.wanted_scalars :]
-        t = self._anisotropy(gates, vectors, tensors)
+        t = self._anisotropy(gates, vectors, tensors, edges)
         return wanted if t is None else torch.cat([wanted, t], dim=1)
 
-    def _anisotropy(self, gates: Tensor, vectors: Tensor, tensors: Tensor) -> Optional[Tensor]:
-        """2e coefficients (N, 5); sums over channels come first, which leaves few and small operations."""
+    def _anisotropy(
+        self, gates: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors]
+    ) -> Optional[Tensor]:
+        """2e coefficients (N, 5); sums over channels come first, which leaves few and small operations.
+
+        Products of small matrices are written out: compilers fuse them, and TF32 does not round them.
+        """
         t: Optional[Tensor] = None
+        matrix: Optional[Tensor] = None  # (N, 3, 3), of which t is the traceless part
         if self.has_tensors:
             # Σ_c g_c (W t)_c = Σ_k (W g)_k t_k
             weights = torch.matmul(gates[:, : self.channels], self.mix_tensors.t())
-            t = torch.bmm(weights.unsqueeze(1), tensors).squeeze(1)
+            if edges is not None:
+                weight = (weights.index_select(0, edges.receiver) * edges.weights).sum(1, keepdim=True)
+                products = (weight * edges.directions).unsqueeze(2) * edges.directions.unsqueeze(1)
+                matrix = products.new_zeros([gates.shape[0], 3, 3]).index_add_(0, edges.receiver, products)
+            else:
+                t = (weights.unsqueeze(2) * tensors).sum(1)
         if self.has_vectors:
             mixed = torch.matmul(vectors.transpose(1, 2), self.mix_vectors)
             left = mixed[:, :, : self.channels] * gates[:, -self.channels :].unsqueeze(1)
-            pairs = torch.bmm(left, mixed[:, :, self.channels :].transpose(1, 2))
-            products = self.traceless_part(pairs)
-            t = products if t is None else t + products
+            pairs = (left.unsqueeze(2) * mixed[:, :, self.channels :].unsqueeze(1)).sum(3)
+            matrix = pairs if matrix is None else matrix + pairs
+        if matrix is not None:
+            traceless = self.traceless_part(matrix)
+            t = traceless if t is None else t + traceless
         return t
 
 
@@ -134,7 +167,8 @@ class EdgePool(nn.Module):
 
     A source of anisotropy for models without 2e node features, also at inversion-symmetric sites,
     where products of two vectors vanish. φ are the host's radial functions, which go to zero at the
-    cutoff, so the result is smooth.
+    cutoff, so the result is smooth. What is summed is for the trunk, which sums over channels before it sums over
+    neighbours.
 
     Parameters
     ----------
@@ -149,12 +183,11 @@ class EdgePool(nn.Module):
             torch.manual_seed(seed)
             self.from_radial = nn.Linear(num_radial, channels, bias=False)
             self.from_sender = nn.Linear(num_scalars, channels)
-        self.traceless_part = SymmetricTracelessPart()
 
     def forward(
         self, edge_vectors: Tensor, radial: Tensor, scalars: Tensor, sender: Tensor, receiver: Tensor
-    ) -> Tensor:
-        """2e features (N, channels, 5).
+    ) -> EdgeTensors:
+        """Weights of ``channels`` channels, and directions.
 
         Parameters
         ----------
@@ -167,10 +200,4 @@ class EdgePool(nn.Module):
         sender, receiver : (E,) int
         """
         unit = edge_vectors / torch.linalg.vector_norm(edge_vectors, dim=-1, keepdim=True)
-        weight = self.from_radial(radial) * self.from_sender(scalars)[sender]
-        # Atoms are fewer than edges: the traceless part is taken of the sums.
-        products = (unit.unsqueeze(-1) * unit.unsqueeze(-2)).flatten(1)
-        terms = weight.unsqueeze(-1) * products.unsqueeze(1)
-        pooled = torch.zeros(scalars.shape[0], self.channels, 9, dtype=terms.dtype, device=terms.device)
-        pooled = pooled.index_add_(0, receiver, terms)
-        return self.traceless_part(pooled.view(pooled.shape[0], self.channels, 3, 3))
+        return EdgeTensors(self.from_radial(radial) * self.from_sender(scalars).index_select(0, sender), unit, receiver)

@@ -12,16 +12,29 @@ F64 = torch.float64
 
 
 def test_edge_pool_is_equivariant_and_sums_neighbours(wigner2):
+    """Summed over neighbours channel by channel, and only then over channels: Σ_c (W g)_c Σ_j w_jc Y2(r̂_j)."""
     torch.manual_seed(0)
     pool = EdgePool(5, 4, channels=3)
+    trunk = Trunk(5, 0, 3, 1, 1, (0.0,))
     sender, receiver = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 0, 1, 2])
     edges, radial, h = torch.randn(4, 3), torch.randn(4, 4), torch.randn(4, 5)
-    out = pool(edges, radial, h, sender, receiver)
-    assert out.shape == (4, 3, 5) and torch.equal(out[3], torch.zeros(3, 5))
+
+    def coefficients(vectors, read_out=trunk):
+        return read_out(h, h, h, pool(vectors, radial, h, sender, receiver))
+
+    out = coefficients(edges)
+    unit = edges / edges.norm(dim=1, keepdim=True)
+    weights = pool.from_radial(radial) * pool.from_sender(h)[sender]
+    products = trunk.traceless_part(unit[:, :, None] * unit[:, None, :])
+    tensors = torch.zeros(4, 3, 5).index_add(0, receiver, weights[:, :, None] * products[:, None, :])
+    torch.testing.assert_close(out, trunk(h, h, tensors))
+    assert torch.equal(out[3, 1:], torch.zeros(5)) and out[:3, 1:].abs().max() > 1e-3
     q, _ = torch.linalg.qr(torch.randn(3, 3))
-    torch.testing.assert_close(pool(edges @ q.T, radial, h, sender, receiver), out @ wigner2(q).T)
+    turned = coefficients(edges @ q.T)
+    torch.testing.assert_close(turned, torch.cat([out[:, :1], out[:, 1:] @ wigner2(q).T], dim=1))
     # Y2 is even: reversed edges give the same.
-    torch.testing.assert_close(pool(-edges, radial, h, sender, receiver), out)
+    torch.testing.assert_close(coefficients(-edges), out)
+    torch.testing.assert_close(coefficients(edges, torch.jit.script(trunk)), out)
 
 
 @pytest.mark.parametrize(("vectors", "tensors"), [(4, 0), (0, 3), (4, 3)])
