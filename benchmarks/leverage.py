@@ -166,7 +166,8 @@ def nequip_predictions(path: str):
     def predict(frame):
         data = calculator.atoms_to_data(frame)
         found, output = seen(readout, lambda: calculator.model(dict(data)))
-        earlier = tapped["features"].detach().numpy().astype(np.float64)
+        # The backbones of this project have isolated atoms behind those of the frame.
+        earlier = tapped["features"][: len(frame)].detach().numpy().astype(np.float64)
         found["earlier"] = np.concatenate([earlier[:, columns] for columns in scalars], axis=1)
         return found | {"forces": output["forces"].detach().numpy().astype(np.float64)}
 

@@ -191,14 +191,16 @@ def open_model(
     device: str = "cpu",
     calibration: Union[str, Path, None] = None,
     head: Optional[str] = None,
+    dtype: Optional[str] = None,
 ) -> Any:
-    """``MACECalculator`` of a ``.model`` file in the model's own precision, with a readout or without.
+    """``MACECalculator`` of a ``.model`` file, with a readout or without.
 
-    ``head`` is needed where the model has several.
+    ``head`` is needed where the model has several; ``dtype`` is float32 or float64, the model's own by default.
     """
     from mace.calculators import MACECalculator
 
-    given = {name: value for name, value in (("calibration", calibration), ("head", head)) if value is not None}
+    wanted = {"calibration": calibration, "head": head, "default_dtype": dtype}
+    given = {name: value for name, value in wanted.items() if value is not None}
     try:
         calculator = MACECalculator(model_paths=str(path), device=device, **given)
     except ValueError:
@@ -207,7 +209,7 @@ def open_model(
         if head is not None:
             raise
         # Before 0.3.14 also where there is one, of another name than Default.
-        calculator = MACECalculator(model_paths=str(path), device=device, **given, head=only)
+        calculator = MACECalculator(model_paths=str(path), device=device, **{**given, "head": only})
     if head is not None:
         # In place of one that is not there MACE takes the last.
         choose_head(Path(path), calculator.models[0], head)

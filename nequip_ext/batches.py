@@ -16,7 +16,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
-from nequip_ext.checkpoints import explained, refuse_head
+from nequip_ext.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.compat import IS_0_16, basic_transforms
 from nequip_ext.readout import find_model_name, find_readout
 
@@ -104,8 +104,7 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     """
     refuse_head(head)
     opened = _compiled(path, device) if path.suffix == ".pt2" else _saved(path, device)
-    if dtype not in (None, opened.dtype):
-        raise InputError(f"--dtype {dtype}: models of NequIP cannot be converted, and {path} is {opened.dtype}")
+    refuse_conversion(opened.dtype, dtype, path)
     return opened
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import all_changes
 from nequip.data import AtomicDataDict
+from nequip.nn import graph_model
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
@@ -17,7 +18,7 @@ from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
-from nequip_ext.checkpoints import explained, refuse_head
+from nequip_ext.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_model_name, find_readout
@@ -165,17 +166,24 @@ def open_model(
     device: str = "cpu",
     calibration: Union[str, Path, None] = None,
     head: Optional[str] = None,
+    dtype: Optional[str] = None,
 ) -> NequIPCalculator:
-    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``."""
+    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``.
+
+    ``head`` and ``dtype`` are for MACE: `InputError` for a head, and for a precision that is not the model's.
+    """
     refuse_head(head)
     if Path(path).suffix == ".pt2":
-        return E2IPCalculator.from_compiled_model(
+        compiled = E2IPCalculator.from_compiled_model(
             str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
         )
+        refuse_conversion(compiled.model.model.get_metadata()[graph_model.MODEL_DTYPE_KEY], dtype, path)
+        return compiled
     with explained(path):
         calculator = NequIPCalculator._from_saved_model(
             str(path), device=device, chemical_species_to_atom_type_map=True
         )
+    refuse_conversion(calculator.model.metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
     readout = find_readout(calculator.model)
     if readout is None:
         if calibration is not None:

@@ -41,6 +41,12 @@ def refuse_head(head: Optional[str]) -> None:
         raise InputError(f"--head {head}: models of NequIP have no heads")
 
 
+def refuse_conversion(own: str, wanted: Optional[str], path: Any) -> None:
+    """`InputError` where somebody wants another precision than the model's own."""
+    if wanted not in (None, own):
+        raise InputError(f"--dtype {wanted}: models of NequIP cannot be converted, and {path} is {own}")
+
+
 @contextmanager
 def explained(path: Any) -> Iterator[None]:
     """`InputError` where a checkpoint does not fit into what the installed NequIP makes of the config in it, and where

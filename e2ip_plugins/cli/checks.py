@@ -5,7 +5,7 @@ import warnings
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Annotated, Any, Callable, Dict, Iterator, Optional, Sequence
 
 import typer
 
@@ -16,6 +16,9 @@ HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 
 #: For commands that only evaluate.
 WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
+
+#: Option of commands that predict.
+Dtype = Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")]
 
 
 def warn(text: str) -> None:
@@ -102,6 +105,11 @@ def check_device(name: str) -> None:
     # torch has an error of its own, and often a long one, for every way in which a device may be missing.
     except Exception as error:
         raise InputError(f"--device {name}: torch cannot compute there ({str(error)[:60]}...); try cpu") from error
+
+
+def check_dtype(name: Optional[str]) -> None:
+    if name not in (None, "float32", "float64"):
+        raise InputError(f"--dtype {name}: choose float32 or float64")
 
 
 def entry_point(group: str, host: str, why: str) -> Callable[..., Any]:

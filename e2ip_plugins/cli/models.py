@@ -82,7 +82,7 @@ def evaluate_command(
     ] = None,
     batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Pairs of neighbours per batch, at most.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    dtype: Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")] = None,
+    dtype: checks.Dtype = None,
     head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
     calibration: Annotated[
         Optional[Path], typer.Option(help="File of e2ip calibrate, applied to the uncertainties.")
@@ -122,8 +122,7 @@ def evaluate_command(
         skip_bad=skip_bad,
         overwrite=overwrite,
     )
-    if dtype not in (None, "float32", "float64"):
-        raise InputError(f"--dtype {dtype}: choose float32 or float64")
+    checks.check_dtype(dtype)
     check_files(source, output, overwrite)
     checks.check_device(device)
     opened = checks.entry_point("evaluate", host, f"{model} is a model of {host}")(

@@ -63,6 +63,7 @@ def md_command(
     calibration: Calibrated = None,
     head: Head = None,
     device: Device = "cpu",
+    dtype: checks.Dtype = None,
 ) -> None:
     """Run molecular dynamics that knows its uncertainty.
 
@@ -117,9 +118,11 @@ def md_command(
             **{name: value for name, value in given.items() if value is not None},
         )
     checks.check_device(device)
+    checks.check_dtype(dtype)
     atoms = frames[frame].copy()
+    wanted = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
     with checks.told_warnings():
-        atoms.calc = checks.opened("calculator", host, model, device=device, calibration=calibration, head=head)
+        atoms.calc = checks.opened("calculator", host, model, **wanted)
         outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -304,6 +307,7 @@ def lammps_command(
     calibration: Calibrated = None,
     head: Head = None,
     device: Device = "cpu",
+    dtype: checks.Dtype = None,
 ) -> None:
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
 
@@ -326,9 +330,11 @@ def lammps_command(
         checks.check_new(place, TEXT, "--frames ")
     host = checks.host_of(model, checks.WITH_COMPILED)
     checks.check_device(device)
+    checks.check_dtype(dtype)
+    wanted = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
     try:
         with checks.told_warnings():
-            calculator = checks.opened("calculator", host, model, device=device, calibration=calibration, head=head)
+            calculator = checks.opened("calculator", host, model, **wanted)
             run_script(
                 script,
                 calculator,

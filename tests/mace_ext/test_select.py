@@ -107,6 +107,26 @@ def test_dynamics(fitted_single, tmp_path):
     )
 
 
+def test_precision_of_a_run(fitted_single, tmp_path):
+    """Bond constraints, for example, want float64 of a float32 model."""
+    ase.io.write(tmp_path / "start.xyz", rattled(1, 3), format="extxyz")
+
+    def run(name, *options):
+        words = ["md", fitted_single, tmp_path / "start.xyz", tmp_path / name, "--steps", 1, *options]
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    for dtype in ("float32", "float64"):
+        assert run(f"{dtype}.xyz", "--dtype", dtype).exit_code == 0
+        found = ase.io.read(tmp_path / f"{dtype}.xyz", 0)
+        calculator = MACECalculator(str(fitted_single), device="cpu", default_dtype=dtype)
+        assert next(calculator.models[0].parameters()).dtype == getattr(torch, dtype)
+        np.testing.assert_allclose(found.get_forces(), calculator.get_property("forces", found), atol=2e-8)
+    single, double = (ase.io.read(tmp_path / f"{dtype}.xyz", 0).get_forces() for dtype in ("float32", "float64"))
+    assert 0.0 < np.abs(single - double).max() < 1e-4
+    refused = run("half.xyz", "--dtype", "half")
+    assert refused.exit_code == 2 and "--dtype half: choose float32 or float64" in refused.stderr
+
+
 @pytest.fixture(scope="module")
 def fitted_single(tmp_path_factory, make_model):
     from mace_ext.fit import fit_file

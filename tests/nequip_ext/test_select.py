@@ -59,6 +59,10 @@ def test_a_run_and_what_is_taken_of_it(run, calculator, train_files, tmp_path):
     leverage = calculator.get_property("e2ip_leverage", frames[3])
     np.testing.assert_allclose(frames[3].arrays["e2ip_leverage"], leverage, rtol=1e-4)
     assert not {"REF_energy", "REF_forces"} & {*frames[0].info, *frames[0].arrays}
+    refused = CliRunner().invoke(
+        app, ["md", str(model), str(out), str(tmp_path / "half.xyz"), "--steps", "1", "--dtype", "float32"]
+    )
+    assert refused.exit_code == 2 and "models of NequIP cannot be converted" in refused.stderr
     taken = tmp_path / "taken.xyz"
     result = call("select", model, out, out, "--train", train_files["train"], "--number", 2, "--output", taken)
     # The first frame is the last one of the training set, and the run is given twice.
