@@ -237,7 +237,7 @@ def warn_of_sets(head_configs: Iterable[Any]) -> None:
 def _as_configuration(config: Any) -> Configuration:
     cell = np.zeros((3, 3)) if config.cell is None else config.cell
     state = tuple(str(config.properties.get(name)) for name in ("total_charge", "total_spin"))
-    return Configuration(config.atomic_numbers, config.positions, cell, state)
+    return Configuration(config.atomic_numbers, config.positions, cell, state, config.properties.get("forces"))
 
 
 class _FiniteForces:

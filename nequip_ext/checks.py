@@ -262,14 +262,20 @@ _NAN = {
 
 
 def _configurations(datasets: List[torch.utils.data.Dataset]) -> Iterator[Configuration]:
-    """Of data in memory: species, positions and cell."""
+    """Of data in memory."""
     for dataset in datasets:
         for _, frame in in_memory(dataset)[0] or ():
             species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
             cell = frame.get(AtomicDataDict.CELL_KEY, torch.zeros(3, 3))
             if species is not None:
                 positions = frame[AtomicDataDict.POSITIONS_KEY].numpy()
-                yield Configuration(species.reshape(-1).numpy(), positions, cell.reshape(3, 3).numpy())
+                forces = frame.get(AtomicDataDict.FORCE_KEY)
+                yield Configuration(
+                    species.reshape(-1).numpy(),
+                    positions,
+                    cell.reshape(3, 3).numpy(),
+                    forces=None if forces is None else forces.numpy(),
+                )
 
 
 def check_restart(pl_module: NequIPLightningModule) -> None:

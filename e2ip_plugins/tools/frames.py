@@ -16,18 +16,22 @@ from e2ip_plugins.tools.trajectories import TEXT, is_cut_off
 #: Names that the communities of both hosts give to reference forces, most wanted first.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
+#: Root mean square of the components of forces in eV/Å that only data in other units has: hot molecules have 3.
+TOO_LARGE = 12.0
+
 #: Two atoms nearer than this, in Å, are at the same place.
 SAME_PLACE = 1e-2
 
 
 class Configuration(NamedTuple):
     """A frame as a host has it: species (N,) in numbers of whatever kind, positions (N, 3) and cell (3, 3) in Å, 0 for
-    none, and whatever else tells frames apart, charge and spin for example."""
+    none, whatever else tells frames apart, charge and spin for example, and forces (N, 3) if there are any."""
 
     species: np.ndarray
     positions: np.ndarray
     cell: np.ndarray
     state: Any = None
+    forces: Optional[np.ndarray] = None
 
 
 class Frame(NamedTuple):
@@ -229,9 +233,14 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
 
     known: Set[int] = set()
     marks = set()
+    squares, components = 0.0, 0
     for frame in training:
         known.update(frame.species.tolist())
         marks.add(mark(frame))
+        if frame.forces is not None:
+            finite = np.isfinite(frame.forces)
+            squares += float(np.square(frame.forces, where=finite, out=np.zeros(finite.shape)).sum())
+            components += int(finite.sum())
     total = shared = strange = 0
     for frame in validation:
         total += 1
@@ -239,6 +248,11 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
         shared += len(frame.species) > 1 and mark(frame) in marks
         strange += not known.issuperset(frame.species.tolist())
     found = []
+    if squares > TOO_LARGE**2 * components:
+        found.append(
+            f"the training forces have a root mean square of {np.sqrt(squares / components):.3g} per component: what "
+            "is put out is taken for eV and Å. Are they in kcal/mol/Å? Multiply energies and forces by 0.0433641"
+        )
     if shared:
         found.append(
             f"{shared} of {total} validation frames are training frames: error bars come out too small; give frames "

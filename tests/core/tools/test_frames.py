@@ -231,6 +231,15 @@ def test_doubts_about_the_sets_of_a_training():
     (text,) = doubts(training, [configuration(4, (9, 1)), configuration(5, (6, 8, 1))])
     assert "every validation frame has species that the training set lacks" in text
 
+    def with_forces(size):
+        forces = np.full((3, 3), size)
+        forces[0, 0] = np.nan
+        return [frame._replace(forces=forces) for frame in training]
+
+    (text,) = doubts(with_forces(27.0), [configuration(4)])
+    assert "root mean square of 27 per component" in text and "kcal/mol/Å?" in text
+    assert not doubts(with_forces(3.0), [configuration(4)])
+
 
 def test_copies_count_once(tmp_path):
     path = write(tmp_path / "a.xyz", *[water(seed, REF_forces=forces_of(seed)) for seed in (0, 1, 0, 2, 1)])
