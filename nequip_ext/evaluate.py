@@ -7,12 +7,15 @@ from typing import Any, Dict, List, Optional, Union
 import ase
 from nequip.data import AtomicDataDict
 from nequip.train.callbacks import write_xyz
+from nequip.utils import RankedLogger
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FRAME_KEYS, MODEL_KEY
 from e2ip_plugins.scores.calibration import Calibration
 from nequip_ext.readout import find_model_name
+
+logger = RankedLogger(__name__, rank_zero_only=True)
 
 
 def name_models_in_files() -> None:
@@ -91,6 +94,7 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """`InputError` for a calibration of another model."""
         self.calibration.check_model(find_model_name(pl_module), "the one that is tested")
+        logger.info(f"the uncertainties that are written are calibrated by {self.calibration.path}")
 
     def on_test_batch_end(
         self,
