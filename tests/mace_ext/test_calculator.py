@@ -186,20 +186,6 @@ def test_uncertainties_follow_the_atoms(make_model, frames, tmp_path, run):
 # Calibrations
 
 
-@pytest.fixture
-def write_calibration(tmp_path):
-    """Function that writes a calibration with a factor for hydrogen and one for others; returns its path."""
-    from e2ip_plugins.scores.calibration import Calibration, Constant
-
-    def write(floor=0.0, uq_family="niw", species=("C", "H", "O"), uq_model=None):
-        factor = {symbol: Constant(2.0 if symbol == "H" else 0.5, (0.4, 2.1)) for symbol in species}
-        path, constant = tmp_path / "calibration.json", Constant(floor, (floor, floor))
-        Calibration(("species-scale",), uq_family, factor, constant, {}, 9, 99, (), "", uq_model=uq_model).write(path)
-        return str(path)
-
-    return write
-
-
 @pytest.mark.parametrize("unit", [1.0, 27.211386])
 def test_calibrated_results(make_model, frames, write_calibration, unit):
     model, path = make_model(), write_calibration(floor=0.01)
@@ -252,7 +238,7 @@ def test_calibrations_that_do_not_fit_are_refused(make_model, frames, write_cali
         with pytest.raises(InputError, match=r"another model \(readout-1\) than the model has"):
             MACECalculator(models=model, calibration=write_calibration(uq_model="readout-1"), **settings)
     with pytest.raises(InputError, match=r"knows nothing of .*, which this structure has"):
-        results_of(frames[0], make_model(), calibration=write_calibration(species=("H",)))
+        results_of(frames[0], make_model(), calibration=write_calibration(factors={"H": 2.0}))
 
 
 STOCK_SCRIPT = """

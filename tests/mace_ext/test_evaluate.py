@@ -130,24 +130,11 @@ def test_a_batch_without_some_of_the_keys_is_an_error(predict, model_files, conf
     assert not (tmp_path / "out.xyz").exists()
 
 
-@pytest.fixture
-def calibration(tmp_path):
-    """Function that writes a calibration of the species in `frames` that are given; returns its path."""
-    from e2ip_plugins.scores.calibration import Calibration, Constant
-
-    def write(species=("C", "H", "O"), uq_family="niw", uq_model=None):
-        factor, floor = {symbol: Constant(4.0, (3.0, 5.0)) for symbol in species}, Constant(0.0, (0.0, 0.0))
-        path = tmp_path / "calibration.json"
-        Calibration(("scale",), uq_family, factor, floor, {}, 9, 99, (), "", uq_model=uq_model).write(path)
-        return path
-
-    return write
-
-
-def test_calibrated_columns(predict, model_files, configs, calibration, tmp_path):
+def test_calibrated_columns(predict, model_files, configs, write_calibration, tmp_path):
     raw = predict(model_files["e2ip"], configs, tmp_path / "raw.xyz")
     arguments = ("--model", model_files["e2ip"], "--configs", configs, "--batch_size", 2)
-    done = command(*arguments, "--output", tmp_path / "out.xyz", "--e2ip_calibration", calibration())
+    calibration = write_calibration(factors=dict.fromkeys("HCO", 4.0))
+    done = command(*arguments, "--output", tmp_path / "out.xyz", "--e2ip_calibration", calibration)
     assert done.returncode == 0, done.stderr
     written = ase.io.read(tmp_path / "out.xyz", ":")
     for before, after in zip(raw, written, strict=True):
@@ -163,7 +150,7 @@ def test_calibrated_columns(predict, model_files, configs, calibration, tmp_path
 @pytest.mark.parametrize(
     ("model", "wrong", "message"),
     [
-        ("e2ip", {"species": ("H",)}, "was fitted to H and knows nothing of C, O"),
+        ("e2ip", {"factors": {"H": 4.0}}, "was fitted to H and knows nothing of C, O"),
         ("e2ip", {"uq_family": "gaussian"}, "is for predictions of family 'gaussian', but the model has family 'niw'"),
         (
             "e2ip",
@@ -174,10 +161,10 @@ def test_calibrated_columns(predict, model_files, configs, calibration, tmp_path
     ],
 )
 def test_calibrations_of_something_else_are_refused(
-    model_files, configs, calibration, tmp_path, monkeypatch, capsys, model, wrong, message
+    model_files, configs, write_calibration, tmp_path, monkeypatch, capsys, model, wrong, message
 ):
     options = {"model": model_files[model], "configs": configs, "output": tmp_path / "out.xyz"}
-    options["e2ip_calibration"] = calibration(**wrong)
+    options["e2ip_calibration"] = write_calibration(**wrong)
     monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
     with pytest.raises(SystemExit) as ended:
         eval_configs.main()

@@ -14,7 +14,6 @@ from mace.calculators import MACECalculator
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.scores.calibration import Calibration, Constant
 
 ts = pytest.importorskip("torch_sim")
 from torch_sim.models.mace import MaceModel  # noqa: E402
@@ -33,11 +32,8 @@ def opened(model, **options):
 
 
 @pytest.fixture
-def calibration(tmp_path):
-    constants = {symbol: Constant(factor, (1.0, 2.0)) for symbol, factor in (("H", 2.0), ("C", 3.0), ("O", 0.5))}
-    made = Calibration(("species-scale",), "niw", constants, Constant(1e-4, (0.0, 1.0)), {}, 5, 50, ("aa",), "v.xyz")
-    made.write(tmp_path / "calibration.json")
-    return tmp_path / "calibration.json"
+def calibration(write_calibration):
+    return write_calibration(1e-4, factors={"H": 2.0, "C": 3.0, "O": 0.5})
 
 
 @pytest.mark.parametrize(

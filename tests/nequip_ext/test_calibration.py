@@ -7,23 +7,9 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.report.predictions import read_predictions
-from e2ip_plugins.scores.calibration import Calibration, Constant
 from nequip_ext import E2IPCalculator, E2IPXYZFileWriter
 from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.readout import find_model_name
-
-
-@pytest.fixture
-def write_calibration(tmp_path):
-    """Function that writes a calibration with a factor for hydrogen and one for others; returns its path."""
-
-    def write(floor=0.0, uq_family="niw", species=("C", "H", "O"), uq_model=None):
-        factor = {symbol: Constant(2.0 if symbol == "H" else 0.5, (0.4, 2.1)) for symbol in species}
-        path, constant = tmp_path / "calibration.json", Constant(floor, (floor, floor))
-        Calibration(("species-scale",), uq_family, factor, constant, {}, 9, 99, (), "", uq_model=uq_model).write(path)
-        return str(path)
-
-    return write
 
 
 @pytest.fixture
@@ -75,7 +61,7 @@ def test_calibrations_that_do_not_fit_are_refused(calculator, frames, write_cali
         calculator(calibration="nothing.json")
     for wrong, message in (
         ({"uq_family": "gaussian"}, "is for predictions of family 'gaussian'"),
-        ({"species": ("H",)}, "was fitted to H and knows nothing of C, O"),
+        ({"factors": {"H": 2.0}}, "was fitted to H and knows nothing of C, O"),
     ):
         with pytest.raises(InputError, match=message):
             calculator(calibration=write_calibration(**wrong)).calculate(frames[0])
@@ -154,7 +140,7 @@ def test_writer_refuses_what_it_cannot_calibrate(tmp_path, write_calibration):
     with pytest.raises(InputError, match="is for predictions of family 'gaussian'"):
         writer(tmp_path / "out", write_calibration(uq_family="gaussian"))
     references, outputs = batch()
-    made = writer(tmp_path / "out", write_calibration(species=("H",)))
+    made = writer(tmp_path / "out", write_calibration(factors={"H": 2.0}))
     with pytest.raises(InputError, match="knows nothing of C, O"):
         made.on_test_batch_end(None, torch.nn.Identity(), {"test_0_output": outputs}, references, 0)
     assert not (tmp_path / "out_dataset0.xyz").exists()

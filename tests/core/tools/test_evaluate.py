@@ -20,7 +20,7 @@ from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS
 from e2ip_plugins.report.predictions import read_predictions
-from e2ip_plugins.scores.calibration import Calibration, Constant
+from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.evaluate import Options, evaluate, part_of
 
 SCRIPT = Path(__file__).with_name("toy_model.py")
@@ -61,12 +61,11 @@ def run(toy, tmp_path):
     return evaluated
 
 
-def calibration(tmp_path, species=("H", "C", "O"), factor=4.0, uq_model=None):
-    constants = {symbol: Constant(factor, (1.0, 9.0)) for symbol in species}
-    path = tmp_path / "calibration.json"
-    floor = Constant(0.0, (0.0, 0.0))
-    Calibration(("scale",), "niw", constants, floor, {}, 9, 99, (), "", uq_model=uq_model).write(path)
-    return Calibration.read(path)
+@pytest.fixture
+def calibration(write_calibration):
+    return lambda species="HCO", uq_model=None: Calibration.read(
+        write_calibration(factors=dict.fromkeys(species, 4.0), uq_model=uq_model)
+    )
 
 
 def test_predictions_beside_what_the_frame_had(run, toy):
@@ -133,27 +132,27 @@ def test_columns(run, toy, tmp_path):
     assert np.array_equal(periodic.get_stress(), [1, 1, 1, 0, 0, 0]) and "stress" not in slab.calc.results
 
 
-def test_calibrated(run, tmp_path):
+def test_calibrated(run, calibration):
     raw, _ = run(frames_of(3))
-    path, _ = run(name="calibrated.xyz", calibration=calibration(tmp_path))
+    path, _ = run(name="calibrated.xyz", calibration=calibration())
     for before, after in zip(ase.io.read(raw, ":"), ase.io.read(path, ":"), strict=True):
         assert after.info["uq_calibration"] == "calibration.json"
         for name, power in (("forces_cov", 2), ("forces_uncertainty", 1), ("e2ip_nu", 0), ("e2ip_leverage", 0)):
             np.testing.assert_allclose(after.arrays[name], 2.0**power * before.arrays[name], rtol=1e-5, atol=1e-7)
 
 
-def test_a_calibration_of_something_else(run, toy, tmp_path):
+def test_a_calibration_of_something_else(run, toy, calibration):
     with pytest.raises(InputError, match=r"knows nothing of C, which .*in.xyz, frame 1 has"):
-        run(frames_of(3), calibration=calibration(tmp_path, ("H", "O")))
+        run(frames_of(3), calibration=calibration("HO"))
     other = toy.ToyModel()
     other.family = toy.families.get("mve")
     with pytest.raises(InputError, match="the model has family 'gaussian"):
-        run(model=other, calibration=calibration(tmp_path))
+        run(model=other, calibration=calibration())
     other = toy.ToyModel()
     with pytest.raises(InputError, match=r"another model \(readout-5\) than the model has \(readout-0123456789ab\)"):
-        run(model=other, calibration=calibration(tmp_path, uq_model="readout-5"))
+        run(model=other, calibration=calibration(uq_model="readout-5"))
     other.uq_model = None  # compiled by an earlier version, for example
-    path, _ = run(model=other, calibration=calibration(tmp_path, uq_model="readout-5"))
+    path, _ = run(model=other, calibration=calibration(uq_model="readout-5"))
     assert "uq_model" not in ase.io.read(path).info
 
 
@@ -203,7 +202,7 @@ def test_a_bad_frame_is_mended_and_the_rest_goes_on(run, toy, tmp_path):
     assert path.read_bytes() == whole.read_bytes() and sum(map(len, model.batches)) == 6
 
 
-def test_another_input_or_other_settings_are_refused(run, tmp_path):
+def test_another_input_or_other_settings_are_refused(run, calibration, tmp_path):
     frames = frames_of()
     frames[9].positions[0] = np.nan
     with pytest.raises(InputError):
@@ -212,7 +211,7 @@ def test_another_input_or_other_settings_are_refused(run, tmp_path):
     with pytest.raises(InputError, match="begun with --stress not given, now it is given"):
         run(stress=True)
     with pytest.raises(InputError, match=r"begun with --calibration none, now it is calibration.json \(sha256"):
-        run(calibration=calibration(tmp_path))
+        run(calibration=calibration())
     frames[0].positions += 0.1
     with pytest.raises(InputError, match=r"in.xyz: differs, before frame \d, from the input that .*out.xyz.part was"):
         run(frames)
