@@ -7,7 +7,6 @@ from typing import Annotated, List, Optional
 import typer
 
 from e2ip_plugins.cli import checks
-from e2ip_plugins.errors import InputError
 
 
 def fit_command(
