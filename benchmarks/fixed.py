@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 from pathlib import Path
+
+import evaluate
 
 from e2ip_plugins.bench import commands, data
 from e2ip_plugins.bench.plan import PRESETS, Preset, Run, dataset
@@ -31,13 +32,8 @@ def train(run: Run, preset: Preset, files: dict[str, Path], work: Path) -> dict[
     command = commands.stages(run, dataset(run.dataset), preset, files, folder)[0].command
     if run.host == "nequip":
         command.append("run=[train]")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    before = os.times()
-    with (folder / "log.txt").open("w") as log:
-        subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=True)
-    after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"processor": used, "wall": after.elapsed - before.elapsed}
+    processor, wall = evaluate.run(command, folder)
+    return {"processor": processor, "wall": wall}
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def check_predictions(path: Path) -> str:
     (model,) = compare(load_models([path]))["models"]
     scores = model["overall"]
     assert model["uq_family"] == "niw" and scores["nll"] == scores["nll"], model
-    return f"{scores['num_atoms'] if 'num_atoms' in scores else FRAMES['test']} predicted, NLL {scores['nll']:.2f}"
+    return f"{FRAMES['test']} predicted, NLL {scores['nll']:.2f}"
 
 
 def predict(calculator: Any, files: dict[str, Path]) -> dict[str, Any]:
