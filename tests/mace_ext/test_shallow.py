@@ -1,9 +1,6 @@
 """``--readout shallow``: members' forces are derivatives, and MACE's own are what they were."""
 
-import copy
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,36 +101,6 @@ def test_isolated_atoms_have_the_least_covariance(make_model, make_batch):
     assert torch.allclose(output["forces_cov"][0], FLOOR * 0.05**2 * torch.eye(3), rtol=1e-12)
     assert output["e2ip_plateau"].tolist() == [1, 0, 0]
     assert all(output[key.name].isfinite().all() for key in KEYS)
-
-
-def test_scripted_equals_eager(make_model, make_batch, frames, tmp_path):
-    from e3nn.util import jit
-    from mace.calculators import MACECalculator
-
-    model = make_model(readout="shallow", heads=("one", "two"))
-    # As mace_run_train does it, where an exception would be swallowed.
-    torch.jit.save(jit.compile(copy.deepcopy(model)), tmp_path / "compiled.model")
-    compiled = torch.jit.load(tmp_path / "compiled.model")
-    batch = make_batch(frames, heads=["one", "two"], head="two")
-    expected = model({**batch}, compute_stress=True)
-    for _ in range(2):
-        output = compiled({**batch}, compute_stress=True)
-    for name in ("energy", "forces", "stress", *(key.name for key in KEYS)):
-        torch.testing.assert_close(output[name], expected[name], rtol=1e-9, atol=1e-12)
-    calculator = MACECalculator(str(tmp_path / "compiled.model"), default_dtype="float64", head="two")
-    calculator.calculate(frames[0])
-    cov = expected["forces_cov"][: len(frames[0])].detach().numpy()
-    np.testing.assert_allclose(calculator.results["forces_cov"], cov, rtol=1e-8, atol=1e-12)
-
-
-def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path):
-    model = make_model(readout="shallow")
-    torch.save(model, tmp_path / "tiny.model")
-    script = Path(sys.executable).parent / "mace_create_lammps_model"
-    subprocess.run([str(script), str(tmp_path / "tiny.model")], check=True, capture_output=True)
-    exported = torch.jit.load(tmp_path / "tiny.model-lammps.pt")
-    output = exported(make_batch(frames[:1]), torch.ones(len(frames[0])), compute_virials=True)
-    torch.testing.assert_close(output["forces"], model(make_batch(frames[:1]))["forces"], rtol=1e-10, atol=1e-12)
 
 
 def test_calculator_units_committees_and_gradients(make_model, make_batch, frames, tmp_path):

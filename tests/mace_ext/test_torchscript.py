@@ -1,4 +1,4 @@
-"""TorchScript: `_compiled.model` and the LAMMPS exports of e²IP models."""
+"""TorchScript: `_compiled.model` and the LAMMPS exports of models with a readout."""
 
 import copy
 import subprocess
@@ -19,9 +19,18 @@ from mace_ext.strip import strip_file
 OUTPUT_KEYS = families.get("e2ip").output_keys()
 
 
-@pytest.mark.parametrize("hidden_irreps", ["8x0e", "8x0e+8x1o+8x2e"])
-def test_compiled_model_gives_the_eager_covariances(make_model, make_batch, frames, tmp_path, hidden_irreps):
-    model = make_model(hidden_irreps=hidden_irreps, heads=("one", "two"))
+@pytest.mark.parametrize(
+    ("readout", "hidden_irreps", "rtol", "atol"),
+    [
+        ("e2ip", "8x0e", 1e-9, 1e-13),
+        ("e2ip", "8x0e+8x1o+8x2e", 1e-9, 1e-13),
+        ("shallow", "8x0e+8x1o", 1e-8, 1e-12),
+    ],
+)
+def test_compiled_model_gives_the_eager_covariances(
+    make_model, make_batch, frames, tmp_path, readout, hidden_irreps, rtol, atol
+):
+    model = make_model(hidden_irreps=hidden_irreps, readout=readout, heads=("one", "two"))
     # As mace_run_train does it, where an exception would be swallowed.
     torch.jit.save(jit.compile(copy.deepcopy(model)), tmp_path / "compiled.model")
     compiled = torch.jit.load(tmp_path / "compiled.model")
@@ -30,13 +39,13 @@ def test_compiled_model_gives_the_eager_covariances(make_model, make_batch, fram
     # The second call is the one that runs the optimised graphs.
     for _ in range(2):
         output = compiled({**batch}, compute_stress=True)
-    for name in ("energy", "forces", "stress", *(key.name for key in OUTPUT_KEYS)):
-        torch.testing.assert_close(output[name], expected[name], rtol=1e-9, atol=1e-13)
+    for name in ("energy", "forces", "stress", *(key.name for key in families.get(readout).output_keys())):
+        torch.testing.assert_close(output[name], expected[name], rtol=1e-9, atol=atol)
     # It serves in the stock tools like the model it was made of.
     calculator = MACECalculator(str(tmp_path / "compiled.model"), default_dtype="float64", head="two")
     calculator.calculate(frames[0])
     cov = expected["forces_cov"][: len(frames[0])].detach().numpy()
-    np.testing.assert_allclose(calculator.results["forces_cov"], cov, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(calculator.results["forces_cov"], cov, rtol=rtol, atol=atol)
 
 
 SCRIPTED = """
@@ -66,9 +75,10 @@ def test_scripted_models_need_no_plugin(make_model, make_batch, frames, tmp_path
     torch.testing.assert_close(found["lammps_forces"], expected["forces"], rtol=1e-5, atol=1e-12)
 
 
-def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path):
+@pytest.mark.parametrize("readout", ["e2ip", "shallow"])
+def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path, readout):
     """As it is, and with the readout taken off before: a file of stock MACE."""
-    model = make_model()
+    model = make_model(readout=readout)
     torch.save(model, tmp_path / "tiny.model")
     script = Path(sys.executable).parent / "mace_create_lammps_model"
     subprocess.run([str(script), str(tmp_path / "tiny.model")], check=True, capture_output=True)
