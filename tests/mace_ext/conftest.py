@@ -285,3 +285,36 @@ def training_command(tmp_path, data_files):
         return [sys.executable, *starter, *training_options(tmp_path, data_files, **settings), *flags]
 
     return command
+
+
+TWO_PROCESSES = """
+import os, torch
+from mace.cli import run_train
+torch.distributed.init_process_group("gloo")
+made = []
+class CPU(torch.nn.parallel.DistributedDataParallel):
+    def __init__(self, module, device_ids):
+        super().__init__(module)
+        made.append(module)
+run_train.DDP = CPU
+run_train.main()
+torch.save(made[0].state_dict(), f"{os.path.dirname(__file__)}/rank{os.environ['RANK']}.pt")
+"""
+
+
+@pytest.fixture
+def start_two_processes(tmp_path, training_command):
+    """Function that starts a training on two processes, which leave their weights in ``rank0.pt`` and ``rank1.pt``.
+
+    Stock MACE has no DDP on CPUs (it names a device for every rank, and starts process groups for GPUs
+    only): the script makes up for that and for nothing else.
+    """
+    import subprocess
+
+    def start(*flags, **settings):
+        (tmp_path / "ddp.py").write_text(TWO_PROCESSES)
+        python, _, _, *options = training_command(*flags, "--distributed", "--launcher=torchrun", **settings)
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "ddp.py"]
+        return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    return start

@@ -3,8 +3,6 @@
 import copy
 import logging
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import ase.io
@@ -164,7 +162,7 @@ def test_every_head_of_a_training_is_fitted(train, data_files, make_batch):
     assert one.max() < 1e5
 
 
-def test_two_processes_fit_what_one_does(train, tmp_path, training_command, data_files, make_batch):
+def test_two_processes_fit_what_one_does(train, tmp_path, start_two_processes, data_files, make_batch):
     """Seven training and three validation frames: each process has another number of them."""
     for name, count in (("train", 7), ("valid", 3)):
         ase.io.write(tmp_path / f"{name}.xyz", ase.io.read(data_files[name], f":{count}"))
@@ -172,24 +170,7 @@ def test_two_processes_fit_what_one_does(train, tmp_path, training_command, data
     # Nothing is learned, so that what is fitted does not depend on the share of the frames that was trained on.
     shared = {**files, "max_num_epochs": 1, "lr": 1e-30, "avg_num_neighbors": 2.0, "weight_decay": 0.0}
     flags = (*FLAGS, "--scaling=no_scaling", "--compute_avg_num_neighbors=False")
-    script = tmp_path / "two.py"
-    script.write_text(
-        "import torch\n"
-        "from mace.cli import run_train\n"
-        "torch.distributed.init_process_group('gloo')\n"
-        "class CPU(torch.nn.parallel.DistributedDataParallel):\n"
-        "    def __init__(self, module, device_ids):\n"
-        "        super().__init__(module)\n"
-        "run_train.DDP = CPU\n"
-        "run_train.main()\n"
-    )
-    _, _, _, *options = training_command(
-        *flags, "--distributed", "--launcher=torchrun", name="two", batch_size=2, valid_batch_size=1, **shared
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = subprocess.Popen(
-        [*command, script, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = start_two_processes(*flags, name="two", batch_size=2, valid_batch_size=1, **shared)
     one = train(*flags, name="one", batch_size=4, valid_batch_size=2, **shared)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text[-3000:]

@@ -3,7 +3,6 @@
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import ase.io
@@ -146,36 +145,15 @@ def uneven_files(tmp_path):
     return paths
 
 
-def test_two_processes_do_what_one_does(train, tmp_path, training_command, uneven_files):
+def test_two_processes_do_what_one_does(train, tmp_path, start_two_processes, uneven_files):
     """Gloo DDP: loss, figures and final weights are those of one process with the same batches, on both ranks.
 
-    Stock MACE has no DDP on CPUs (it names a device for every rank, and starts process groups for GPUs
-    only): the script makes up for that and for nothing else. All frames are one batch, since ranks draw theirs in an
-    order of their own; MACE's force scale, of which every rank computes its own, is left out.
+    All frames are one batch, since ranks draw theirs in an order of their own; MACE's force scale, of which every rank
+    computes its own, is left out.
     """
-    script = tmp_path / "ddp.py"
-    script.write_text(
-        "import functools, os, sys, torch\n"
-        "from mace.cli import run_train\n"
-        "torch.distributed.init_process_group('gloo')\n"
-        "made = []\n"
-        "class CPU(torch.nn.parallel.DistributedDataParallel):\n"
-        "    def __init__(self, module, device_ids):\n"
-        "        super().__init__(module)\n"
-        "        made.append(module)\n"
-        "run_train.DDP = CPU\n"
-        "run_train.main()\n"
-        "torch.save(made[0].state_dict(), f'{os.path.dirname(__file__)}/rank{os.environ[\"RANK\"]}.pt')\n"
-    )
     flags = (E2IP, "--e2ip_force_unit=auto", "--scaling=no_scaling", "--compute_avg_num_neighbors=False")
     shared = {**uneven_files, "max_num_epochs": 3, "avg_num_neighbors": 2.0}
-    _, _, _, *options = training_command(
-        *flags, "--distributed", "--launcher=torchrun", name="two", batch_size=6, valid_batch_size=2, **shared
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = subprocess.Popen(
-        [*command, script, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = start_two_processes(*flags, name="two", batch_size=6, valid_batch_size=2, **shared)
     one = train(*flags, name="one", batch_size=12, valid_batch_size=4, **shared)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text[-3000:]
