@@ -7,6 +7,11 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 class Uncertain(Calculator):
     """Family ``e2ip``; ``forces_epistemic_std`` of the last atom is one of ``stds`` after another, of others 0.01 eV/Å.
 

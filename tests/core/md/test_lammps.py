@@ -52,11 +52,6 @@ class Stranger(LennardJones):
         raise ValueError("18 is not in list")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def crystal():
     """32 atoms off their sites, in a cell without right angles, half as many of them heavier."""

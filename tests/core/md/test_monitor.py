@@ -18,11 +18,6 @@ from e2ip_plugins.scores.calibration import Calibration
 STD, LEVERAGE, EXTENT = "forces_epistemic_std", "e2ip_leverage", "forces_conformal_extent"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def run(atoms, monitor, steps, interval=1):
     dynamics = VelocityVerlet(atoms, 1.0 * units.fs)
     dynamics.attach(monitor, interval=interval)

@@ -20,11 +20,6 @@ from e2ip_plugins.tools.frames import check_structure
 STD = "forces_epistemic_std"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("thermostat", ["nve", "langevin", "bussi"])
 def test_a_seed_is_a_run(make_atoms, tmp_path, thermostat):
     found = []
