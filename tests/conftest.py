@@ -1,5 +1,6 @@
 """Reference data outside the repository, for both hosts' tests."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -37,6 +38,19 @@ def reference_frames(tmp_path):
         return target
 
     return take
+
+
+@pytest.fixture(scope="session")
+def load_script():
+    """Function that gives a script as a module: its path, from the root of the repository."""
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 WITHOUT_PLUGIN = """

@@ -1,23 +1,19 @@
 """The example of active learning: what is finished is skipped, and the table is that of the raw results."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "active_learning.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def study(monkeypatch):
+def study(load_script, monkeypatch):
     """benchmarks/active_learning.py as a module."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("benchmark_active_learning", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return load_script("benchmarks/active_learning.py")
 
 
 def test_what_is_finished_is_skipped_and_what_was_stopped_begins_anew(study, tmp_path):

@@ -14,12 +14,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "hosts.py"
 
 
 @pytest.fixture(scope="module")
-def hosts():
+def hosts(load_script):
     """benchmarks/hosts.py as a module; its package `host_cost` can be imported with it."""
-    spec = importlib.util.spec_from_file_location("benchmark_hosts", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/hosts.py")
 
 
 @pytest.mark.parametrize("molecules", [8, 64, 200])

@@ -1,6 +1,5 @@
 """The study of the leverage: its own form of it, written apart, is the package's; committees; the commands."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +14,13 @@ from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.tools.fit import Labelled, fit_leverage
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "leverage.py"
 SIZE, ATOMS = 6, 10
 
 
 @pytest.fixture(scope="module")
-def study():
+def study(load_script):
     """benchmarks/leverage.py as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_leverage", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/leverage.py")
 
 
 def make_atoms(frames, seed, width=1.0):

@@ -1,6 +1,5 @@
 """The study of the monitor: when a run is stopped, and whether that is in time, on numbers made up."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,17 +9,14 @@ import pytest
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "monitor.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def study(monkeypatch):
+def study(load_script, monkeypatch):
     """benchmarks/monitor.py as a module."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = importlib.util.spec_from_file_location("benchmark_monitor", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return load_script("benchmarks/monitor.py")
 
 
 @pytest.fixture

@@ -1,21 +1,16 @@
 """The demo's runner, with small commands in place of trainings."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def demo(tmp_path, monkeypatch):
+def demo(load_script, tmp_path, monkeypatch):
     """demo/run.py as a module, working below ``tmp_path``."""
-    spec = importlib.util.spec_from_file_location("demo_run", ROOT / "demo" / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("demo/run.py")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "out").mkdir()
     return module

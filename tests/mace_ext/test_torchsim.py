@@ -1,9 +1,7 @@
 """torch-sim's batches: the same numbers as `MACECalculator`, one structure at a time."""
 
 import importlib
-import importlib.util
 import sys
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -118,15 +116,11 @@ def test_bad_input(make_model, frames, calibration, tmp_path):
         model(state_of([bulk("Si", "diamond", 5.43)]))
 
 
-def test_the_benchmark_times_all_ways(make_model, frames, tmp_path, monkeypatch, capsys):
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "torchsim.py"
-    spec = importlib.util.spec_from_file_location("benchmark_torchsim", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_the_benchmark_times_all_ways(load_script, make_model, frames, tmp_path, monkeypatch, capsys):
     torch.save(make_model(dtype=torch.float32), tmp_path / "my.model")
     ase.io.write(tmp_path / "frames.xyz", frames[:2], format="extxyz")
     files = [str(tmp_path / "my.model"), str(tmp_path / "frames.xyz")]
     monkeypatch.setattr("sys.argv", ["torchsim.py", *files, "--rounds", "1"])
-    module.main()
+    load_script("benchmarks/torchsim.py").main()
     ways = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "ms per frame" in line]
     assert ways == ["ASE, one by one", "torch-sim", "e2ip evaluate"]

@@ -1,7 +1,7 @@
 """`e2ip evaluate` with a model of no host: what is written, in which batches, after which interruptions, what not."""
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 import signal
 import subprocess
@@ -27,12 +27,9 @@ SCRIPT = Path(__file__).with_name("toy_model.py")
 
 
 @pytest.fixture(scope="module")
-def toy():
+def toy(load_script):
     """tests/core/tools/toy_model.py as a module."""
-    spec = importlib.util.spec_from_file_location("toy_model", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tests/core/tools/toy_model.py")
 
 
 def frames_of(count=12):

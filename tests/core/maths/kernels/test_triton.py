@@ -149,12 +149,9 @@ def test_launches_on_a_gpu():
 
 
 @pytest.fixture(scope="module")
-def triton_build():
+def triton_build(load_script):
     """benchmarks/triton_build.py as a module."""
-    spec = importlib.util.spec_from_file_location("triton_build", ROOT / "benchmarks/triton_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/triton_build.py")
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
