@@ -27,15 +27,11 @@ ARCHITECTURES = {
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
 
 
-def readout_of(model):
-    return find_readout(model)
-
-
 def randomise(model):
     """Strong random readout weights: untrained ones are close to isotropic and would hide errors."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for name, parameter in readout_of(model).named_parameters():
+        for name, parameter in find_readout(model).named_parameters():
             size = 300.0 if "mix" in name else 2.0  # untrained features are small
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
 
@@ -61,7 +57,7 @@ def test_outputs_are_of_use_to_autograd(make_model, gnn_config, frames, to_data)
         assert torch.isfinite(gradient)
     output = model.train()(to_data(frames[0]))
     found = {name: value.squeeze(-1) for name, value in output.items()}
-    loss, _ = force_loss(readout_of(model).family, torch.zeros_like(output["forces"]), output["forces"], found)
+    loss, _ = force_loss(find_readout(model).family, torch.zeros_like(output["forces"]), output["forces"], found)
     loss.sum().backward()
 
 
@@ -78,7 +74,7 @@ def test_seed_decides_the_readout_alone(gnn_config):
     for (name, a), b, c in zip(first.named_parameters(), second.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, c), name
         assert torch.equal(a, b) or "e2ip_readout" in name, name
-    assert not torch.equal(readout_of(first).trunks[0].out.weight, readout_of(second).trunks[0].out.weight)
+    assert not torch.equal(find_readout(first).trunks[0].out.weight, find_readout(second).trunks[0].out.weight)
 
 
 @architectures
@@ -101,7 +97,7 @@ def test_shapes_and_bookkeeping(make_model, gnn_config, frames, to_data, archite
 @architectures
 def test_only_proper_parities_are_read(make_model, gnn_config, architecture):
     model = make_model(gnn_config(**architecture))[1]
-    readout, tapped = readout_of(model), model.model.func.e2ip_readout.irreps_in.get(TAP_KEY)
+    readout, tapped = find_readout(model), model.model.func.e2ip_readout.irreps_in.get(TAP_KEY)
     if tapped is None:
         assert architecture.get("num_layers") == 1
         assert not readout.vector_blocks and not readout.tensor_blocks and readout.has_pool
@@ -171,10 +167,10 @@ def test_isolated_atom_is_isotropic(make_model, gnn_config, to_data):
 
 def test_force_unit_is_saved_with_the_model(gnn_config):
     automatic = E2IPModel(model=gnn_config(), seed=1, force_unit="auto", forces_rms=2.0)
-    assert readout_of(automatic).force_unit.item() == pytest.approx(0.06)
+    assert find_readout(automatic).force_unit.item() == pytest.approx(0.06)
     default = E2IPModel(model=gnn_config(), seed=1)
     default.load_state_dict(automatic.state_dict())
-    assert readout_of(default).force_unit.item() == pytest.approx(0.06)
+    assert find_readout(default).force_unit.item() == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +211,10 @@ def test_every_family_leaves_the_stock_model_alone_learns_and_turns_if_it_says_s
     if found[COEFFICIENTS_KEY].dim() == 1:
         found[COEFFICIENTS_KEY] = output[COEFFICIENTS_KEY]
     reference = output["forces"].detach() + 0.1
-    loss, mask = force_loss(readout_of(model).family, reference, output["forces"], found)
+    loss, mask = force_loss(find_readout(model).family, reference, output["forces"], found)
     assert mask.all() and torch.isfinite(loss).all() and (loss > 0).all()
     loss.sum().backward()
-    gradients = [parameter.grad for parameter in readout_of(model).trunks.parameters()]
+    gradients = [parameter.grad for parameter in find_readout(model).trunks.parameters()]
     assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
     turn = -torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))[0]
     turned = model({**data, "pos": data["pos"] @ turn.T, "cell": data["cell"] @ turn.T})["forces_cov"]
