@@ -158,6 +158,57 @@ def energy_slope():
     return slope
 
 
+@pytest.fixture(scope="session")
+def check_gradient():
+    """Function that compares a calculator's `uncertainty_gradient` with finite differences, for every frame."""
+    import numpy as np
+
+    def check(calc, frames, step=1e-5):
+        for seed, atoms in enumerate(frames):
+            value, gradient = calc.uncertainty_gradient(atoms)
+            calc.calculate(atoms)
+            assert np.allclose(value, calc.results["forces_epistemic_std"], rtol=1e-12)
+            direction = np.random.default_rng(seed).normal(size=atoms.positions.shape)
+            sums = []
+            for sign in (1, -1):
+                moved = atoms.copy()
+                moved.positions += sign * step * direction
+                calc.calculate(moved)
+                sums.append(calc.results["forces_epistemic_std"].sum())
+            assert (gradient * direction).sum() == pytest.approx((sums[0] - sums[1]) / (2 * step), rel=1e-6)
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, frames):
+    """Off-symmetry frames of different sizes, one of them periodic, and two atoms without neighbours."""
+    import ase.io
+
+    path = tmp_path_factory.mktemp("frames") / "in.xyz"
+    ase.io.write(path, [*frames, ase.Atoms("O"), ase.Atoms("H", cell=[9, 9, 9], pbc=True)], format="extxyz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def check_written():
+    """Function that compares a frame that `e2ip evaluate` has written with what ``calculator`` gives for it."""
+    import numpy as np
+
+    def check(written, calculator, keys, **tolerance):
+        calculator.calculate(written)
+        expected = calculator.results
+        np.testing.assert_allclose(written.get_potential_energy(), expected["energy"], **tolerance)
+        np.testing.assert_allclose(written.get_forces(), expected["forces"], **tolerance)
+        for name in keys:
+            found = written.arrays[name].reshape(np.shape(expected[name]))
+            np.testing.assert_allclose(found, expected[name], **tolerance, err_msg=name)
+        if "stress" in written.calc.results:
+            np.testing.assert_allclose(written.get_stress(), expected["stress"], **tolerance)
+
+    return check
+
+
 @pytest.fixture
 def start_lammps():
     """Function that opens a LAMMPS (``lmp``) with a frame: ids tell the order in ASE, its atoms come in another."""

@@ -76,6 +76,34 @@ def to_data(default_dtype):
 
 
 @pytest.fixture(scope="session")
+def as_calculator():
+    """Function that puts a model of `gnn_config` behind ASE, as loaded from a checkpoint."""
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+
+    from nequip_ext import E2IPCalculator
+
+    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
+    transforms = [types, NeighborListTransform(r_max=4.0)]
+    return lambda model, **options: E2IPCalculator(model.eval(), "cpu", transforms=transforms, **options)
+
+
+@pytest.fixture(scope="session")
+def make_anisotropic(make_model):
+    """Function that builds a tiny float64 model with an anisotropic readout from the config of its inner model."""
+    import torch
+
+    def make(inner):
+        _, model = make_model(inner)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in model.model.func.e2ip_readout.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+        return model.eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def train_files(tmp_path_factory):
     """Paths of ``train`` (12 frames), ``val`` and ``test`` (4 each): methanol in a harmonic well."""
     import ase.io

@@ -7,7 +7,6 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import molecule
 from typer.testing import CliRunner
 
@@ -21,14 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key.name for key in families.get("e2ip").output_keys()]
 #: Of numbers with eight decimals, and of sums in another order.
 TOLERANCE = {"float64": dict(rtol=1e-10, atol=6e-9), "float32": dict(rtol=1e-6, atol=1e-6)}
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory, frames):
-    """Off-symmetry frames of different sizes, one of them periodic, and two atoms without neighbours."""
-    path = tmp_path_factory.mktemp("frames") / "in.xyz"
-    ase.io.write(path, [*frames, Atoms("O"), Atoms("H", cell=[9, 9, 9], pbc=True)], format="extxyz")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +37,15 @@ def written_by(model, source, output, **options):
     return ase.io.read(output, ":")
 
 
-def agree(written, calculator, dtype):
-    calculator.calculate(written)
-    expected = calculator.results
-    np.testing.assert_allclose(written.get_potential_energy(), expected["energy"], **TOLERANCE[dtype])
-    np.testing.assert_allclose(written.get_forces(), expected["forces"], **TOLERANCE[dtype])
-    for name in KEYS:
-        found = written.arrays[name].reshape(np.shape(expected[name]))
-        np.testing.assert_allclose(found, expected[name], **TOLERANCE[dtype], err_msg=name)
-    if "stress" in written.calc.results:
-        np.testing.assert_allclose(written.get_stress(), expected["stress"], **TOLERANCE[dtype])
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_results_are_the_calculator_s(make_model, gnn_config, source, tmp_path, dtype):
+def test_results_are_the_calculator_s(make_model, gnn_config, check_written, source, tmp_path, dtype):
     _, model = make_model(gnn_config(model_dtype=dtype))
     opened = of_model(model)
     assert opened.dtype == dtype and "never fitted" in opened.warning
     calculator = E2IPCalculator(model=opened.model, device="cpu", transforms=opened.transforms)
     written = written_by(opened, source, tmp_path / "out.xyz", stress=True)
     for frame in written:
-        agree(frame, calculator, dtype)
+        check_written(frame, calculator, KEYS, **TOLERANCE[dtype])
     assert ["stress" in frame.calc.results for frame in written] == [bool(frame.pbc.all()) for frame in written]
     one, many = (
         written_by(opened, source, tmp_path / f"{size}.xyz", batch_atoms=size, overwrite=True) for size in (1, 99)
@@ -77,14 +56,14 @@ def test_results_are_the_calculator_s(make_model, gnn_config, source, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "model.nequip.zip"])
-def test_checkpoints_and_packages(saved, source, tmp_path, name):
+def test_checkpoints_and_packages(saved, check_written, source, tmp_path, name):
     with warnings.catch_warnings():
         # Of the package's own code, which is older.
         warnings.simplefilter("ignore")
         opened = open_model(saved / name)
         calculator = E2IPCalculator.from_saved_model(saved / name)
     for frame in written_by(opened, source, tmp_path / "out.xyz"):
-        agree(frame, calculator, "float64")
+        check_written(frame, calculator, KEYS, **TOLERANCE["float64"])
 
 
 def test_a_run_that_was_stopped_ends_the_same(make_model, gnn_config, source, tmp_path, monkeypatch):

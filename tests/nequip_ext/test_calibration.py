@@ -1,5 +1,7 @@
 """Calibrations in NequIP: ASE calculator and xyz writer."""
 
+import functools
+
 import ase.io
 import numpy as np
 import pytest
@@ -7,21 +9,14 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.report.predictions import read_predictions
-from nequip_ext import E2IPCalculator, E2IPXYZFileWriter
+from nequip_ext import E2IPXYZFileWriter
 from nequip_ext.evaluate import name_models_in_files
 from nequip_ext.readout import find_model_name
 
 
 @pytest.fixture
-def calculator(make_model, gnn_config):
-    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
-
-    _, model = make_model(gnn_config())
-    model.eval()
-    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
-    return lambda **options: E2IPCalculator(
-        model, "cpu", transforms=[types, NeighborListTransform(r_max=4.0)], **options
-    )
+def calculator(make_model, gnn_config, as_calculator):
+    return functools.partial(as_calculator, make_model(gnn_config())[1])
 
 
 def factor_of(atoms):

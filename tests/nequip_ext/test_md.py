@@ -3,29 +3,18 @@
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import units
 from ase.md.verlet import VelocityVerlet
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import BiasedCalculator, Monitor, MonitorStop
-from nequip_ext import E2IPCalculator
 
 STD = "forces_epistemic_std"
 
 
 @pytest.fixture
-def calculator(make_model, gnn_config):
-    """A tiny float64 model with an anisotropic readout behind ASE, as loaded from a checkpoint."""
-    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
-
-    _, model = make_model(gnn_config())
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.model.func.e2ip_readout.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-    types = ChemicalSpeciesToAtomTypeMapper(["H", "C", "O"], {s: s for s in "HCO"})
-    return E2IPCalculator(model.eval(), "cpu", transforms=[types, NeighborListTransform(r_max=4.0)])
+def calculator(make_anisotropic, gnn_config, as_calculator):
+    return as_calculator(make_anisotropic(gnn_config()))
 
 
 @pytest.fixture
