@@ -166,7 +166,7 @@ def test_fit_writes_over_other_files_only_where_it_is_told_to(fit, files, calls)
     assert fit("my.model", "--overwrite").exit_code == 0 and calls
 
 
-def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, files, calls):
+def test_fit_refuses_frames_that_are_not_there_or_have_no_forces(fit, calls):
     assert "nothing.xyz: no such file" in one_line(fit(train="nothing.xyz"))
     assert "nothing.xyz: no such file" in one_line(fit(valid="nothing.xyz"))
     line = one_line(fit("my.model", "--forces-key", "mine"))

@@ -65,7 +65,7 @@ def test_parameters(host, term, holds):
     assert (problems({"fake_host": (term,)}) == []) == holds
 
 
-def test_what_the_host_itself_lacks_is_raised(host, monkeypatch, tmp_path):
+def test_what_the_host_itself_lacks_is_raised(host, tmp_path):
     (tmp_path / "broken.py").write_text("import no_such_dependency")
     host.__path__ = [str(tmp_path)]
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):

@@ -38,7 +38,7 @@ def test_a_changed_step_runs_again_with_all_that_follow(demo, tmp_path):
     assert (tmp_path / "last").read_text() == "xx"
 
 
-def test_a_failure_names_its_log_and_ends_the_others(demo, tmp_path, capfd):
+def test_a_failure_names_its_log_and_ends_the_others(demo, tmp_path):
     bad = step(demo, "bad", "import sys; print('the reason'); sys.exit(4)")
     slow = step(demo, "slow", "import time; time.sleep(600)")
     with pytest.raises(SystemExit) as error:
@@ -57,7 +57,7 @@ def test_an_interrupted_step_starts_clean(demo, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_progress_is_shown_as_it_comes(demo, tmp_path, capfd):
+def test_progress_is_shown_as_it_comes(demo, capfd):
     demo.run("host", [[step(demo, "train", "1", progress=lambda: ["Epoch 0: good", "Epoch 1: better"])]], OUT)
     out = capfd.readouterr().out
     assert "[host train] Epoch 0: good\n[host train] Epoch 1: better\n" in out

@@ -226,9 +226,7 @@ def test_the_leverage_reads_every_layers_scalars_of_a_species(make_fitted, make_
     assert (envelope.diff() <= 1e-12).all() and 0 < envelope[0] < 1 and envelope[-1] < 0.05
 
 
-def test_configurations_without_weight_or_finite_forces_do_not_count(
-    make_model, fit, validation_frames, make_batch, frames
-):
+def test_configurations_without_weight_or_finite_forces_do_not_count(make_model, fit, validation_frames):
     from mace_ext.fit import Graphs, fit_model, in_order
 
     class Weightless(Graphs):
@@ -386,7 +384,7 @@ def test_a_rebuilt_model_takes_the_leverage_over(make_fitted, make_model, make_b
 
 
 @pytest.mark.parametrize("kept", ["one", "two"])
-def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, fit, kept):
+def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, kept):
     from mace.tools.scripts_utils import remove_pt_head
 
     from mace_ext.fit import Graphs, fit_model, in_order
@@ -410,7 +408,7 @@ def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, fit, k
     assert single.e2ip_readout.leverage.growth.shape == (1,)
 
 
-def test_in_results_committees_and_padding(make_fitted, make_model, make_batch, frames, caplog):
+def test_in_results_committees_and_padding(make_fitted, make_batch, frames, caplog):
     from mace.calculators import MACECalculator
 
     fitted, other = make_fitted(), make_fitted("8x0e")
@@ -499,7 +497,7 @@ def test_a_stock_model_gets_error_bars_and_keeps_its_forces(
     np.testing.assert_allclose(leverage, found["e2ip_leverage"].detach(), rtol=1e-4)
 
 
-def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_saved, validation_frames):
+def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_saved):
     """In mode `leverage` and from `coupled` alike; a constant readout stays one."""
     for start in (
         make_model(options=(("evidence", "coupled"),)),

@@ -294,7 +294,7 @@ def test_forces_alone_need_no_energies(parse):
     assert parse(E2IP, "--energy_key=dft", "--energy_weight=0").energy_weight == 0
 
 
-def test_help_states_every_default_once(training_command):
+def test_help_states_every_default_once():
     from mace import tools
 
     text = " ".join(tools.build_default_arg_parser().format_help().split())

@@ -11,7 +11,7 @@ from mace_ext.remembered import remembering
 
 
 @pytest.mark.parametrize("hidden_irreps", ["8x0e", "8x0e+8x1o+8x2e"])
-def test_every_structure_is_computed_once(make_model, make_batch, frames, hidden_irreps, monkeypatch):
+def test_every_structure_is_computed_once(make_model, make_batch, frames, hidden_irreps):
     model = make_model(hidden_irreps=hidden_irreps).requires_grad_(False)
     readout = model.e2ip_readout.requires_grad_(True)
     readout.settings = readout.settings._replace(forces="fixed")

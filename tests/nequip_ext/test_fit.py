@@ -237,7 +237,7 @@ def test_stock_packages_and_packages_of_what_was_stock(stock, tmp_path, frames, 
     same(packed, tmp_path / "again.nequip.zip", train_files, keys, 1e-5)
 
 
-def test_what_cannot_be_fitted(coupled, tmp_path, frames, train_files):
+def test_what_cannot_be_fitted(coupled, tmp_path, frames):
     output = tmp_path / "out.ckpt"
     (tmp_path / "text.ckpt").write_text("no checkpoint")
     with pytest.raises(InputError, match="is no checkpoint of nequip-train"):

@@ -87,7 +87,7 @@ def test_files_of_other_data_are_made_anew(root):
     assert energies(files["train"])[0] == 7.0
 
 
-def test_missing_data(root, tmp_path):
+def test_missing_data(root):
     with pytest.raises(InputError, match=r"no file none.extxyz in .* --data, or in E2IP_DATA"):
         data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)
     with pytest.raises(InputError, match="`e2ip fetch buckyball --to FOLDER` downloads it"):

@@ -50,7 +50,7 @@ def test_interval(make_atoms):
     assert [text[:8] for text in run(atoms, monitor, 4, interval=2)] == ["check 2:"] and monitor.checks == 3
 
 
-def test_collect_keeps_every_frame_above(make_atoms, tmp_path):
+def test_collect_keeps_every_frame_above(make_atoms):
     atoms = make_atoms(0.1, 0.3, 0.4, 0.1, 0.5)
     atoms.arrays["REF_forces"] = np.ones((4, 3))
     run(atoms, Monitor(atoms, {STD: 0.2}, action="collect", frames="found.xyz"), 4)
@@ -220,7 +220,7 @@ def test_quantiles_of_predictions(make_atoms, held_out):
     np.testing.assert_allclose(by_species.thresholds[STD], [0.002, 0.0005, 0.0005, 0.021], rtol=1e-6)
 
 
-def test_quantiles_of_a_calibration(make_atoms, held_out, calibrated):
+def test_quantiles_of_a_calibration(make_atoms, calibrated):
     path = calibrated("scale", "conformal")
     found = Calibration.read(path)
     std = np.sqrt(found.factor["H"].value)
@@ -266,7 +266,7 @@ def test_what_a_calibration_has_not(make_atoms, calibrated, thresholds, message)
         Monitor(make_atoms(extra={"uq_calibration": "valid.json"}), thresholds, held_out=path)
 
 
-def test_other_held_out_frames(make_atoms, held_out, calibrated, tmp_path):
+def test_other_held_out_frames(make_atoms, held_out, calibrated):
     with pytest.raises(InputError, match=r"is of family 'niw', the calculator's model of 'gaussian'"):
         Monitor(make_atoms(extra={"uq_family": "gaussian"}), {STD: Quantile(0.9)}, held_out=held_out)
     with pytest.raises(InputError, match=r"of one model of family 'niw', the calculator is a committee: give the file"):

@@ -349,7 +349,7 @@ def test_references_in_other_units_are_told(folder):
     assert done.exit_code == 0 and "times the predicted ones, which are in eV/Å: are they in meV/Å?" in done.stderr
 
 
-def test_one_file_with_several_calibrations(folder, calibrated):
+def test_one_file_with_several_calibrations(calibrated):
     """Are told apart by the calibrations' names."""
     assert run("calibrate", "valid.xyz", "--method", "floor", "--output", "floor.json").exit_code == 0
     found = [None if name is None else Calibration.read(name) for name in (None, "calibration.json", "floor.json")]

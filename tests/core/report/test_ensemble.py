@@ -235,7 +235,7 @@ def test_members_need_no_references(tmp_path):
     assert result.exit_code == 2 and "the positions of frame 1 differ" in result.output.replace("\n", " ")
 
 
-def test_bad_input(tmp_path, draw):
+def test_bad_input(tmp_path):
     paths = members(tmp_path, 4)
     output = tmp_path / "e.xyz"
 

@@ -80,7 +80,7 @@ def test_a_factor_that_may_be_1_does_not_carry_noise(sample):
     assert np.median(applied) == 0.0
 
 
-def test_a_wrong_shape_is_told(sample):
+def test_a_wrong_shape_is_told():
     """Gaussians for errors with heavy tails: right in the middle, the factor makes the tails worse."""
     n, rng = 3000, np.random.default_rng(0)
     error = 0.1 * rng.standard_normal((n, 3)) * np.where(rng.random((n, 1)) < 0.05, 10.0, 1.0)

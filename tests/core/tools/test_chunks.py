@@ -88,7 +88,7 @@ def test_frames_that_ase_cannot_read(path, damage):
         to_atoms(of(path)[0], path)
 
 
-def test_files_that_are_not_there_or_not_what_they_say(path, tmp_path):
+def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.xyz: no such file"):
         open_frames(tmp_path / "nowhere.xyz")
     with pytest.raises(InputError, match=r"is a folder"):

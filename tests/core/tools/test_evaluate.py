@@ -92,7 +92,7 @@ def test_batches_hold_as_many_atoms_or_edges_as_they_may(run, toy):
     assert by_edges.batches == [[3, 6], [9, 3], [6], [9]]
 
 
-def test_the_labels_of_the_input_become_references(run, toy, tmp_path):
+def test_the_labels_of_the_input_become_references(run):
     from ase.calculators.singlepoint import SinglePointCalculator
 
     frames = frames_of(3)
@@ -115,7 +115,7 @@ def test_the_labels_of_the_input_become_references(run, toy, tmp_path):
     assert "input_forces" in ase.io.read(path).arrays and not read_predictions(path).reference_forces.any()
 
 
-def test_columns(run, toy, tmp_path):
+def test_columns(run, toy):
     path, _ = run(frames_of(2))
     small, _ = run(name="small.xyz", covariances=False)
     with_, without = (set(ase.io.read(p).arrays) for p in (path, small))
@@ -222,7 +222,7 @@ def test_another_input_or_other_settings_are_refused(run, calibration, tmp_path)
         run(frames, batch_atoms=20)
 
 
-def test_a_finished_output_is_safe(run, tmp_path):
+def test_a_finished_output_is_safe(run):
     path, _ = run(frames_of(2))
     before = path.read_bytes()
     with pytest.raises(InputError, match=r"out.xyz: is there already; choose another name, or --overwrite"):
@@ -240,13 +240,13 @@ def test_a_finished_output_is_safe(run, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 12, 13])
-def test_parts_one_after_another_are_the_whole(run, toy, tmp_path, count):
+def test_parts_one_after_another_are_the_whole(run, tmp_path, count):
     run(frames_of(count), name="whole.xyz", batch_atoms=1)
     parts = [run(name=f"part{i}.xyz", part=(i, 3), batch_atoms=1)[0].read_bytes() for i in (1, 2, 3)]
     assert b"".join(parts) == (tmp_path / "whole.xyz").read_bytes()
 
 
-def test_a_part_goes_on_too(run, toy, tmp_path):
+def test_a_part_goes_on_too(run):
     frames = frames_of(24)
     whole, _ = run(frames, name="whole.xyz", part=(2, 3))
     frames[13].positions[0] = np.nan
@@ -301,7 +301,7 @@ def test_bad_frames_are_named_or_left_out(run, tmp_path, atoms, message):
     assert not (tmp_path / "out.xyz.skipped").exists()
 
 
-def test_what_was_left_out_is_known_after_an_interruption(run, toy, tmp_path):
+def test_what_was_left_out_is_known_after_an_interruption(run, toy):
     frames = frames_of(12)
     frames[1].positions[0] = frames[10].positions[0] = np.nan
 
@@ -346,7 +346,7 @@ def test_files_that_cannot_be_used(run, toy, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.xyz"]
 
 
-def test_a_batch_that_does_not_fit(run, toy, tmp_path):
+def test_a_batch_that_does_not_fit(run, toy):
     def too_much():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -425,7 +425,7 @@ def test_a_model_that_has_changed(command, tmp_path):
     assert result.exit_code == 2 and "begun with the model my.model (sha256 " in result.stderr
 
 
-def test_defaults_are_those_of_the_options(command, toy, monkeypatch):
+def test_defaults_are_those_of_the_options(command, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "e2ip_plugins.tools.evaluate.evaluate",
