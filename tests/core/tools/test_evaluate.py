@@ -1,7 +1,6 @@
 """`e2ip evaluate` with a model of no host: what is written, in which batches, after which interruptions, what not."""
 
 import dataclasses
-import importlib
 import json
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS
 from e2ip_plugins.report.predictions import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.tools.evaluate import Options, evaluate, part_of
+from e2ip_plugins.tools.evaluate import Options, State, evaluate, part_of
 
 SCRIPT = Path(__file__).with_name("toy_model.py")
 
@@ -428,8 +427,7 @@ def test_a_model_that_has_changed(command, tmp_path):
 def test_defaults_are_those_of_the_options(command, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "e2ip_plugins.tools.evaluate.evaluate",
-        lambda *arguments: seen.append(arguments[3]) or importlib.import_module("e2ip_plugins.tools.evaluate").State(0),
+        "e2ip_plugins.tools.evaluate.evaluate", lambda *arguments: seen.append(arguments[3]) or State(0)
     )
     assert command().exit_code == 0 and command("--batch-edges", 9).exit_code == 0
     assert seen == [Options(), Options(batch_atoms=None, batch_edges=9)]
