@@ -104,6 +104,39 @@ def make_anisotropic(make_model):
 
 
 @pytest.fixture(scope="session")
+def make_batch():
+    """Function that makes two frames of three atoms: references and model outputs in NequIP's shapes."""
+    import torch
+
+    def make(dtype):
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape):
+            return torch.randn(*shape, generator=generator, dtype=dtype)
+
+        references = {
+            "pos": random(6, 3),
+            "atom_types": torch.tensor([0, 1, 2, 0, 0, 2]),
+            "batch": torch.tensor([0, 0, 0, 1, 1, 1]),
+            "num_atoms": torch.tensor([3, 3]),
+            "total_energy": random(2, 1),
+            "forces": random(6, 3),
+        }
+        outputs = {
+            **references,
+            "total_energy": references["total_energy"] + 0.3,
+            "forces": references["forces"] + 0.1 * random(6, 3),
+            "e2ip_log_sigma0": random(6, 6) - 5.0,
+            "e2ip_nu": 5.0 + random(6, 1).square(),
+            "e2ip_kappa": 0.1 + random(6, 1).square(),
+            "forces_epistemic_std": random(6, 1).square(),
+        }
+        return references, outputs
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def train_files(tmp_path_factory):
     """Paths of ``train`` (12 frames), ``val`` and ``test`` (4 each): methanol in a harmonic well."""
     import ase.io

@@ -70,30 +70,6 @@ def test_calibrations_that_do_not_fit_are_refused(calculator, frames, write_cali
 # Writer
 
 
-def batch():
-    """Two frames of three atoms, references and model outputs in NequIP's shapes."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    references = {
-        "pos": random(6, 3),
-        "atom_types": torch.tensor([0, 1, 2, 0, 0, 2]),
-        "batch": torch.tensor([0, 0, 0, 1, 1, 1]),
-        "num_atoms": torch.tensor([3, 3]),
-        "total_energy": random(2, 1),
-        "forces": random(6, 3),
-    }
-    outputs = {
-        "e2ip_log_sigma0": random(6, 6) - 5.0,
-        "e2ip_nu": 5.0 + random(6, 1),
-        "e2ip_kappa": 0.1 + random(6, 1),
-        "forces_epistemic_std": random(6, 1),
-    }
-    return references, {**references, **outputs}
-
-
 FIELDS = ["e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa", "forces_epistemic_std"]
 
 
@@ -105,9 +81,9 @@ def writer(path, calibration, **settings):
     )
 
 
-def test_calibrated_file(tmp_path, write_calibration):
+def test_calibrated_file(make_batch, tmp_path, write_calibration):
     name_models_in_files()
-    references, outputs = batch()
+    references, outputs = make_batch(torch.float64)
     before = {name: value.clone() for name, value in outputs.items()}
     made = writer(tmp_path / "out", write_calibration())
     for _ in range(2):
@@ -127,14 +103,14 @@ def test_calibrated_file(tmp_path, write_calibration):
     np.testing.assert_allclose(std, views["forces_epistemic_std"], rtol=1e-5)
 
 
-def test_writer_refuses_what_it_cannot_calibrate(tmp_path, write_calibration):
+def test_writer_refuses_what_it_cannot_calibrate(make_batch, tmp_path, write_calibration):
     with pytest.raises(InputError, match="needs chemical_symbols"):
         writer(tmp_path / "out", write_calibration(), chemical_symbols=None)
     with pytest.raises(InputError, match="what extra_fields name: has no predicted distribution"):
         writer(tmp_path / "out", write_calibration(), extra_fields=["forces_epistemic_std"])
     with pytest.raises(InputError, match="is for predictions of family 'gaussian'"):
         writer(tmp_path / "out", write_calibration(uq_family="gaussian"))
-    references, outputs = batch()
+    references, outputs = make_batch(torch.float64)
     made = writer(tmp_path / "out", write_calibration(factors={"H": 2.0}))
     with pytest.raises(InputError, match="knows nothing of C, O"):
         made.on_test_batch_end(None, torch.nn.Identity(), {"test_0_output": outputs}, references, 0)

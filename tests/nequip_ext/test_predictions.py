@@ -15,35 +15,9 @@ from e2ip_plugins.report.predictions import read_predictions
 FAMILY = families.get(families.DEFAULT)
 
 
-def batch(dtype):
-    """Two frames of three atoms, references and model outputs in NequIP's shapes."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
-    references = {
-        "pos": random(6, 3),
-        "atom_types": torch.tensor([0, 1, 2, 0, 0, 2]),
-        "batch": torch.tensor([0, 0, 0, 1, 1, 1]),
-        "num_atoms": torch.tensor([3, 3]),
-        "total_energy": random(2, 1),
-        "forces": random(6, 3),
-    }
-    outputs = {
-        **references,
-        "total_energy": references["total_energy"] + 0.3,
-        "forces": references["forces"] + 0.1 * random(6, 3),
-        "e2ip_log_sigma0": random(6, 6) - 5.0,
-        "e2ip_nu": 5.0 + random(6, 1).square(),
-        "e2ip_kappa": 0.1 + random(6, 1).square(),
-    }
-    return references, outputs
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_round_trip(tmp_path, dtype):
-    references, outputs = batch(dtype)
+def test_round_trip(make_batch, tmp_path, dtype):
+    references, outputs = make_batch(dtype)
     paths = []
     for name, extra in (("baseline", []), ("e2ip", [k.name for k in FAMILY.parameter_keys])):
         writer = Writer(
