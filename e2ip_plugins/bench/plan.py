@@ -388,7 +388,7 @@ class Run(NamedTuple):
         return f"{self.dataset}_{self.host}_{self.method}_s{self.seed}"
 
 
-def runs(benchmark: str, host: str, preset: Preset, sets: Tuple[str, ...], methods: Tuple[str, ...]) -> List[Run]:
+def runs(host: str, preset: Preset, sets: Tuple[str, ...], methods: Tuple[str, ...]) -> List[Run]:
     """Every run of a table, the first seed of every method first."""
     found = []
     for seed in range(1, max(preset.seeds, preset.members) + 1):

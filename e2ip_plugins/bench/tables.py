@@ -61,7 +61,7 @@ def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str
     """Scores of all finished runs of both hosts, and of ensembles of which every member is finished."""
     for name in sets:
         for host in HOSTS:
-            found = runs(benchmark, host, PRESETS[preset], (name,), tuple(methods))
+            found = runs(host, PRESETS[preset], (name,), tuple(methods))
             done = [run for run in found if finished(run, out)]
             timed = cost.path(name, host, out)
             costs = data.read_json(timed)["ms_per_atom"] if timed.exists() else {}
@@ -106,7 +106,7 @@ def write(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[st
     """Page and JSON of what is finished; their paths."""
     found = list(rows(benchmark, preset, sets, methods, out))
     early = tuple(method for method in methods if method in EARLY)
-    begun = [run for host in HOSTS for run in runs(benchmark, host, PRESETS[preset], tuple(sets), early)]
+    begun = [run for host in HOSTS for run in runs(host, PRESETS[preset], tuple(sets), early)]
     begun = [run for run in begun if finished(run, out)]
     if not found and not begun:
         raise InputError(f"{out}: no run of these sets and methods is finished, so there is no table to write")

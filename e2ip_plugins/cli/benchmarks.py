@@ -67,7 +67,7 @@ def bench_command(
         trainer = f"{trainer}-{backbone.value}"
         if trainer not in plan.HOSTS:
             raise InputError(f"--backbone {backbone.value}: networks of NequIP; give --host nequip with it")
-    found = plan.runs(name, trainer, amount, chosen_sets, chosen_methods)
+    found = plan.runs(trainer, amount, chosen_sets, chosen_methods)
     failed = []
     roots = [*([data] if data else []), Path.cwd()]
     if tables:

@@ -112,9 +112,7 @@ class Trunk(nn.Module):
             self.out.bias[self.wanted_scalars :] = 0.0
             self.out.bias[: len(scalars)] = torch.tensor(scalars).to(self.out.bias)
 
-    def forward(
-        self, scalars: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors] = None
-    ) -> Tensor:
+    def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors] = None) -> Tensor:
         """Coefficients (N, wanted_scalars + 5 wanted_tensors) of N atoms, 0e ones first.
 
         Parameters

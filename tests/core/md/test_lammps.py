@@ -318,11 +318,11 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
     monkeypatch.setattr(lammps_script, "run_script", lambda *arguments, **options: found.append((arguments, options)))
     words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
-    words += ["--interval", "4"]
+    words += ["--interval", "4", "--dtype", "float64"]
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
-    assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft"}]
+    assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}]
     ((arguments, options),) = found
     assert arguments[2] == ["Ar", "Kr"] and options["action"] == ["collect", "stop"]
     assert (options["window"], options["level"], options["interval"]) == (3, 0.8, 4)
