@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Tuple
 
 import numpy as np
-from scipy.special import elliprg, fdtr, poch, stdtr
+from scipy.special import chdtr, elliprg, fdtr, poch, stdtr
 
 #: Draws per atom, and their seed, where a law has no closed form for a score.
 SAMPLES, SEED = 500, 0
@@ -194,8 +194,10 @@ class Elliptical(Law):
 
     def pit(self, error: np.ndarray) -> np.ndarray:
         """F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the error lies (N,)."""
-        # fdtr turns NaN at m = ∞; at 1e15 it equals χ²₃ to rounding.
-        return fdtr(3.0, np.minimum(self.dof, 1e15), np.square(self.whitened(error)).sum(-1) / 3.0)
+        distance = np.square(self.whitened(error)).sum(-1)
+        # fdtr turns NaN at m = ∞, and before SciPy 1.17 it loses digits on the way there; from 1e8 on it is χ²₃ to 1e-8.
+        finite = fdtr(3.0, np.minimum(self.dof, 1e8), distance / 3.0)
+        return np.where(self.dof < 1e8, finite, chdtr(3.0, distance))
 
     def axis_pit(self, error: np.ndarray) -> np.ndarray:
         """See `Law`."""
