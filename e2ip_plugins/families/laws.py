@@ -195,7 +195,7 @@ class Elliptical(Law):
     def pit(self, error: np.ndarray) -> np.ndarray:
         """F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the error lies (N,)."""
         distance = np.square(self.whitened(error)).sum(-1)
-        # fdtr turns NaN at m = ∞, and before SciPy 1.17 it loses digits on the way there; from 1e8 on it is χ²₃ to 1e-8.
+        # fdtr turns NaN at m = ∞, and before SciPy 1.17 it loses digits on the way; from 1e8 on it is χ²₃ to 1e-8.
         finite = fdtr(3.0, np.minimum(self.dof, 1e8), distance / 3.0)
         return np.where(self.dof < 1e8, finite, chdtr(3.0, distance))
 
