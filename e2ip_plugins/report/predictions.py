@@ -161,26 +161,34 @@ def read_predictions(
 def distinct(p: Predictions, strict: bool = True) -> Predictions:
     """Without further copies of a frame, which say nothing new; ``repeats`` says what was left out.
 
+    Of copies with and without references those with them are kept.
+
     Raises
     ------
     InputError
-        With ``strict``, for a structure that is there with other predictions, too; else ``repeats`` says so.
+        With ``strict``, for a structure that is there with other predictions or references, too; else ``repeats`` says
+        so.
     """
     ends = np.cumsum(p.sizes)
     kept: Dict[str, List[int]] = {}
-    others: List[Tuple[int, int]] = []
-    for i, mark in enumerate(p.frames):
-        known = kept.setdefault(mark, [])
-        if not any(_agree(p, ends, j, i) for j in known):
-            others += [(known[0], i)] if known else []
+    others: List[Tuple[int, int, str]] = []
+    lacking = np.bincount(p.frame_of_atom, np.isnan(p.reference_forces).sum(-1), len(ends))
+    for i in np.argsort(lacking, kind="stable").tolist():
+        known = kept.setdefault(p.frames[i], [])
+        differences = [_difference(p, ends, j, i) for j in known]
+        if all(differences):
+            others += [(known[0], i, differences[0])] if known else []
             known.append(i)
     chosen = np.array(sorted(i for known in kept.values() for i in known), dtype=int)
     texts = []
     if others:
-        (j, i), more = p.index[list(others[0])], f" ({len(others)} such frames)" if len(others) > 1 else ""
-        text = (
-            f"frames {j} and {i} are the same structure with different predictions{more}: of two models? "
-            "(NequIP's xyz writer appends to a file that is already there)"
+        first, second, what = others[0]
+        (j, i), more = sorted(p.index[[first, second]]), f" ({len(others)} such frames)" if len(others) > 1 else ""
+        text = f"frames {j} and {i} are the same structure with different {what}{more}: of two "
+        text += (
+            "models? (NequIP's xyz writer appends to a file that is already there)"
+            if what == "predictions"
+            else "methods?"
         )
         if strict:
             raise InputError(f"{p.path}: {text}")
@@ -196,12 +204,16 @@ def distinct(p: Predictions, strict: bool = True) -> Predictions:
     return replace(p, frames=tuple(p.frames[i] for i in chosen), repeats=tuple(texts), **less)
 
 
-def _agree(p: Predictions, ends: np.ndarray, i: int, j: int) -> bool:
-    """Whether two frames have the same forces, predicted and reference, and distributions."""
+def _difference(p: Predictions, ends: np.ndarray, i: int, j: int) -> str:
+    """What two frames of one structure differ in, predictions or reference forces where both have them; or nothing."""
     a, b = (slice(ends[k] - p.sizes[k], ends[k]) for k in (i, j))
-    columns = (p.forces, p.reference_forces, *p.parameters.values())
     # One model gives no more than that in other batches, on other machines.
-    return all(np.allclose(values[a], values[b], rtol=1e-3, atol=1e-4, equal_nan=True) for values in columns)
+    tolerances = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
+    if not all(np.allclose(values[a], values[b], **tolerances) for values in (p.forces, *p.parameters.values())):
+        return "predictions"
+    both = np.isfinite(p.reference_forces[a]) & np.isfinite(p.reference_forces[b])
+    same = np.allclose(p.reference_forces[a][both], p.reference_forces[b][both], **tolerances)
+    return "" if same else "reference forces"
 
 
 def _read_frames(path: Path) -> List[dict]:

@@ -356,6 +356,12 @@ def _written(
             f"{batch[0].where}: the batch of {len(batch)} frames that begins here is too much for the memory of the "
             "device; what is finished is kept: run the command again with a smaller --batch-atoms"
         ) from error
+    assert model.family is not None
+    names = ("energy", "forces", *(key.name for key in model.family.parameter_keys))
+    if len(batch) > 1 and not all(torch.isfinite(outputs[name]).all() for name in names):
+        # With stresses, MACE's forces on all frames of a batch are NaN where those on one of them are: each by itself.
+        pieces = [_written(model, [one], options, skipped) for one in batch]
+        return b"".join(text for text, _ in pieces), sum(count for _, count in pieces)
     columns = _columns(model, outputs, [one.atoms for one in batch], options)
     frames, start, known = [], 0, uncertainties()
     for i, one in enumerate(batch):
@@ -365,13 +371,11 @@ def _written(
         if "stress" in outputs and atoms.pbc.all():
             results["stress"] = outputs["stress"][i].cpu().numpy()
         start += count
-        assert model.family is not None
         results[FAMILY_KEY] = model.family.uq_family
         if model.uq_model is not None:
             results[MODEL_KEY] = model.uq_model
         if options.calibration is not None:
             results[CALIBRATION_KEY] = Path(options.calibration.path).name
-        names = ("energy", "forces", *(key.name for key in model.family.parameter_keys))
         if not all(np.isfinite(results[name]).all() for name in names):
             problem = f"{one.where}: the model's prediction is not finite (do two atoms lie on each other? "
             problem += "Did its training diverge?)"

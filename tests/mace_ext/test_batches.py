@@ -129,6 +129,12 @@ def test_two_atoms_on_each_other(model_files, tmp_path):
     ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3)))], format="extxyz")
     with pytest.raises(InputError, match=r"frame 1: the model's prediction is not finite"):
         evaluate(open_model(model_files["e2ip"]), source, tmp_path / "out.xyz", Options(), {})
+    # With stresses, MACE's forces on all frames of the batch are NaN.
+    ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3))), molecule("CH4")], format="extxyz")
+    options = Options(stress=True, skip_bad=True)
+    state = evaluate(open_model(model_files["e2ip"]), source, tmp_path / "stress.xyz", options, {})
+    assert [number for number, _ in state.skipped] == [1]
+    assert [str(atoms.symbols) for atoms in ase.io.read(tmp_path / "stress.xyz", ":")] == ["OH2", "CH4"]
 
 
 class Specs(dict):

@@ -377,6 +377,19 @@ def test_copies_of_frames_count_once(folder):
     wider.arrays["MACE_e2ip_nu"] *= 2.0
     ase.io.write("another.xyz", [*ase.io.read("valid.xyz", ":"), wider], format="extxyz")
     assert twin in one_line(run("calibrate", "another.xyz"))
+    other = ase.io.read("valid.xyz", 3)
+    other.arrays["REF_forces"] += 0.01
+    ase.io.write("another.xyz", [*ase.io.read("valid.xyz", ":"), other], format="extxyz")
+    text = "frames 3 and 40 are the same structure with different reference forces: of two methods?"
+    assert text in one_line(run("calibrate", "another.xyz"))
+    # Of copies without references, wherever they stand, nothing is said but that.
+    unlabelled = ase.io.read("valid.xyz", ":20")
+    for atoms in unlabelled:
+        del atoms.arrays["REF_forces"]
+    ase.io.write("first.xyz", [*unlabelled, *ase.io.read("valid.xyz", ":")], format="extxyz")
+    done = run("calibrate", "first.xyz", "--output", "first.json")
+    assert done.exit_code == 0 and "first.xyz: 20 frames are there more than once" in done.stderr
+    assert {**json.loads((folder / "first.json").read_text()), "file": ""} == {**once, "file": ""}
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "e2ip calibration", "version": 7}'])
