@@ -208,7 +208,7 @@ def _difference(p: Predictions, ends: np.ndarray, i: int, j: int) -> str:
     """What two frames of one structure differ in, predictions or reference forces where both have them; or nothing."""
     a, b = (slice(ends[k] - p.sizes[k], ends[k]) for k in (i, j))
     # One model gives no more than that in other batches, on other machines.
-    tolerances = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
+    tolerances: Dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
     if not all(np.allclose(values[a], values[b], **tolerances) for values in (p.forces, *p.parameters.values())):
         return "predictions"
     both = np.isfinite(p.reference_forces[a]) & np.isfinite(p.reference_forces[b])
