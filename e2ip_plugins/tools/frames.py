@@ -10,6 +10,7 @@ from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import readable_frames
+from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.scores.calibration import fingerprint, fingerprint_of
 from e2ip_plugins.tools.trajectories import TEXT, is_cut_off
 
@@ -251,7 +252,7 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
     if squares > TOO_LARGE**2 * components:
         found.append(
             f"the training forces have a root mean square of {np.sqrt(squares / components):.3g} per component: what "
-            "is put out is taken for eV and Å. Are they in kcal/mol/Å? Multiply energies and forces by 0.0433641"
+            f"is put out is taken for eV and Å. Are they in kcal/mol/Å? Multiply energies and forces by {KCAL_PER_MOL:.6g}"
         )
     if shared:
         found.append(
