@@ -252,7 +252,8 @@ def doubts(training: Iterable[Configuration], validation: Iterable[Configuration
     if squares > TOO_LARGE**2 * components:
         found.append(
             f"the training forces have a root mean square of {np.sqrt(squares / components):.3g} per component: what "
-            f"is put out is taken for eV and Å. Are they in kcal/mol/Å? Multiply energies and forces by {KCAL_PER_MOL:.6g}"
+            "is put out is taken for eV and Å. Are they in kcal/mol/Å? Multiply energies and forces by "
+            f"{KCAL_PER_MOL:.6g}"
         )
     if shared:
         found.append(
