@@ -18,6 +18,7 @@ from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.compat import IS_0_16, basic_transforms
+from nequip_ext.elements import Types, by_element, types_of
 from nequip_ext.readout import find_model_name, find_readout
 
 
@@ -108,27 +109,27 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     return opened
 
 
-def of_model(model: Any, device: str = "cpu") -> Batches:
-    """An eager ``GraphModel``, with a readout or without."""
+def of_model(model: Any, device: str = "cpu", types: Types = True) -> Batches:
+    """An eager ``GraphModel``, with a readout or without, and its types by element."""
     readout = find_readout(model)
     family = None if readout is None else readout.settings.family
     dtype = model.metadata[graph_model.MODEL_DTYPE_KEY]
-    species = model.type_names
+    names = list(model.type_names)
+    known = by_element(types, names)
     frozen = model.to(device).eval().requires_grad_(False)
-    return Batches(frozen, species, transforms_of(model.metadata, species), family, dtype, device)
+    return Batches(frozen, list(known), transforms_of(model.metadata, names, known), family, dtype, device)
 
 
-def transforms_of(metadata: Any, species: Sequence[str]) -> List[Callable]:
-    """What makes NequIP's dictionary of a frame one with types, whose names are species, and neighbours."""
-    cutoff = float(metadata[graph_model.R_MAX_KEY])
-    return basic_transforms(metadata, cutoff, list(species), {name: name for name in species})
+def transforms_of(metadata: Any, names: Sequence[str], types: Dict[str, str]) -> List[Callable]:
+    """What makes NequIP's dictionary of a frame one with types, given by element, and neighbours."""
+    return basic_transforms(metadata, float(metadata[graph_model.R_MAX_KEY]), list(names), types)
 
 
 def _saved(path: Path, device: str) -> Batches:
     try:
         set_global_state(allow_tf32=False)
         with explained(path):
-            return of_model(load_saved_model(str(path)), device)
+            return of_model(load_saved_model(str(path)), device, types_of(path))
     except InputError:
         raise
     # Unpickling and unpacking let whatever goes wrong in them through.
@@ -152,6 +153,8 @@ def _compiled(path: Path, device: str) -> Batches:
             f"{path}: puts out no uncertainties: compile a model with a readout anew, with nequip-compile --target "
             f"{families.DEFAULT}_batch"
         )
-    species, dtype = metadata[graph_model.TYPE_NAMES_KEY], metadata[graph_model.MODEL_DTYPE_KEY]
+    names, dtype = metadata[graph_model.TYPE_NAMES_KEY], metadata[graph_model.MODEL_DTYPE_KEY]
     single = AtomicDataDict.BATCH_KEY not in model.input_keys
-    return Batches(model, species, transforms_of(metadata, species), found.name, dtype, device, single)
+    with explained(path):
+        transforms = transforms_of(metadata, names, by_element(True, names))
+    return Batches(model, names, transforms, found.name, dtype, device, single)

@@ -20,6 +20,7 @@ from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from nequip_ext.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.compat import NequIPCalculator
+from nequip_ext.elements import types_of
 from nequip_ext.gradient import uncertainty_gradient
 from nequip_ext.readout import find_model_name, find_readout
 from nequip_ext.reference import known_species
@@ -84,7 +85,7 @@ class E2IPCalculator(NequIPCalculator):
         path : str
             ``….ckpt`` or ``….nequip.zip``.
         **settings
-            ``device``, ``chemical_species_to_atom_type_map`` (``True``: type names are species) and others as for
+            ``device``, ``chemical_species_to_atom_type_map`` (default: as in the training) and others as for
             ``from_compiled_model``.
 
         Raises
@@ -95,7 +96,8 @@ class E2IPCalculator(NequIPCalculator):
         if str(path).endswith(".pt2"):
             raise InputError(f"{path}: is compiled; E2IPCalculator.from_compiled_model opens it")
         with explained(path):
-            calculator = cls._from_saved_model(path, **{"chemical_species_to_atom_type_map": True, **settings})
+            settings.setdefault("chemical_species_to_atom_type_map", types_of(path))
+            calculator = cls._from_saved_model(path, **settings)
         warning = unfitted(find_readout(calculator.model))
         if warning:
             warnings.warn(f"{path}: {warning}", stacklevel=2)
@@ -174,14 +176,15 @@ def open_model(
     """
     refuse_head(head)
     if Path(path).suffix == ".pt2":
-        compiled = E2IPCalculator.from_compiled_model(
-            str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
-        )
+        with explained(path):
+            compiled = E2IPCalculator.from_compiled_model(
+                str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
+            )
         refuse_conversion(compiled.model.model.get_metadata()[graph_model.MODEL_DTYPE_KEY], dtype, path)
         return compiled
     with explained(path):
         calculator = NequIPCalculator._from_saved_model(
-            str(path), device=device, chemical_species_to_atom_type_map=True
+            str(path), device=device, chemical_species_to_atom_type_map=types_of(path)
         )
     refuse_conversion(calculator.model.metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
     readout = find_readout(calculator.model)

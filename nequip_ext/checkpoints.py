@@ -60,8 +60,8 @@ def explained(path: Any) -> Iterator[None]:
         if "chemical symbol" not in str(error):
             raise
         raise InputError(
-            f"{path}: the model has types that are no elements ({error}), and this command cannot know which atoms are "
-            "of which; E2IPCalculator.from_saved_model takes a chemical_species_to_atom_type_map"
+            f"{path}: the model has types that are no elements ({error}), and the file does not tell which atoms are "
+            "of which; checkpoints do, and E2IPCalculator takes a chemical_species_to_atom_type_map"
         ) from error
     except RuntimeError as error:
         if "state_dict" not in str(error):

@@ -10,6 +10,7 @@ from e2ip_plugins.tools.features import Passes
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.calculator import open_model
 from nequip_ext.checkpoints import refuse_head
+from nequip_ext.elements import types_of
 from nequip_ext.passes import FrameBatches, forces_of, run_energies
 from nequip_ext.readout import find_readout
 
@@ -30,8 +31,10 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
     if readout is None:
         raise InputError(f"{path}: has no readout of e2ip-plugins; e2ip fit gives it one")
 
+    types = types_of(path)
+
     def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
-        batches = FrameBatches(model, frames, device, batch_size)
+        batches = FrameBatches(model, frames, device, batch_size, types)
         return (forces_of(model, data) for data in batches) if forces else run_energies(model, batches)
 
     return Passes(str(path), readout, run)

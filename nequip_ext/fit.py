@@ -16,6 +16,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.tools.fit import Report, is_constant
 from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import explained, leverages, rebuild, refuse_head
+from nequip_ext.elements import types_of
 from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import FrameBatches, fit_model
 from nequip_ext.readout import find_readout, settings_of
@@ -43,7 +44,7 @@ def fit_file(
     model : Path
         NequIP checkpoint ``….ckpt`` or package ``….nequip.zip``.
     training, validation : sequence of Frame
-        Their species must be the model's types.
+        Of species that the model's types are of (`nequip_ext.elements.types_of`).
     output : Path
         ``….nequip.zip`` for a package that has a readout; ``….ckpt`` for everything else, for a stock package one that
         goes on reading that. Replaced as a whole or not at all.
@@ -97,12 +98,10 @@ def fit_file(
         for trunk in readout.trunks:
             trunk.make_constant()
     constant = is_constant(readout)
-    report = fit_model(
-        evaluated,
-        FrameBatches(evaluated, training, device, batch_size),
-        FrameBatches(evaluated, validation, device, batch_size),
-        constant=constant,
-    )
+    with explained(model):
+        types = types_of(model)
+        batches = [FrameBatches(evaluated, frames, device, batch_size, types) for frames in (training, validation)]
+    report = fit_model(evaluated, batches[0], batches[1], constant=constant)
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=constant))
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)

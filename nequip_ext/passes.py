@@ -10,6 +10,7 @@ from nequip.utils import RankedLogger
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.tools.frames import Frame, check_atoms
 from nequip_ext.batches import transforms_of
+from nequip_ext.elements import Types, by_element
 from nequip_ext.gradient import inputs_of
 from nequip_ext.readout import find_readout
 from nequip_ext.reference import reference_forces
@@ -98,7 +99,7 @@ def tell(report: Report) -> None:
 
 
 class FrameBatches:
-    """Frames as batches for a model, on its device.
+    """Frames as batches for a model, on its device; ``types`` are the model's by element.
 
     Raises
     ------
@@ -106,12 +107,13 @@ class FrameBatches:
         For species that are no types of the model, before the first batch.
     """
 
-    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int) -> None:
+    def __init__(self, model: Any, frames: Sequence[Frame], device: str, batch_size: int, types: Types = True) -> None:
         names = list(model.type_names)
+        known = by_element(types, names)
+        self.transforms = transforms_of(model.metadata, names, known)
         for frame in frames:
-            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, names)
+            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, list(known))
         self.frames, self.device, self.batch_size = frames, device, batch_size
-        self.transforms = transforms_of(model.metadata, names)
 
     def __len__(self) -> int:
         return -(-len(self.frames) // self.batch_size)

@@ -241,7 +241,7 @@ class Family(nn.Module):
         for name in given:
             if name not in known:
                 listed = ", ".join(known) or "none"
-                raise InputError(f"{name} is no option of readout '{cls.name}', whose options are: {listed}")
+                raise InputError(f"{name} is no option of readout '{cls.name}', whose own options are: {listed}")
 
 
 def inflate(

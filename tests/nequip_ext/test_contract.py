@@ -175,7 +175,7 @@ def test_types_that_are_no_elements(make_model, gnn_config):
         pytest.raises(InputError, match=r"a\.ckpt: the model has types that are no elements .*Hy"),
         explained("a.ckpt"),
     ):
-        transforms_of(metadata, ["Hy", "C", "O"])
+        transforms_of(metadata, ["Hy", "C", "O"], {"Hy": "Hy", "C": "C", "O": "O"})
 
 
 def test_a_broken_release_stays_stock():

@@ -40,7 +40,7 @@ def test_a_misspelt_field_ends_a_run_before_training(tmp_path, command, train_fi
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("preset=default", "preset is no option of readout 'isotropic', whose options are: none"),
+        ("preset=default", "preset is no option of readout 'isotropic', whose own options are: none"),
         ("preset=null", "extra_fields of the xyz writer names e2ip_log_sigma0, e2ip_nu, e2ip_kappa, which the model"),
     ],
 )
