@@ -36,7 +36,7 @@ FORM = 4
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 10.0, "slope": 0.15, "bend": 6,
-           "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0}  # fmt: skip
+           "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0, "alike": "atoms"}  # fmt: skip
 
 #: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
 #: last, or one of these.
@@ -45,6 +45,7 @@ SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "powe
 #: sharply; a `bend` of None is the form before, whose slope fell below its end on the way. `tau`: None is the squared
 #: Mahalanobis distance itself. `power`: of the distance in the weights of regions; None is a smooth minimum over them,
 #: which the package had before. `tails`: width of the prior of the logarithm of one more constant, a factor on ν - 5.
+#: `alike`: what weighs alike in the fit; both are the same where configurations are equally large.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -80,6 +81,7 @@ ALTERNATIVES = {
     "prior 5": {"prior": (5.0, 0.3)},
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
     "a constant on nu": {"tails": 0.5},
+    "configurations alike": {"alike": "configurations"},
 }  # fmt: skip
 
 
@@ -198,9 +200,9 @@ class Alternative:
 
     def __init__(
         self, train, features, ridge, regions, shared, power, tau, rounds, relative, familiar, trusted, slope, bend,
-        form, prior, tails
+        form, prior, tails, alike
     ):  # fmt: skip
-        self.features = features
+        self.features, self.alike = features, alike
         self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
         self.relative, self.familiar, self.trusted, self.slope, self.bend = relative, familiar, trusted, slope, bend
         kinds = np.unique(train.species)
@@ -292,7 +294,10 @@ class Alternative:
         return distance * (self.slope + (1 - self.slope) * near)
 
     def fit(self, valid):
-        """ln a, ln of the scale and, with ``tails``, of the factor on ν - 5, a configuration counting like one atom."""
+        """ln a, ln scale and, with ``tails``, ln of a factor on ν - 5; atoms count like as many as configurations.
+
+        Of different size, configurations are as many as would say as much if they were equally large (Kish).
+        """
         trained = law_of(valid)
 
         def objective(constants):
@@ -302,7 +307,10 @@ class Alternative:
             prior = 0.5 * ((constants[0] - np.log(self.prior[0])) / self.prior[1]) ** 2
             if self.tails:
                 prior += 0.5 * (constants[2] / self.tails) ** 2
-            return means(valid, nll).sum() + prior
+            if self.alike == "configurations":
+                return means(valid, nll).sum() + prior
+            sizes = np.bincount(valid.frame)
+            return sizes.sum() / np.square(sizes).sum() * nll.sum() + prior
 
         others = [0.0, 0.0] if self.tails else [0.0]
         starts = [np.array([np.log(a), *others]) for a in (self.prior[0], 0.1 * self.prior[0])]

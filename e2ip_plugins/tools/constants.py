@@ -36,7 +36,7 @@ class Constants:
     log_scale_error : float
         Its standard error.
     nll : tuple of float
-        Mean over configurations of the mean over atoms before and after, in nats for a density in (eV/Å)⁻³.
+        Mean over atoms before and after, in nats for a density in (eV/Å)⁻³.
     configurations, atoms : int
         Number of those with finite reference forces.
     """
@@ -76,29 +76,36 @@ class Samples:
     ) -> None:
         self.law, self.residual, self.support, self.log_variance = law, residual, support, log_variance
         _, self.frames = np.unique(frames, return_inverse=True)
-        self.sizes = np.bincount(self.frames)
+        sizes = np.bincount(self.frames)
+        #: Of an atom: all count alike, and together like as many as there are configurations. Where sizes differ, that
+        #: number is the effective one (Kish): a large configuration among small ones is no more than a single witness.
+        self.weight = float(sizes.sum() / np.square(sizes).sum())
+        self.configurations = len(sizes)
         self.kinds = kinds
 
     def per_configuration(self, constants: np.ndarray) -> np.ndarray:
-        """Mean over the atoms of every configuration, at (ln a, ln scale)."""
+        """What the atoms of every configuration add, at (ln a, ln scale)."""
         one = torch.ones(1, dtype=torch.float64)
         support = self.support._replace(
             growth=one * math.exp(constants[0]), log_scale=self.support.log_scale + constants[1]
         )
         log_factor, excess = inflate(support, self.log_variance)
-        return self._mean((log_factor + torch.log1p(excess)).numpy())
+        return self._sums((log_factor + torch.log1p(excess)).numpy())
 
     def as_trained(self) -> np.ndarray:
         """The same without support."""
-        return self._mean(self.support.log_scale.numpy())
+        return self._sums(self.support.log_scale.numpy())
 
-    def _mean(self, log_factor: np.ndarray) -> np.ndarray:
+    def _mean(self, per_configuration: np.ndarray) -> float:
+        return float(per_configuration.sum()) / (self.weight * len(self.residual))
+
+    def _sums(self, log_factor: np.ndarray) -> np.ndarray:
         # A factor on the covariance is a factor on the unit of the error.
         nll = self.law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
-        return np.bincount(self.frames, nll) / self.sizes
+        return self.weight * np.bincount(self.frames, nll)
 
     def fit(self) -> Constants:
-        """Constants of the largest posterior density, a configuration counting like one atom.
+        """Constants of the largest posterior density, with atoms as they weigh, see ``weight``.
 
         The atoms of a configuration are no independent witnesses. The likelihood has flat and false minima (a -> 0).
         """
@@ -142,8 +149,8 @@ class Samples:
             growth_interval=(math.exp(found[0] - error[0]), math.exp(found[0] + error[0])),
             log_scale=float(found[1]),
             log_scale_error=float(error[1]),
-            nll=(float(self.as_trained().mean()), float(self.per_configuration(found).mean())),
-            configurations=len(self.sizes),
+            nll=(self._mean(self.as_trained()), self._mean(self.per_configuration(found))),
+            configurations=self.configurations,
             atoms=len(self.residual),
         )
 
@@ -151,7 +158,7 @@ class Samples:
         """Of both constants, by the sandwich estimator over configurations.
 
         Few configurations may happen to agree: errors are those of Student's t with their number, and of atoms that are
-        independent of each other at least. One configuration counts like one atom.
+        independent of each other at least.
         """
         prior_curvature = np.diag([PRIOR_WIDTH**-2, 0.0])
         at = {
@@ -167,7 +174,7 @@ class Samples:
         if count < 2:  # nothing scatters
             return np.sqrt(least)
         variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
-        return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, least / self.sizes.mean()))
+        return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, self.weight * least))
 
 
 def _minimum(objective: Callable[[np.ndarray], float], starts: Sequence[np.ndarray]) -> np.ndarray:

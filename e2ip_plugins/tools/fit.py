@@ -94,7 +94,7 @@ class Report:
                 listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
                 size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
             lines.append(
-                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL, mean of "
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL on "
                 f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}, "
                 f"{c.nll[0]:.3f} -> {c.nll[1]:.3f}"
                 + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")

@@ -424,16 +424,16 @@ def posterior_mode(readout, validation):
         for i in range(len(h)):
             covariance = nu[i] / (nu[i] - 2) * (1 + 1 / kappa[i]) * sigma0[i] * factor[i]
             nll[i] = -multivariate_t.logpdf(residual[i], np.zeros(3), covariance, df=nu[i] - 2)
-        of_frames = np.bincount(number.numpy(), nll) / np.bincount(number.numpy())
+        effective = np.bincount(number.numpy()).sum() ** 2 / np.square(np.bincount(number.numpy())).sum()
         prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
-        return of_frames.sum() + prior
+        return effective * nll.mean() + prior
 
     simplex = math.log(PRIOR_GROWTH) * np.array([1.0, 0.0]) + np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     options = {"xatol": 1e-5, "fatol": 1e-8, "initial_simplex": simplex}
     return minimize(objective, simplex[0], method="Nelder-Mead", options=options).x, objective
 
 
-def test_constants_are_the_mode_of_the_posterior_in_which_a_frame_counts_like_an_atom(training):
+def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_many_frames(training):
     """Frames of different size, few of them: prior and likelihood both matter."""
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
@@ -445,13 +445,15 @@ def test_constants_are_the_mode_of_the_posterior_in_which_a_frame_counts_like_an
     assert math.log(found.growth) == pytest.approx(log_growth, abs=2e-3)
     assert found.log_scale == pytest.approx(log_scale, abs=2e-3)
     prior = 0.5 * ((math.log(found.growth) - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
-    assert 30 * found.nll[1] + prior == pytest.approx(objective([math.log(found.growth), found.log_scale]), abs=1e-6)
+    sizes = np.array([len(frame.x) for frame in validation])
+    effective = sizes.sum() ** 2 / np.square(sizes).sum()
+    at_the_mode = objective([math.log(found.growth), found.log_scale])
+    assert effective * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
     assert 0.5 < found.growth < PRIOR_GROWTH, "between what is true and what was expected"
-    outputs, number = run(make_readout(), validation)
+    outputs, _ = run(make_readout(), validation)
     law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
     nll = law.negative_log_likelihood(torch.cat([frame.residual for frame in validation]).numpy())
-    before = (np.bincount(number, nll) / np.bincount(number)).mean()
-    assert found.nll[0] == pytest.approx(before, rel=1e-9)
+    assert found.nll[0] == pytest.approx(nll.mean(), rel=1e-9)
 
 
 def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(training):
@@ -745,11 +747,11 @@ def test_report_in_words():
     report = fit.Report({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",
-        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL, mean of 30 "
+        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL on 30 "
         "validation configurations, -4.500 -> -4.750",
     ]
     report.species_std[0] = {"C": 0.12345, "H": 0.06}
-    assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL, mean of 30" in report.lines()[1]
+    assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL on 30" in report.lines()[1]
     report.constants[1] = constants
     assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
 
