@@ -30,7 +30,8 @@ NIW = families.get("e2ip")
 SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
-#: Number of the package's form, in results; before, they had none, and the growth had another slope far out.
+#: Number of the package's form, in results; before, they had none, and the growth had another slope far out. Within 4,
+#: what weighs alike in the fit was changed: results of sets whose configurations differ in size were made anew.
 FORM = 4
 
 #: The form that the package has, as a variant of this file.
