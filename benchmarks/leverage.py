@@ -21,6 +21,8 @@ import numpy as np
 import scipy.sparse
 from scipy.cluster.vq import kmeans2
 from scipy.optimize import minimize
+from scipy.stats import norm
+from scipy.stats import t as student_t
 
 from e2ip_plugins import families
 from e2ip_plugins.families.laws import Elliptical
@@ -30,14 +32,16 @@ NIW = families.get("e2ip")
 SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 
-#: Number of the package's form, in results; before, they had none, and the growth had another slope far out. Within 4,
-#: what weighs alike in the fit was changed: results of sets whose configurations differ in size were made anew.
-FORM = 4
+#: Number of the package's form, in results. In 4, errors of training configurations were not looked at, as in the
+#: alternative "no optimism"; within it, what weighs alike in the fit was changed, and results of sets whose
+#: configurations differ in size were made anew. Before, they had no number, and the growth had another slope far out.
+FORM = 5
 
 #: The form that the package has, as a variant of this file.
 SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "power": 4, "tau": 1.0, "rounds": 1,
            "relative": (0.5, 0.8), "familiar": 8.0, "trusted": 10.0, "slope": 0.15, "bend": 6,
-           "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0, "alike": "atoms"}  # fmt: skip
+           "form": "linear std", "prior": (2.5, 0.3), "tails": 0.0, "alike": "atoms",
+           "optimism": 1.5, "most": 1.0, "strange": 3.0}  # fmt: skip
 
 #: One thing changed at a time. `features`: what the package reads, with MACE both layers', with NequIP those after the
 #: last, or one of these.
@@ -46,7 +50,9 @@ SHIPPED = {"features": "read", "ridge": 1e-5, "regions": 8, "shared": 0.3, "powe
 #: sharply; a `bend` of None is the form before, whose slope fell below its end on the way. `tau`: None is the squared
 #: Mahalanobis distance itself. `power`: of the distance in the weights of regions; None is a smooth minimum over them,
 #: which the package had before. `tails`: width of the prior of the logarithm of one more constant, a factor on ν - 5.
-#: `alike`: what weighs alike in the fit; both are the same where configurations are equally large.
+#: `alike`: what weighs alike in the fit; both are the same where configurations are equally large. `optimism`: how many
+#: times what errors gain from training to validation atoms they gain once more where the distance passes `strange`, and
+#: at `most`, both logarithms of variances.
 ALTERNATIVES = {
     "as shipped, here": {},
     "features of the last layer": {"features": "last"},
@@ -83,6 +89,12 @@ ALTERNATIVES = {
     "prior 2.5, wide": {"prior": (2.5, 1.5)},
     "a constant on nu": {"tails": 0.5},
     "configurations alike": {"alike": "configurations"},
+    "no optimism": {"optimism": 0.0},
+    "optimism 1": {"optimism": 1.0},
+    "optimism 2": {"optimism": 2.0},
+    "optimism up to 0.7": {"most": 0.7},
+    "optimism without end": {"most": 1e6},
+    "optimism from 4 on": {"strange": 4.0},
 }  # fmt: skip
 
 
@@ -201,9 +213,10 @@ class Alternative:
 
     def __init__(
         self, train, features, ridge, regions, shared, power, tau, rounds, relative, familiar, trusted, slope, bend,
-        form, prior, tails, alike
+        form, prior, tails, alike, optimism, most, strange
     ):  # fmt: skip
-        self.features, self.alike = features, alike
+        self.features, self.alike, self.gap = features, alike, 0.0
+        self.optimism, self.most, self.strange = optimism, most, strange
         self.power, self.tau, self.rounds, self.form, self.prior, self.tails = power, tau, rounds, form, prior, tails
         self.relative, self.familiar, self.trusted, self.slope, self.bend = relative, familiar, trusted, slope, bend
         kinds = np.unique(train.species)
@@ -287,15 +300,42 @@ class Alternative:
         near, far = self.relative
         weight = far + (near - far) / (1 + (distance / self.familiar) ** 4)
         excess = excess * np.exp(weight * (species - self._log_variance(data)))
-        return (1 + excess) / typical, excess / (1 + excess)
+        once_more = self.most * np.tanh(self.optimism * self.gap / self.most)
+        total = (1 + excess) * np.exp(once_more / (1 + (self.strange / distance) ** 6))
+        return total / typical, 1 - 1 / total
 
     def _reach(self, distance):
         share = distance / self.trusted
         near = 1 / (1 + share**4) if self.bend is None else (1 + share**self.bend) ** (-1 / self.bend)
         return distance * (self.slope + (1 - self.slope) * near)
 
-    def fit(self, valid):
-        """ln a, ln scale and, with ``tails``, ln of a factor on ν - 5; atoms count like as many as configurations.
+    def fit(self, valid, train):
+        """ln a, ln scale and, with ``tails``, ln of a factor on ν - 5; also sets the gap of the optimism."""
+        self.gap, constants = 0.0, self._fit(valid)
+        if self.optimism:
+            every = max(1, (train.frame.max() + 1) // (4 * len(np.unique(valid.frame))))
+            (here, error), (there, other) = (self._scale(d, constants, e) for d, e in ((valid, 1), (train, every)))
+            self.gap = max(0.0, here - there) / (1 + (error**2 + other**2) / 0.3**2)
+            constants = self._fit(valid)
+        return constants
+
+    def _scale(self, data, constants, every):
+        """Logarithm of the factor that variances want, with its standard error over frames."""
+        chosen, law = data.frame % every == 0, self.law(data, constants)
+        law = Elliptical(law.log_scale[chosen], law.axes[chosen], law.dof[chosen])
+        residual, frame = data.residual[chosen], np.unique(data.frame[chosen], return_inverse=True)[1]
+
+        def nll(log_factor):
+            return law.negative_log_likelihood(residual * np.exp(-0.5 * log_factor)) + 1.5 * log_factor
+
+        best = minimize(lambda x: nll(x[0]).mean(), np.zeros(1), method="BFGS").x[0]
+        below, at, above = (nll(best + step) for step in (-0.01, 0.0, 0.01))
+        scores = np.bincount(frame, (above - below) / 0.02)
+        error = np.sqrt(np.cov(scores) * len(scores)) / ((below - 2 * at + above).sum() / 0.01**2)
+        return best, error * student_t.ppf(norm.cdf(1.0), len(scores) - 1)
+
+    def _fit(self, valid):
+        """Constants; atoms count like as many as configurations.
 
         Of different size, configurations are as many as would say as much if they were equally large (Kish).
         """
@@ -359,9 +399,9 @@ def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
     result["alternatives"] = {}
     for title in forms:
         alternative = Alternative(data["train"], **{**SHIPPED, **ALTERNATIVES[title]})
-        for d in (data["valid"], *tests.values()):
+        for d in (data["train"], data["valid"], *tests.values()):
             d.leverages = alternative.leverage(d)
-        constants = alternative.fit(data["valid"])
+        constants = alternative.fit(data["valid"], data["train"])
         scores = {name: figures(d, alternative.law(d, constants)) for name, d in tests.items()}
         result["alternatives"][title] = {"growth": float(np.exp(constants[0])), **scores}
     return result

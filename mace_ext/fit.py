@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
-from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant, some
 from e2ip_plugins.tools.frames import Frame, check_atoms
 from mace_ext.files import choose_head, configuration, open_file
 from mace_ext.model import add_readout
@@ -57,15 +57,18 @@ def fit_trained(model: Any, training: Training) -> None:
     warning: the training is not lost for it.
     """
     logging.info("Fitting the leverage to training and validation set")
-    train, valid = training.train_loader, list(training.valid_loaders.values())
+    valid = list(training.valid_loaders.values())
+    train, batch_size = training.train_loader.dataset, training.train_loader.batch_size
+    validation: Any = ConcatDataset([loader.dataset for loader in valid])
     try:
         with remembering(model, more=False):
             report = fit_model(
                 model,
-                in_order(train.dataset, train.batch_size),
-                in_order(ConcatDataset([loader.dataset for loader in valid]), valid[0].batch_size),
+                in_order(train, batch_size),
+                in_order(validation, valid[0].batch_size),
                 training.device,
                 say=logging.info,
+                known=in_order(train, batch_size, some(len(train), len(validation))),
             )
     except InputError as error:
         model.e2ip_readout.leverage.reset()
@@ -84,6 +87,7 @@ def fit_model(
     device: Any,
     constant: bool = False,
     say: Optional[Say] = None,
+    known: Iterable[Any] = (),
 ) -> Report:
     """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
 
@@ -93,13 +97,15 @@ def fit_model(
         Not wrapped by DDP.
     training, validation
         Loaders; of distributed processes, each has its share. Atoms count if their configuration's weights are not
-        zero, validation atoms if their reference forces are finite, too.
+        zero, those of ``validation`` and ``known`` if their reference forces are finite, too.
     device
         Where the model is.
     constant : bool
         See `fit_leverage`.
     say : callable, optional
         Takes lines about the progress.
+    known
+        The same, of training configurations whose errors are compared with those of the validation set.
     """
 
     def features() -> Iterator[torch.Tensor]:
@@ -109,8 +115,8 @@ def fit_model(
                 model.uncertainty_outputs(batch.to_dict())
             yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
 
-    def residuals() -> Iterator[Labelled]:
-        for batch in _with_progress(validation, "validation set", say):
+    def residuals(loader: Any, what: str) -> Iterator[Labelled]:
+        for batch in _with_progress(loader, what, say):
             batch = batch.to(device)
             forces = model(batch.to_dict(), compute_force=True)["forces"].detach()
             counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
@@ -119,14 +125,23 @@ def fit_model(
 
     species = [chemical_symbols[int(z)] for z in model.atomic_numbers]
     with _frozen(model):
-        return fit_leverage(model.e2ip_readout, features(), residuals(), species, constant)
+        return fit_leverage(
+            model.e2ip_readout,
+            features(),
+            residuals(validation, "validation set"),
+            species,
+            constant,
+            known=residuals(known, "errors of the training set"),
+        )
 
 
-def in_order(dataset: Any, batch_size: int) -> DataLoader:
-    """Every configuration of a data set once, whatever the seed; of several processes, each has its share."""
+def in_order(dataset: Any, batch_size: int, chosen: Optional[range] = None) -> DataLoader:
+    """Configurations of a data set, default: all, once whatever the seed; of several processes, each has its share."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        dataset = Subset(dataset, range(rank, len(dataset), count))
+        chosen = (range(len(dataset)) if chosen is None else chosen)[rank::count]
+    if chosen is not None:
+        dataset = Subset(dataset, chosen)
     # A generator of its own: a loader draws from torch's, shuffled or not.
     return DataLoader(dataset, batch_size, shuffle=False, drop_last=False, generator=torch.Generator())
 
@@ -200,7 +215,7 @@ def fit_file(
     model, output : path
         Of `mace_run_train`'s ``.model`` files, foundation models included. ``output`` is whole or not there.
     training, validation : sequence of Frame
-        Of the training set no forces are needed.
+        Of the training set no forces are needed; those that it has tell how much the model knows by heart.
     head : str, optional
         MACE head that the frames belong to; needed where the model has several. The others' leverage is lost.
     device : str
@@ -235,9 +250,13 @@ def fit_file(
         else:
             found.settings = found.settings.with_leverage(str(model))
             found.family = found.settings.build()
-        train, valid = (in_order(Graphs(frames, net, own_head), batch_size) for frames in (training, validation))
+        some_of_training = [training[i] for i in some(len(training), len(validation))]
+        train, valid, known = (
+            in_order(Graphs(frames, net, own_head), batch_size) for frames in (training, validation, some_of_training)
+        )
         constant = is_constant(net.e2ip_readout)
-        report = fit_model(net, train, valid, device, constant, say or (lambda line: print(line, file=sys.stderr)))
+        say = say or (lambda line: print(line, file=sys.stderr))
+        report = fit_model(net, train, valid, device, constant, say, known)
     finally:
         torch.set_default_dtype(before)
     others = [name for name in net.heads if name != own_head]

@@ -18,7 +18,7 @@ from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import explained, leverages, rebuild, refuse_head
 from nequip_ext.elements import types_of
 from nequip_ext.fit_package import fit_package, wrap_package
-from nequip_ext.passes import FrameBatches, fit_model
+from nequip_ext.passes import batches_of, fit_model
 from nequip_ext.readout import find_readout, settings_of
 
 MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
@@ -99,9 +99,8 @@ def fit_file(
             trunk.make_constant()
     constant = is_constant(readout)
     with explained(model):
-        types = types_of(model)
-        batches = [FrameBatches(evaluated, frames, device, batch_size, types) for frames in (training, validation)]
-    report = fit_model(evaluated, batches[0], batches[1], constant=constant)
+        batches = batches_of(evaluated, training, validation, device, batch_size, types_of(model))
+    report = fit_model(evaluated, *batches, constant=constant)
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=constant))
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)

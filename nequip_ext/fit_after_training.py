@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.tools.fit import some
 from nequip_ext.checkpoints import leverages, rebuild, store
 from nequip_ext.passes import fit_model, tell
 from nequip_ext.readout import find_readout
@@ -99,11 +100,14 @@ def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Opt
     data = trainer.datamodule
     for name, model in twin.evaluation_model.items():
         if leverages(model):
-            training = _Batches(trainer, twin, device, [data.train_dataset[0]], data.train_dataloader())
+            train, like = data.train_dataset[0], data.train_dataloader()
+            training = _Batches(trainer, twin, device, [train], like)
             validation = _Batches(trainer, twin, device, data.val_dataset, data.val_dataloader()[0])
+            chosen = Subset(train, some(len(train), sum(map(len, data.val_dataset))))
+            known = _Batches(trainer, twin, device, [chosen], like)
             if len(twin.model) > 1:
                 logger.info(f"leverage of model {name}:")
-            tell(fit_model(model, training, validation))
+            tell(fit_model(model, training, validation, known))
     return {name: leverage.cpu() for name, leverage in leverages(twin).items()}
 
 

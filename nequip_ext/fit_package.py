@@ -25,7 +25,7 @@ from e2ip_plugins.tools.frames import Frame
 from nequip_ext.checkpoints import explained
 from nequip_ext.compat import IS_0_16, cpu_deserialize
 from nequip_ext.elements import types_of
-from nequip_ext.passes import FrameBatches, fit_model
+from nequip_ext.passes import batches_of, fit_model
 from nequip_ext.readout import find_readout, settings_of
 from nequip_ext.registration import register
 
@@ -99,9 +99,8 @@ def fit_package(
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     with explained(path):
-        types = types_of(path)
-        batches = [FrameBatches(model, frames, device, batch_size, types) for frames in (training, validation)]
-    report = fit_model(model, batches[0], batches[1], constant=is_constant(readout))
+        batches = batches_of(model, training, validation, device, batch_size, types_of(path))
+    report = fit_model(model, *batches, constant=is_constant(readout))
     model.cpu()
     for modules in models.values():
         other = find_readout(modules)

@@ -1,13 +1,13 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
 import time
-from typing import Any, Iterable, Iterator, List, Sequence, Sized
+from typing import Any, Iterable, Iterator, List, Sequence, Sized, Tuple
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.utils import RankedLogger
 
-from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, some
 from e2ip_plugins.tools.frames import Frame, check_atoms
 from nequip_ext.batches import transforms_of
 from nequip_ext.elements import Types, by_element
@@ -25,6 +25,7 @@ def fit_model(
     model: Any,
     training: Iterable[AtomicDataDict.Type],
     validation: Iterable[AtomicDataDict.Type],
+    known: Iterable[AtomicDataDict.Type] = (),
     constant: bool = False,
 ) -> Report:
     """Fit the leverage of a model's readout in place.
@@ -36,6 +37,8 @@ def fit_model(
     training, validation : iterable of dict
         Batches on the model's device; validation ones with reference forces, of which NaN and infinite ones do not
         count. In a distributed training every process has its share.
+    known : iterable of dict
+        Like ``validation``, of training configurations whose errors are compared with those.
     constant : bool
         See `e2ip_plugins.tools.fit.fit_leverage`.
 
@@ -52,6 +55,7 @@ def fit_model(
         _run_forces(model, _told(validation, "validation")),
         species=model.type_names,
         constant=constant,
+        known=_run_forces(model, _told(known, "training")),
     )
 
 
@@ -88,6 +92,19 @@ def _told(batches: Iterable[Any], name: str) -> Iterator[Any]:
             last = time.monotonic()
             logger.info(f"leverage: {number}{total} batches of {name} frames")
         yield batch
+
+
+def batches_of(
+    model: Any, training: Sequence[Frame], validation: Sequence[Frame], device: str, batch_size: int, types: Types
+) -> Tuple["FrameBatches", "FrameBatches", "FrameBatches"]:
+    """What `fit_model` takes after the model."""
+    known = [training[i] for i in some(len(training), len(validation))]
+    options = device, batch_size, types
+    return (
+        FrameBatches(model, training, *options),
+        FrameBatches(model, validation, *options),
+        FrameBatches(model, known, *options),
+    )
 
 
 def tell(report: Report) -> None:

@@ -25,6 +25,9 @@ TRUSTED, FAR_SLOPE = 10.0, 0.15
 #: The same for what the network says of its variance, and the share of the species' variance from there on.
 FAMILIAR, FAR_WEIGHT = 8.0, 0.8
 
+#: Leverage plus neighbours' mean from where on errors grow by the optimism of training errors, and how many times that.
+STRANGE, ONCE_MORE = 3.0, 1.5
+
 
 class Option(NamedTuple):
     """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
@@ -67,6 +70,9 @@ class Support(NamedTuple):
         Leverage of the atom plus its mean over neighbours, finite: 2 on average.
     growth : (N,) or (1,)
         Constant a: the standard deviation grows like 1 + a · distance, more slowly far out.
+    optimism : (N,) or (1,)
+        Logarithm of the factor by which variances of errors are larger on validation atoms than on training atoms of
+        the same description; at least 0.
     log_variance : (N,)
         `Family.log_variance` of the training atoms of the same species, on average.
     log_scale : (N,)
@@ -77,6 +83,7 @@ class Support(NamedTuple):
     leverage: Tensor
     distance: Tensor
     growth: Tensor
+    optimism: Tensor
     log_variance: Tensor
     log_scale: Tensor
     fitted: Tensor
@@ -252,13 +259,19 @@ def inflate(
     far_slope: float = FAR_SLOPE,
     familiar: float = FAMILIAR,
     far_weight: float = FAR_WEIGHT,
+    strange: float = STRANGE,
+    once_more: float = ONCE_MORE,
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
     The excess is the epistemic part in units of the other, (1 + a · r)² - 1, times (v̄ / v)^w with v the atom's own
     variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice, and
     r is the distance. Far from it nothing was trained on v: it still tells which atoms are worse, hardly how bad they
-    are, and w is larger; and errors grow less than the distance first. All is measured: docs/leverage.md.
+    are, and w is larger; and errors grow less than the distance first.
+
+    A network that knows its training set by heart errs less there than elsewhere (the optimism of training errors), of
+    which the leverage of its training atoms tells nothing, and errs more by about as much once again on what is
+    strange: 1 + excess gets a factor of its own for that, of e at most. All is measured: docs/leverage.md.
 
     Parameters
     ----------
@@ -273,6 +286,9 @@ def inflate(
     familiar, far_weight : float
         w goes from 1/2 to far_weight as 1 / (1 + (distance / familiar)⁴) goes from 1 to 0; later it would undo the
         growth of atoms with a large v.
+    strange, once_more : float
+        That factor is exp(tanh(once_more · optimism) · s), and s goes from 0 to 1 as (distance / strange)⁶ / (1 +
+        (distance / strange)⁶).
 
     Returns
     -------
@@ -285,6 +301,8 @@ def inflate(
     flattened = ((distance / trusted).pow(6) + 1.0).pow(-1.0 / 6.0)
     grown = support.growth * distance * (far_slope + (1.0 - far_slope) * flattened)
     excess = grown * (grown + 2.0) * relative
+    share = 1.0 - ((distance / strange).pow(6) + 1.0).reciprocal()
+    excess = excess + (excess + 1.0) * torch.expm1(torch.tanh(once_more * support.optimism) * share)
     usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
     log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)

@@ -1,8 +1,13 @@
-"""The constants that validation configurations fix: how fast the uncertainty grows, and a factor on all variances."""
+"""The constants that configurations with forces fix.
 
+Validation configurations say how fast the uncertainty grows and give a factor on all variances; beside them, training
+configurations tell how much of the errors is hidden where the network knows its data by heart.
+"""
+
+import copy
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -16,6 +21,9 @@ from e2ip_plugins.families.interface import Support, inflate
 #: from where the training set does and say little about it.
 PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
 _STARTS = (PRIOR_GROWTH, 0.2)
+
+#: Of the optimism, a logarithm, around 0.
+PRIOR_OPTIMISM = 0.3
 
 #: Probability below one standard error of a Gaussian.
 ONE_SIGMA = float(norm.cdf(1.0))
@@ -39,6 +47,8 @@ class Constants:
         Mean over atoms before and after, in nats for a density in (eV/Å)⁻³.
     configurations, atoms : int
         Number of those with finite reference forces.
+    optimism, optimism_error : float
+        See `Samples.optimism`.
     """
 
     growth: float
@@ -48,6 +58,8 @@ class Constants:
     nll: Tuple[float, float]
     configurations: int
     atoms: int
+    optimism: float = 0.0
+    optimism_error: float = 0.0
 
 
 class Samples:
@@ -85,10 +97,8 @@ class Samples:
 
     def per_configuration(self, constants: np.ndarray) -> np.ndarray:
         """What the atoms of every configuration add, at (ln a, ln scale)."""
-        one = torch.ones(1, dtype=torch.float64)
-        support = self.support._replace(
-            growth=one * math.exp(constants[0]), log_scale=self.support.log_scale + constants[1]
-        )
+        growth, log_scale = _alone(math.exp(constants[0])), self.support.log_scale + constants[1]
+        support = self.support._replace(growth=growth, log_scale=log_scale)
         log_factor, excess = inflate(support, self.log_variance)
         return self._sums((log_factor + torch.log1p(excess)).numpy())
 
@@ -104,15 +114,25 @@ class Samples:
         nll = self.law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
         return self.weight * np.bincount(self.frames, nll)
 
-    def fit(self) -> Constants:
+    def fit(self, training: Optional["Samples"] = None) -> Constants:
         """Constants of the largest posterior density, with atoms as they weigh, see ``weight``.
 
         The atoms of a configuration are no independent witnesses. The likelihood has flat and false minima (a -> 0).
+
+        Parameters
+        ----------
+        training : Samples, optional
+            Of training atoms: what there is without them is no optimism.
         """
         starts = [np.array([math.log(start), 0.0]) for start in _STARTS]
-        return self._constants(_minimum(self._objective, starts))
+        found = _minimum(self._objective, starts)
+        optimism, error = self.optimism(training, found)
+        if optimism:
+            samples = self._with(optimism=_alone(optimism))
+            return samples._constants(_minimum(samples._objective, [found]), optimism, error)
+        return self._constants(found, optimism, error)
 
-    def fit_by_species(self) -> Tuple[Constants, Dict[int, float]]:
+    def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[Constants, Dict[int, float]]:
         """The same with a scale for every species, for a readout that knows nothing of the atoms but that.
 
         Returns
@@ -125,34 +145,75 @@ class Samples:
         square = np.bincount(index, np.square(self.residual).mean(-1)) / np.bincount(index)
         start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_variance.numpy()) / np.bincount(index)
 
-        def objective(constants: np.ndarray) -> float:
-            scaled = self.support._replace(log_scale=torch.from_numpy(constants[1:][index]))
-            return Samples._objective(self._with(scaled), np.array([constants[0], 0.0]))
+        def scaled(samples: Samples, index: np.ndarray, constants: np.ndarray) -> Samples:
+            return samples._with(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
 
-        starts = [np.concatenate([[math.log(growth)], start]) for growth in _STARTS]
-        found = _minimum(objective, starts)
-        scaled = self._with(self.support._replace(log_scale=torch.from_numpy(found[1:][index])))
-        log_scale = dict(zip(kinds.tolist(), found[1:].tolist(), strict=True))
-        return scaled._constants(np.array([found[0], 0.0])), log_scale
+        def fitted(samples: Samples, starts: List[np.ndarray]) -> np.ndarray:
+            return _minimum(lambda x: scaled(samples, index, x)._objective(np.array([x[0], 0.0])), starts)
 
-    def _with(self, support: Support) -> "Samples":
-        return Samples(self.law, self.residual, support, self.log_variance, self.frames, self.kinds)
+        samples = self
+        found = fitted(samples, [np.concatenate([[math.log(growth)], start]) for growth in _STARTS])
+        if training is not None:
+            # A kind that only training atoms are of has the mean of the others.
+            place = np.searchsorted(kinds, training.kinds).clip(max=len(kinds) - 1)
+            training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), found)
+        optimism, error = scaled(samples, index, found).optimism(training, np.array([found[0], 0.0]))
+        if optimism:
+            samples = self._with(optimism=_alone(optimism))
+            found = fitted(samples, [found])
+        constants = scaled(samples, index, found)._constants(np.array([found[0], 0.0]), optimism, error)
+        return constants, dict(zip(kinds.tolist(), found[1:].tolist(), strict=True))
+
+    def optimism(self, training: Optional["Samples"], constants: np.ndarray) -> Tuple[float, float]:
+        """How much larger variances are here than those of ``training`` are, a logarithm, and its standard error.
+
+        Both in units of what the model says of them, with these constants: differences of leverage and variance are
+        accounted for. A prior of width `PRIOR_OPTIMISM` keeps few configurations from saying much, and it is at least
+        0: validation configurations may be the easier ones, but no network errs more where it was trained.
+        """
+        if training is None or not np.abs(training.residual).max():
+            return 0.0, 0.0
+        of_training = _minimum(
+            lambda x: float(training.per_configuration(np.array([constants[0], x[0]])).sum()), [constants[1:2]]
+        )
+        errors = [
+            samples._error_of_scale(np.array([constants[0], log_scale]))
+            for samples, log_scale in ((self, constants[1]), (training, of_training[0]))
+        ]
+        variance = math.hypot(*errors) ** 2
+        share = PRIOR_OPTIMISM**2 / (PRIOR_OPTIMISM**2 + variance)
+        return share * max(0.0, float(constants[1] - of_training[0])), math.sqrt(share * variance)
+
+    def _with(self, **support: Tensor) -> "Samples":
+        """The same with other fields of the support."""
+        other = copy.copy(self)
+        other.support = self.support._replace(**support)
+        return other
 
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
         return float(self.per_configuration(constants).sum()) + prior
 
-    def _constants(self, found: np.ndarray) -> Constants:
+    def _constants(self, found: np.ndarray, optimism: float, optimism_error: float) -> Constants:
         error = self._standard_errors(found)
         return Constants(
             growth=math.exp(found[0]),
             growth_interval=(math.exp(found[0] - error[0]), math.exp(found[0] + error[0])),
             log_scale=float(found[1]),
             log_scale_error=float(error[1]),
+            optimism=optimism,
+            optimism_error=optimism_error,
             nll=(self._mean(self.as_trained()), self._mean(self.per_configuration(found))),
             configurations=self.configurations,
             atoms=len(self.residual),
         )
+
+    def _error_of_scale(self, constants: np.ndarray, step: float = 1e-2) -> float:
+        """Standard error of ln scale alone, as in `_standard_errors`."""
+        below, at, above = (self.per_configuration(constants + np.array([0.0, d])) for d in (-step, 0.0, step))
+        score = ((above - below) / (2.0 * step))[np.newaxis]
+        curvature = (above - 2.0 * at + below).sum() / step**2
+        return float(self._scattered(score, np.array([[curvature]]), np.zeros((1, 1)))[0])
 
     def _standard_errors(self, constants: np.ndarray, step: float = 1e-2) -> np.ndarray:
         """Of both constants, by the sandwich estimator over configurations.
@@ -169,12 +230,20 @@ class Samples:
         curvature[0, 0] = (at[1, 0] - 2.0 * at[0, 0] + at[-1, 0]).sum()
         curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
         curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
-        inverse = np.linalg.pinv(curvature / step**2 + prior_curvature, hermitian=True)
+        return self._scattered(score, curvature / step**2, prior_curvature)
+
+    def _scattered(self, score: np.ndarray, curvature: np.ndarray, prior_curvature: np.ndarray) -> np.ndarray:
+        """Standard errors from the scores of configurations (constants, configurations)."""
+        inverse = np.linalg.pinv(curvature + prior_curvature, hermitian=True)
         count, least = score.shape[1], np.diag(inverse).clip(min=0.0)
         if count < 2:  # nothing scatters
             return np.sqrt(least)
         variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
         return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, self.weight * least))
+
+
+def _alone(value: float) -> Tensor:
+    return torch.full((1,), value, dtype=torch.float64)
 
 
 def _minimum(objective: Callable[[np.ndarray], float], starts: Sequence[np.ndarray]) -> np.ndarray:

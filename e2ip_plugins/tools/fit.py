@@ -1,7 +1,8 @@
-"""Fit of the leverage: moments of the features from training atoms, two constants from validation configurations.
+"""Fit of the leverage: moments of the features from training atoms, constants from configurations with forces.
 
-Hosts do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without forces
-and one over the validation set. Nothing of it depends on a seed or on the order of the data, but for rounding and, in
+Hosts do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
+forces, one over the validation set, and one over some training configurations (`some`) for their errors. Nothing of it
+depends on a seed or on the order of the data, but for rounding, for which training configurations are those, and, in
 species with more than `MAX_ATOMS` atoms, for which of them are kept.
 """
 
@@ -26,13 +27,16 @@ from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 #: a tenth (docs/calibrate.md).
 FEW = 10
 
+#: Training configurations for each of the validation set, at most, whose errors are compared with those there.
+TRAINING_PER_VALIDATION = 4
+
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
 WORSE = 0.1
 
 
 @dataclass
 class Labelled:
-    """Predictions for a batch of validation atoms.
+    """Predictions for a batch of validation atoms, or of training atoms whose errors are compared with those.
 
     Attributes
     ----------
@@ -99,6 +103,12 @@ class Report:
                 f"{c.nll[0]:.3f} -> {c.nll[1]:.3f}"
                 + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
             )
+            ratio = math.exp(0.5 * c.optimism)
+            if ratio > 1.0:
+                lines.append(
+                    f"leverage{where}: errors {ratio:.3g} +- {0.5 * c.optimism_error * ratio:.2g} times those of "
+                    "training atoms of equal uncertainty: more growth on what is strange"
+                )
         return lines
 
 
@@ -131,6 +141,11 @@ def is_constant(readout: Any) -> bool:
     return not any(bool(trunk.out.weight.any()) for trunk in readout.trunks)
 
 
+def some(training: int, validation: int) -> range:
+    """Which of so many training configurations to compare with so many of the validation set, in `fit_leverage`."""
+    return range(0, training, max(1, training // max(1, TRAINING_PER_VALIDATION * validation)))
+
+
 def fit_leverage(
     readout: Readout,
     training: Iterable[Optional[Tensor]],
@@ -138,6 +153,7 @@ def fit_leverage(
     species: Sequence[str] = (),
     constant: bool = False,
     ridge: float = RIDGE,
+    known: Iterable[Labelled] = (),
 ) -> Report:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -157,6 +173,9 @@ def fit_leverage(
         every species. This is what a model gets that was trained without a readout.
     ridge : float
         See `RIDGE`.
+    known : iterable of Labelled
+        Like ``validation``, of training configurations, see `some`: their errors say how much the network knows by
+        heart. Those without forces do not count; without any it is taken to be nothing.
 
     Raises
     ------
@@ -166,7 +185,7 @@ def fit_leverage(
     leverage, report = readout.leverage, Report()
     leverage.reset()
     # For species and heads without atoms to fit them to.
-    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor):
+    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor, leverage.optimism):
         buffer.zero_()
     leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))
@@ -188,12 +207,16 @@ def fit_leverage(
     report.regions = len(leverage.region_kinds)
     report.warnings += _warnings(report, leverage, species)
     if readout.family.takes_support:
-        for head, table in _collect(readout, validation, report).items():
+        tables = _by_head(_of_validation(readout, validation, report))
+        tables_known = _by_head(_collect(readout, known)[0])
+        for head, table in tables.items():
             if constant:
-                report.constants[head], by_kind = _fit_constant(readout, head, table)
+                found, by_kind = _fit_constant(readout, head, table, tables_known.get(head))
                 report.species_std[head] = {_name(kind % per_head, species): std for kind, std in by_kind.items()}
             else:
-                report.constants[head] = _fit_trained(readout, head, table)
+                found = _fit_trained(readout, head, table, tables_known.get(head))
+            report.constants[head] = found
+            leverage.growth[head], leverage.optimism[head] = found.growth, found.optimism
         for found in report.constants.values():
             if found.configurations < FEW:
                 report.warnings.append(
@@ -240,12 +263,15 @@ def _warnings(report: Report, leverage: Leverage, species: Sequence[str]) -> Lis
     return found
 
 
-def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -> Dict[int, Dict[str, np.ndarray]]:
-    """Run the validation set; what its atoms are, by head, and the same in every process of a distributed training."""
+def _collect(readout: Readout, batches: Iterable[Labelled]) -> Tuple[Dict[str, np.ndarray], int]:
+    """Run batches; what their atoms are, the same in every process of a distributed training.
+
+    Also returns the number of configurations that were left out for species without training atoms.
+    """
     parts: List[Dict[str, np.ndarray]] = []
     frames = left_out = 0
     with seen_by(readout) as seen:
-        for batch in validation:
+        for batch in batches:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
             known = torch.isin(seen["kinds"], readout.leverage.region_kinds)
             supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=known.device)
@@ -264,19 +290,25 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
             parts.append({name: value[usable].detach().cpu().numpy() for name, value in part.items()})
             frames += int(batch.frames.max()) + 1
     parts, left_out = _from_all_processes(parts, left_out)
-    if not sum(len(part["residual"]) for part in parts):
+    names = parts[0] if parts else {}
+    return {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}, left_out
+
+
+def _of_validation(readout: Readout, validation: Iterable[Labelled], report: Report) -> Dict[str, np.ndarray]:
+    """Atoms of the validation set, each configuration once; `InputError` if they say nothing."""
+    table, left_out = _collect(readout, validation)
+    if not table or not len(table["residual"]):
         raise InputError(
             "the validation set has no configuration with finite reference forces whose species the training set has, "
             "or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of evidence mode "
             "'leverage' are fitted to those; give it such configurations"
         )
-    if not any(np.abs(part["residual"]).max(initial=0.0) for part in parts):
+    if not np.abs(table["residual"]).max():
         raise InputError(
             "all validation errors are zero: there is nothing to fit to; give other validation configurations"
         )
     if left_out:
         report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
-    table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in parts[0]}
     copies = _copies(table)
     if copies:
         report.warnings.append(
@@ -288,7 +320,11 @@ def _collect(readout: Readout, validation: Iterable[Labelled], report: Report) -
     told = np.isfinite(table["forces"]).all(-1)
     doubt = references.doubt((table["residual"] + table["forces"])[told], table["forces"][told])
     report.warnings += [f"validation set: {doubt}"] if doubt else []
-    of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])}
+    return table
+
+
+def _by_head(table: Dict[str, np.ndarray]) -> Dict[int, Dict[str, np.ndarray]]:
+    of_head = {int(head): table["heads"] == head for head in np.unique(table["heads"])} if table else {}
     return {head: {name: values[chosen] for name, values in table.items()} for head, chosen in of_head.items()}
 
 
@@ -326,6 +362,7 @@ def _samples(family: Family, parameters: Dict[str, np.ndarray], table: Dict[str,
         leverage=none,
         distance=torch.from_numpy(table["distance"]),
         growth=none,
+        optimism=none,
         log_variance=torch.from_numpy(table["typical"]),
         log_scale=torch.zeros(len(table["distance"]), dtype=torch.float64),
         fitted=torch.tensor(True),
@@ -335,36 +372,49 @@ def _samples(family: Family, parameters: Dict[str, np.ndarray], table: Dict[str,
     return Samples(family.law(parameters), table["residual"], support, log_variance, frames, kinds)
 
 
-def _fit_trained(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Constants:
-    """Constants into the leverage's buffers."""
-    leverage = readout.leverage
-    found = _samples(readout.family, {key.name: table[key.name] for key in readout.family.parameter_keys}, table).fit()
-    leverage.growth[head] = found.growth
-    leverage.log_factor[_kinds(leverage, head)] = found.log_scale
+def _fit_trained(
+    readout: Readout, head: int, table: Dict[str, np.ndarray], known: Optional[Dict[str, np.ndarray]]
+) -> Constants:
+    """Constants, and what is by kind into the leverage's buffers."""
+    family = readout.family
+
+    def samples(table: Dict[str, np.ndarray]) -> Samples:
+        return _samples(family, {key.name: table[key.name] for key in family.parameter_keys}, table)
+
+    found = samples(table).fit(samples(known) if known else None)
+    readout.leverage.log_factor[_kinds(readout.leverage, head)] = found.log_scale
     return found
 
 
-def _fit_constant(readout: Readout, head: int, table: Dict[str, np.ndarray]) -> Tuple[Constants, Dict[int, float]]:
+def _constant_samples(family: Family, outputs: Dict[str, Tensor], table: Dict[str, np.ndarray]) -> Samples:
+    """Of atoms that all have the same parameters."""
+    atoms = len(table["residual"])
+    parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
+    variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
+    return _samples(family, parameters, {**table, "typical": variance.numpy()})
+
+
+def _fit_constant(
+    readout: Readout, head: int, table: Dict[str, np.ndarray], known: Optional[Dict[str, np.ndarray]]
+) -> Tuple[Constants, Dict[int, float]]:
     """The same, with the 0e coefficients that the trunk gives to every atom and a scale for every species.
 
     Also returns the standard deviation at leverage 1 by kind, in eV/Å.
     """
-    leverage, family, atoms = readout.leverage, readout.family, len(table["residual"])
+    leverage, family = readout.leverage, readout.family
     best: Any = None
     for scalars in family.constant_scalars():
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
-        variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-        found, log_scale = _samples(family, parameters, {**table, "typical": variance.numpy()}).fit_by_species()
+        of_validation = _constant_samples(family, outputs, table)
+        found, log_scale = of_validation.fit_by_species(_constant_samples(family, outputs, known) if known else None)
         if best is None or found.nll[1] < best[0].nll[1]:
-            std = float(family.law(parameters).total_std()[0])
-            best = found, log_scale, scalars, float(variance[0]), std
+            std = float(of_validation.law.total_std()[0])
+            best = found, log_scale, scalars, float(of_validation.log_variance[0]), std
     found, log_scale, scalars, variance, std = best
     trunk: Any = readout.trunks[head]
     trunk.make_constant(scalars)
-    leverage.growth[head] = found.growth
     # A species that only the training set has gets the mean of the others.
     leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
     leverage.log_variance[_kinds(leverage, head)] = variance

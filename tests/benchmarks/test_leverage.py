@@ -63,13 +63,15 @@ def folder(study, tmp_path_factory):
         equivariant = torch.from_numpy(np.concatenate([d.features, np.ones((len(d.features), 5))], axis=1))
         return readout(torch.from_numpy(d.features), equivariant, torch.from_numpy(d.species), neighbours)
 
-    def labelled():
-        run(data["valid"])
-        yield Labelled(torch.from_numpy(data["valid"].residual), torch.from_numpy(data["valid"].frame))
+    def labelled(d):
+        run(d)
+        yield Labelled(torch.from_numpy(d.residual), torch.from_numpy(d.frame))
 
+    # A network that errs less where it was trained.
+    data["train"].residual *= 0.7
     training = (None for _ in map(run, [data["train"]]))
-    fit_leverage(readout, training, labelled())
-    assert len(readout.leverage.region_kinds) > 2
+    fit_leverage(readout, training, labelled(data["valid"]), known=labelled(data["train"]))
+    assert len(readout.leverage.region_kinds) > 2 and readout.leverage.optimism > 0.4
     for name, d in data.items():
         found, _ = study.seen(readout, lambda d=d: run(d))
         np.savez(out / f"{name}.npz", **{**vars(d), **found, "forces": d.residual})
@@ -81,7 +83,7 @@ def test_form_written_apart_is_the_packages(study, folder):
     for test in ("test", "ood"):
         ours, apart = result["leverage"][test], result["alternatives"]["as shipped, here"][test]
         for name in study.FIGURES:
-            assert apart[name] == pytest.approx(ours[name], rel=2e-3), name
+            assert apart[name] == pytest.approx(ours[name], rel=2e-3, abs=2e-4), name
     train, ood = study.load(folder, "train"), study.load(folder, "ood")
     alternative = study.Alternative(train, **study.SHIPPED)
     np.testing.assert_allclose(alternative.leverage(ood)[0], ood.fitted_leverage, rtol=1e-6)
@@ -92,11 +94,12 @@ def test_a_constant_on_nu_goes_where_tails_are(study, folder):
     """Errors drawn from the predicted distribution with other tails than it says."""
     valid, rng = study.load(folder, "valid"), np.random.default_rng(4)
     form = study.Alternative(study.load(folder, "train"), **{**study.SHIPPED, "tails": 5.0})
-    valid.leverages = form.leverage(valid)
+    train = study.load(folder, "train")
+    train.leverages, valid.leverages = form.leverage(train), form.leverage(valid)
     said = form.law(valid, np.zeros(3))
     for log_factor in (-1.0, 1.0):
         valid.residual = form.law(valid, np.array([0.0, 0.0, log_factor])).sample(rng, 1)[0]
-        constants = form.fit(valid)
+        constants = form.fit(valid, train)
         assert np.sign(constants[2]) == np.sign(log_factor)
         np.testing.assert_allclose(form.law(valid, constants).dof - 3.0, (said.dof - 3.0) * np.exp(constants[2]))
 

@@ -106,7 +106,7 @@ def test_derivatives_of_its_outputs(evidence, unit):
     module = build(evidence=evidence)
     coefficients = example(module, count=4)[0].detach().requires_grad_()
     ones = torch.ones(4, dtype=F64)
-    support = Support(3 * ones, 5 * ones, 2.5 * ones, -6 * ones, 0.1 * ones, torch.tensor(True))
+    support = Support(3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, torch.tensor(True))
 
     def uncertainties(c):
         outputs = module(c, torch.tensor(UNIT, dtype=F64), support)

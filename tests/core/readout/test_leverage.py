@@ -1,5 +1,6 @@
 """The leverage against its formulas in NumPy, at its edges, and in every form a readout travels in."""
 
+import copy
 import itertools
 import math
 
@@ -81,6 +82,7 @@ def test_formula_by_region_kind_and_round(fill_leverage):
     np.testing.assert_allclose(found.leverage, h, rtol=1e-10)
     np.testing.assert_allclose(found.distance, h + expected_mean(h, neighbours), rtol=1e-10)
     assert torch.equal(found.growth, leverage.growth[heads]) and bool(found.fitted)
+    assert torch.equal(found.optimism, leverage.optimism[heads])
     for name, buffer in (("log_variance", leverage.log_variance), ("log_scale", leverage.log_factor)):
         assert torch.equal(getattr(found, name), buffer[kinds]), name
 
@@ -221,7 +223,7 @@ def test_huge_features_are_far_and_finite(leverage):
 def test_no_atoms(leverage):
     none = torch.zeros(0, dtype=torch.long)
     empty = leverage(torch.zeros(0, SIZE), none, none, Neighbours(torch.zeros(0), torch.zeros(0), none, none))
-    for name in ("leverage", "distance", "log_variance", "log_scale", "growth"):
+    for name in ("leverage", "distance", "log_variance", "log_scale", "growth", "optimism"):
         assert getattr(empty, name).shape == (0,)
 
 
@@ -389,6 +391,19 @@ def test_state_dict_of_a_model_without_leverage_leaves_it_unfitted(leverage):
     assert not leverage.fitted and len(leverage.region_kinds) == 1
 
 
+def test_saved_before_there_was_an_optimism(leverage):
+    state = {name: value for name, value in leverage.state_dict().items() if name != "optimism"}
+    other = copy.deepcopy(leverage)
+    other.load_state_dict(state)
+    pickled = leverage.__getstate__()
+    pickled["_buffers"] = state
+    unpickled = Leverage.__new__(Leverage)
+    unpickled.__setstate__(pickled)
+    for found in (other, unpickled):
+        assert torch.equal(found.optimism, torch.zeros(2)) and torch.equal(found.growth, leverage.growth)
+        assert found(*draw(), random_neighbours()).optimism.any().item() is False
+
+
 def test_state_dict_of_another_network_is_refused_and_changes_no_shape(leverage):
     """MACE goes on with the model that it has built."""
     other = Leverage(SIZE + 2, SPECIES, 2)
@@ -414,8 +429,7 @@ def test_one_head_of_several(leverage, head):
     for heads in (None, torch.zeros(30, dtype=torch.long)):
         found = alone(x, species, heads, neighbours)
         expected = leverage(x, species, torch.full((30,), head), neighbours)
-        check_same(found[:2] + found[3:], expected[:2] + expected[3:])
-        assert torch.equal(found.growth.expand(30), expected.growth)
+        check_same([value.expand(30) for value in found], [value.expand(30) for value in expected])
     alone.growth.zero_()
     assert (leverage.growth > 0).all()
 

@@ -24,7 +24,7 @@ from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.tools import fit, moments, training_atoms
 from e2ip_plugins.tools.constants import PRIOR_GROWTH, PRIOR_WIDTH, Constants
-from e2ip_plugins.tools.fit import Labelled, fit_leverage
+from e2ip_plugins.tools.fit import Labelled, fit_leverage, some
 
 SIZE = 4
 #: 0e, 1o and 2e channels of an atom's features
@@ -483,6 +483,57 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
     assert 0.6 * scale < found.log_scale_error < 1.7 * scale
 
 
+@pytest.mark.parametrize("factor, constant", [(1.0, False), (0.5, False), (2.0, False), (0.5, True)])
+def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(training, factor, constant):
+    """In units of what the model says of both: their leverages differ, too. Never less than nothing."""
+    readout, plain = make_readout(constant=constant), make_readout(constant=constant)
+    validation = make_frames(100, seed=1)
+    fit_frames(readout, training, validation, constant=constant)
+    seen, validation = drawn(readout, training * 2, 2.0, 0.3, seed=1), drawn(readout, validation, 2.0, 0.3, seed=2)
+    seen = [frame._replace(residual=factor * frame.residual) for frame in seen]
+    found, none = (
+        fit_frames(one, training, validation, constant=constant, known=known).constants[0]
+        for one, known in ((readout, validation_of(readout, seen)), (plain, ()))
+    )
+    expected = max(0.0, -2.0 * math.log(factor))
+    assert found.optimism == pytest.approx(expected, abs=3.0 * found.optimism_error) and found.optimism_error < 0.15
+    assert readout.leverage.optimism.item() == pytest.approx(found.optimism)
+    assert none.optimism == plain.leverage.optimism.item() == 0.0
+    # It is for what is strange; the rest is fitted with it in mind.
+    strange, usual = (
+        sum(sign * E2IP.log_variance(run(one, frames)[0]).mean() for one, sign in ((readout, 1), (plain, -1)))
+        for frames in (make_frames(5, seed=3, width=30.0), training)
+    )
+    assert strange == 0.0 if found.optimism == 0.0 else strange > 0.4 * math.tanh(1.5 * found.optimism)
+    assert usual == pytest.approx(0.0, abs=0.1)
+
+
+def test_few_configurations_say_little_of_the_optimism(training):
+    readout = make_readout()
+    fit_frames(readout, training, make_frames(30, seed=1))
+    found = {}
+    for count in (2, 200):
+        seen, validation = (drawn(readout, make_frames(count, seed=s), 2.5, 0.0, seed=s) for s in (4, 5))
+        seen = [frame._replace(residual=0.5 * frame.residual) for frame in seen]
+        found[count] = fit_frames(readout, training, validation, known=validation_of(readout, seen)).constants[0]
+    assert found[2].optimism < 0.7 * found[200].optimism and found[2].optimism_error > 0.15
+
+
+def test_training_configurations_without_forces_tell_no_optimism(training):
+    readout, validation = make_readout(), make_frames(12, seed=1)
+    bare = [frame._replace(residual=torch.full_like(frame.residual, math.nan)) for frame in training]
+    exact = [frame._replace(residual=torch.zeros_like(frame.residual)) for frame in training]
+    for known in (bare, exact):
+        report = fit_frames(readout, training, validation, known=validation_of(readout, known))
+        assert report.constants[0].optimism == 0.0 and len(report.lines()) == 2
+
+
+@pytest.mark.parametrize("sizes, chosen", [((3, 50), 3), ((450, 50), 225), ((1000, 50), 200), ((10, 0), 1)])
+def test_training_configurations_to_compare_with(sizes, chosen):
+    found = some(*sizes)
+    assert len(found) == chosen and found[0] == 0 and found[-1] < sizes[0]
+
+
 def test_a_single_configuration_is_enough_for_finite_errors(training):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -754,6 +805,11 @@ def test_report_in_words():
     assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL on 30" in report.lines()[1]
     report.constants[1] = constants
     assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
+    report.constants = {0: dataclasses.replace(constants, optimism=2.0 * math.log(1.25), optimism_error=0.1)}
+    assert report.lines()[2] == (
+        "leverage: errors 1.25 +- 0.062 times those of training atoms of equal uncertainty: more growth on what is "
+        "strange"
+    )
 
 
 # Bad input
@@ -803,13 +859,15 @@ def share(rank, world):
 
 
 def fit_of_process(rank, world):
-    readout = make_readout()
-    report = fit_frames(readout, *share(rank, world), size=4)
+    readout, (training, validation) = make_readout(), share(rank, world)
+    known = [frame._replace(residual=0.4 * frame.residual) for frame in training]
+    report = fit_frames(readout, training, validation, size=4, known=validation_of(readout, known))
     _, wide = share(0, 1)
     return {
         "leverage": leverages(readout, wide).tolist(),
         "growth": report.constants[0].growth,
         "log_scale": report.constants[0].log_scale,
+        "optimism": report.constants[0].optimism,
         "nll": list(report.constants[0].nll),
         "atoms": sorted(report.atoms.values()),
         "configurations": report.constants[0].configurations,
