@@ -225,12 +225,16 @@ def _place(config: Any, head: Any, index: int) -> str:
 
 
 def warn_of_sets(head_configs: Iterable[Any]) -> None:
-    """Warnings per data set whose leverage will not be fitted well; what is not in memory is not looked at."""
+    """Warnings per data set whose leverage will not be fitted well; what is not in memory is not looked at, nor are
+    configurations of weight zero, which MACE reads and never uses."""
     for head in head_configs:
         if head.collections is None:
             continue
-        train, valid = head.collections.train, head.collections.valid
-        for text in doubts(map(_as_configuration, train), map(_as_configuration, valid)):
+        used = [
+            [_as_configuration(config) for config in configs if config.weight > 0]
+            for configs in (head.collections.train, head.collections.valid)
+        ]
+        for text in doubts(*used):
             logging.warning(f"Data of head {head.head_name}: {text}")
 
 

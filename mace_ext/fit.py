@@ -70,9 +70,12 @@ def fit_trained(model: Any, training: Training) -> None:
                 say=logging.info,
                 known=in_order(train, batch_size, some(len(train), len(validation))),
             )
-    except InputError as error:
+    except Exception as error:
+        if torch.distributed.is_initialized() and not isinstance(error, InputError):
+            raise  # InputError meets all processes; with another error they would wait for this one
         model.e2ip_readout.leverage.reset()
-        logging.warning(f"The leverage was not fitted: {error}")
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        logging.warning(f"The leverage was not fitted: {reason}")
         return
     for warning in report.warnings:
         logging.warning(warning)

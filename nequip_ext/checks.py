@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.data._key_registry import get_field_type
 from nequip.train import MetricsManager, NequIPLightningModule
+from nequip.train.callbacks import LossCoefficientScheduler
 from nequip.utils import RankedLogger
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -57,6 +58,8 @@ class E2IPInputCheck(lightning.Callback):
             check_restart(pl_module)
             name_models_in_files()
             check_files_written(trainer.callbacks, find_readout(pl_module))
+            if stage == "fit":
+                check_callbacks(trainer.callbacks, pl_module.loss)
         readout = find_readout(pl_module)
         forces = "likelihood" if stage != "fit" or readout is None else settings_of(readout).forces
         if stage == "fit" and readout is not None and not _users(pl_module.loss):
@@ -107,6 +110,26 @@ class E2IPInputCheck(lightning.Callback):
     def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
         first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
         return self is first and isinstance(pl_module, NequIPLightningModule)
+
+
+def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
+    """Raise `InputError` for those that would take the readout's loss away, or test other weights than are fitted."""
+    averaging = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())
+    for callback in callbacks:
+        if isinstance(callback, averaging):
+            raise InputError(
+                f"{type(callback).__name__} tests other weights than those of the best checkpoint, to which the "
+                "leverage is fitted: take _target_: nequip.train.EMALightningModule instead"
+            )
+        if isinstance(callback, LossCoefficientScheduler) and _users(loss):
+            known = list(metric_entries(loss))
+            # NequIP takes no notice of others, and counts what is not named as switched off.
+            unknown = {name for coefficients in callback.schedule.values() for name in coefficients} - set(known)
+            if unknown:
+                raise InputError(
+                    f"LossCoefficientScheduler names {', '.join(sorted(unknown))}, which the loss does not have: its "
+                    f"terms are {', '.join(known)}"
+                )
 
 
 def check_that_progress_shows(val_metrics: Any) -> None:

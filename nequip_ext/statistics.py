@@ -76,6 +76,11 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
                 "all frames; remove these frames, or give them NaN: of forces, or of a stress with 'ignore_nan: "
                 "{stress: true}' in E2IPLoss and E2IPMetrics"
             ) from error
+        if atoms == 0:
+            raise InputError(
+                "the statistics of the training data have no batch: fewer frames than batch_size in stats_manager's "
+                "dataloader_kwargs, with drop_last"
+            )
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")
         if masked > 0:

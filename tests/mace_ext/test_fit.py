@@ -138,13 +138,17 @@ def test_a_restart_begins_unfitted_and_fits_again(train):
     assert not state["e2ip_readout.leverage.fitted"]
 
 
-def test_a_fit_that_is_impossible_leaves_the_model_unfitted(train, monkeypatch):
+@pytest.mark.parametrize(
+    "error, text",
+    [(InputError("there is nothing to fit to"), "there is"), (MemoryError("out of memory"), "MemoryError: out of")],
+)
+def test_a_fit_that_is_impossible_leaves_the_model_unfitted(train, monkeypatch, error, text):
     def fail(*_, **__):
-        raise InputError("there is nothing to fit to")
+        raise error
 
     monkeypatch.setattr("mace_ext.fit.fit_leverage", fail)
     run = train(*FLAGS, max_num_epochs=1)
-    assert "The leverage was not fitted: there is nothing to fit to" in run.text
+    assert f"The leverage was not fitted: {text}" in run.text
     assert not run.model.e2ip_readout.leverage.fitted and (run.folder / "run_compiled.model").exists()
 
 

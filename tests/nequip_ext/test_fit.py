@@ -5,6 +5,7 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import ase.io
 import numpy as np
@@ -14,9 +15,10 @@ from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.frames import read_frames
-from nequip_ext import E2IPCalculator
+from nequip_ext import E2IPCalculator, fit_after_training
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.fit import fit_file
+from nequip_ext.fit_after_training import E2IPFit
 from nequip_ext.readout import find_readout
 
 LEVERAGE = ".e2ip_readout.readout.leverage."
@@ -108,6 +110,46 @@ def test_an_unfitted_model_says_so_once(run, train_files):
         E2IPCalculator.from_saved_model(run / "best.ckpt")
     assert (calculator.results["e2ip_leverage"] == -1).all()
     assert np.allclose(calculator.results["e2ip_kappa"], calculator.results["e2ip_nu"] - 5.0, atol=1e-5)
+
+
+def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, monkeypatch):
+    """Of a full disk, say: the file stays as it was, and the warning says what to do."""
+    best, told = coupled / "best.ckpt", []
+    before = best.read_bytes()
+    strategy = SimpleNamespace(barrier=lambda: None)
+    trainer = SimpleNamespace(
+        datamodule=SimpleNamespace(train_dataset=[]),
+        checkpoint_callback=SimpleNamespace(best_model_path=str(best)),
+        is_global_zero=True,
+        world_size=1,
+        strategy=strategy,
+        state=SimpleNamespace(fn="fit"),
+    )
+    module = torch.nn.Linear(1, 1)
+    callback = E2IPFit()
+    monkeypatch.setattr(callback, "_acts", lambda *_: True)
+    monkeypatch.setattr(fit_after_training, "leverages", lambda *_: {"leverage": None})
+    monkeypatch.setattr(fit_after_training, "_forget_compiled", lambda *_: None)
+    monkeypatch.setattr(fit_after_training.logger, "warning", told.append)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def clash(*_):
+        raise AssertionError("EMA module loaded in a state")
+
+    monkeypatch.setattr(fit_after_training, "_fit", lambda *_: {})
+    monkeypatch.setattr(fit_after_training, "store", full)
+    callback.on_fit_end(trainer, module)
+    monkeypatch.setattr(fit_after_training, "_fit", clash)
+    callback.on_fit_end(trainer, module)
+    callback.on_exception(trainer, module, KeyboardInterrupt())
+    assert best.read_bytes() == before
+    for text, reason in zip(told, ("No space left", "AssertionError: EMA", "is not fitted"), strict=True):
+        assert str(best) in text and reason in text and "e2ip fit best.ckpt" in text
+    trainer.world_size = 2
+    with pytest.raises(AssertionError, match="EMA module"):
+        callback.on_fit_end(trainer, module)
 
 
 def test_a_restart_from_a_fitted_checkpoint(run, tmp_path, train, train_files):

@@ -7,6 +7,8 @@ from importlib.metadata import entry_points
 import lightning
 import pytest
 import torch
+from nequip.train import EnergyForceLoss
+from nequip.train.callbacks import LossCoefficientScheduler
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Layout
@@ -118,6 +120,25 @@ def test_what_does_not_go_together(toy_family, options, loss, metrics, message):
     parts += [] if loss is None else [E2IPLoss(**loss)]
     with pytest.raises(InputError, match=message):
         checks.bind(torch.nn.ModuleList([*parts, E2IPMetrics(**metrics)]))
+
+
+def test_a_schedule_must_name_terms_of_the_loss():
+    """NequIP would switch off the rest: with the names of a stock loss, all that the readout learns from."""
+    loss = E2IPLoss()
+    for name in ("forces_e2ip", "per_atom_energy_mse"):
+        checks.check_callbacks([LossCoefficientScheduler({3: {name: 1.0}})], loss)
+    schedule = LossCoefficientScheduler({3: {"per_atom_energy_mse": 1.0, "forces_mse": 5.0}})
+    with pytest.raises(
+        InputError, match=r"names forces_mse, which the loss does not have: its terms are .*forces_e2ip"
+    ):
+        checks.check_callbacks([schedule], loss)
+    checks.check_callbacks([schedule], EnergyForceLoss({"total_energy": 1.0, "forces": 1.0}))
+
+
+def test_weights_are_averaged_by_nequip_alone():
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+    with pytest.raises(InputError, match=r"WeightAveraging tests other weights.*EMALightningModule"):
+        checks.check_callbacks([averaging.WeightAveraging()], E2IPLoss())
 
 
 def test_stock_losses_and_modules_of_others_are_left_alone(trainer, make_module, monkeypatch):

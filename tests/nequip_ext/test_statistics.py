@@ -54,6 +54,8 @@ def test_no_usable_forces(batches):
         data["forces"][:] = math.nan
     with pytest.raises(InputError, match="no atom"):
         E2IPDataStatisticsManager(type_names=NAMES).get_statistics(batches)
+    with pytest.raises(InputError, match="no batch: fewer frames than batch_size"):
+        E2IPDataStatisticsManager(type_names=NAMES).get_statistics([])
 
 
 def test_missing_forces(batches):
