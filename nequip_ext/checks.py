@@ -15,7 +15,6 @@ from hydra.utils import instantiate
 from nequip.data import AtomicDataDict
 from nequip.data._key_registry import get_field_type
 from nequip.train import MetricsManager, NequIPLightningModule
-from nequip.train.callbacks import LossCoefficientScheduler
 from nequip.utils import RankedLogger
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -121,7 +120,7 @@ def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
                 f"{type(callback).__name__} tests other weights than those of the best checkpoint, to which the "
                 "leverage is fitted: take _target_: nequip.train.EMALightningModule instead"
             )
-        if isinstance(callback, LossCoefficientScheduler) and _users(loss):
+        if type(callback).__name__ == "LossCoefficientScheduler" and _users(loss):
             known = list(metric_entries(loss))
             # NequIP takes no notice of others, and counts what is not named as switched off.
             unknown = {name for coefficients in callback.schedule.values() for name in coefficients} - set(known)
