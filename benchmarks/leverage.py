@@ -403,7 +403,8 @@ def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
             d.leverages = alternative.leverage(d)
         constants = alternative.fit(data["valid"], data["train"])
         scores = {name: figures(d, alternative.law(d, constants)) for name, d in tests.items()}
-        result["alternatives"][title] = {"growth": float(np.exp(constants[0])), **scores}
+        fitted = {"growth": float(np.exp(constants[0])), "optimism": float(alternative.gap)}
+        result["alternatives"][title] = {**fitted, **scores}
     return result
 
 
