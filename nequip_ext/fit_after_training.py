@@ -55,7 +55,8 @@ class E2IPFit(lightning.Callback):
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Lightning has written its checkpoints; NequIP's test run comes next."""
-        if not self._acts(trainer, pl_module) or not leverages(pl_module):
+        # Whoever asks Lightning for one quick batch does not want two passes over all data.
+        if not self._acts(trainer, pl_module) or not leverages(pl_module) or trainer.fast_dev_run:
             return
         path = best_checkpoint(trainer)
         what = "the model" if path is None else path

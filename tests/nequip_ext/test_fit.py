@@ -121,6 +121,7 @@ def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, 
         datamodule=SimpleNamespace(train_dataset=[]),
         checkpoint_callback=SimpleNamespace(best_model_path=str(best)),
         is_global_zero=True,
+        fast_dev_run=False,
         world_size=1,
         strategy=strategy,
         state=SimpleNamespace(fn="fit"),
@@ -150,6 +151,8 @@ def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, 
     trainer.world_size = 2
     with pytest.raises(AssertionError, match="EMA module"):
         callback.on_fit_end(trainer, module)
+    trainer.fast_dev_run = 1
+    callback.on_fit_end(trainer, module)
 
 
 def test_a_restart_from_a_fitted_checkpoint(run, tmp_path, train, train_files):
