@@ -25,8 +25,8 @@ TRUSTED, FAR_SLOPE = 10.0, 0.15
 #: The same for what the network says of its variance, and the share of the species' variance from there on.
 FAMILIAR, FAR_WEIGHT = 8.0, 0.8
 
-#: Leverage plus neighbours' mean from where on errors grow by the optimism of training errors, and how many times that.
-STRANGE, ONCE_MORE = 3.0, 1.5
+#: Leverage plus neighbours' mean around which the surplus sets in.
+STRANGE = 3.0
 
 
 class Option(NamedTuple):
@@ -70,9 +70,9 @@ class Support(NamedTuple):
         Leverage of the atom plus its mean over neighbours, finite: 2 on average.
     growth : (N,) or (1,)
         Constant a: the standard deviation grows like 1 + a · distance, more slowly far out.
-    optimism : (N,) or (1,)
-        Logarithm of the factor by which variances of errors are larger on validation atoms than on training atoms of
-        the same description; at least 0.
+    surplus : (N,) or (1,)
+        Logarithm of a further factor on the variance of atoms unlike the training set's, at least 0: what a network
+        that knows those by heart errs more (`e2ip_plugins.tools.constants.Constants.surplus`).
     log_variance : (N,)
         `Family.log_variance` of the training atoms of the same species, on average.
     log_scale : (N,)
@@ -83,7 +83,7 @@ class Support(NamedTuple):
     leverage: Tensor
     distance: Tensor
     growth: Tensor
-    optimism: Tensor
+    surplus: Tensor
     log_variance: Tensor
     log_scale: Tensor
     fitted: Tensor
@@ -260,7 +260,6 @@ def inflate(
     familiar: float = FAMILIAR,
     far_weight: float = FAR_WEIGHT,
     strange: float = STRANGE,
-    once_more: float = ONCE_MORE,
 ) -> Tuple[Tensor, Tensor]:
     """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
 
@@ -269,9 +268,9 @@ def inflate(
     r is the distance. Far from it nothing was trained on v: it still tells which atoms are worse, hardly how bad they
     are, and w is larger; and errors grow less than the distance first.
 
-    A network that knows its training set by heart errs less there than elsewhere (the optimism of training errors), of
-    which the leverage of its training atoms tells nothing, and errs more by about as much once again on what is
-    strange: 1 + excess gets a factor of its own for that, of e at most. All is measured: docs/leverage.md.
+    A network that knows its training set by heart errs less there than elsewhere, of which the leverage of its training
+    atoms tells nothing, and errs more by about as much once again on what is strange: 1 + excess has the factor
+    exp(surplus · s), too. All is measured: docs/leverage.md.
 
     Parameters
     ----------
@@ -286,9 +285,8 @@ def inflate(
     familiar, far_weight : float
         w goes from 1/2 to far_weight as 1 / (1 + (distance / familiar)⁴) goes from 1 to 0; later it would undo the
         growth of atoms with a large v.
-    strange, once_more : float
-        That factor is exp(tanh(once_more · optimism) · s), and s goes from 0 to 1 as (distance / strange)⁶ / (1 +
-        (distance / strange)⁶).
+    strange : float
+        s goes from 0 to 1 as (distance / strange)⁶ / (1 + (distance / strange)⁶).
 
     Returns
     -------
@@ -298,11 +296,12 @@ def inflate(
     distance = support.distance
     weight = far_weight + (0.5 - far_weight) * ((distance / familiar).pow(4) + 1.0).reciprocal()
     relative = torch.exp(weight * (support.log_variance - log_variance))
-    flattened = ((distance / trusted).pow(6) + 1.0).pow(-1.0 / 6.0)
+    sixth = (distance / trusted).pow(6)
+    flattened = (sixth + 1.0).pow(-1.0 / 6.0)
     grown = support.growth * distance * (far_slope + (1.0 - far_slope) * flattened)
     excess = grown * (grown + 2.0) * relative
-    share = 1.0 - ((distance / strange).pow(6) + 1.0).reciprocal()
-    excess = excess + (excess + 1.0) * torch.expm1(torch.tanh(once_more * support.optimism) * share)
+    more = torch.expm1(support.surplus * (sixth / (sixth + (strange / trusted) ** 6)))
+    excess = torch.addcmul(excess, excess + 1.0, more)
     usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
     log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)

@@ -49,7 +49,7 @@ class Leverage(nn.Module):
 
     With h̄ the mean of h over an atom and its neighbours, because a force is a derivative of their energies, too, the
     predicted standard deviation grows by the factor (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1, more slowly
-    far out, and on strange atoms by the optimism of training errors (`e2ip_plugins.families.interface.inflate`). Smooth
+    far out, and on strange atoms by a surplus (`e2ip_plugins.families.interface.inflate`). Smooth
     in the positions, invariant, and the same for an atom whatever else is in the batch.
 
     Buffers are by kind of atom (head and species), and by region of a kind. No name contains ``scale`` or ``shift``,
@@ -73,7 +73,7 @@ class Leverage(nn.Module):
     log_variance: Tensor
     log_factor: Tensor
     growth: Tensor
-    optimism: Tensor
+    surplus: Tensor
     fitted: Tensor
     region_kinds: Tensor
     region_offsets: Tensor
@@ -88,7 +88,7 @@ class Leverage(nn.Module):
         self.register_buffer("log_variance", torch.zeros(kinds))
         self.register_buffer("log_factor", torch.zeros(kinds))
         self.register_buffer("growth", torch.ones(num_heads))
-        self.register_buffer("optimism", torch.zeros(num_heads))
+        self.register_buffer("surplus", torch.zeros(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
         self.register_buffer("region_kinds", torch.full((1,), -1))
         self.register_buffer("region_offsets", torch.zeros(1, num_scalars))
@@ -110,10 +110,10 @@ class Leverage(nn.Module):
         neighbours : Neighbours, optional
             None: h̄ is h.
         """
-        kinds, growth, optimism = species, self.growth, self.optimism
+        kinds, growth, surplus = species, self.growth, self.surplus
         if heads is not None and growth.shape[0] > 1:
             kinds = heads * self.species_per_head() + species
-            growth, optimism = growth[heads], optimism[heads]
+            growth, surplus = growth[heads], surplus[heads]
         # Features that are not finite are no features of a training atom.
         leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
@@ -130,7 +130,7 @@ class Leverage(nn.Module):
             leverage=torch.where(self.fitted, leverage, self.unknown),
             distance=h + mean,
             growth=growth,
-            optimism=optimism,
+            surplus=surplus,
             log_variance=self.log_variance.index_select(0, kinds),
             log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
@@ -188,13 +188,13 @@ class Leverage(nn.Module):
             self.region_whitening = source.region_whitening[:, own].contiguous()
         for name in ("centres", "log_variance", "log_factor"):
             setattr(self, name, getattr(source, name)[kinds].clone())
-        self.growth, self.optimism = (values[head : head + 1].clone() for values in (source.growth, source.optimism))
+        self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        if "optimism" not in self._buffers:  # pickled before there was one
-            self.register_buffer("optimism", torch.zeros_like(self.growth))
+        if "surplus" not in self._buffers:  # pickled before there was one
+            self.register_buffer("surplus", torch.zeros_like(self.growth))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")
@@ -204,7 +204,7 @@ class Leverage(nn.Module):
             assert own is not None
             saved = state_dict.get(prefix + name)
             if saved is None:  # saved before there was a leverage, or from a stock model: as if never fitted
-                state_dict[prefix + name] = torch.zeros_like(own) if name in ("fitted", "optimism") else own.clone()
+                state_dict[prefix + name] = torch.zeros_like(own) if name in ("fitted", "surplus") else own.clone()
             elif same_network and saved.shape != own.shape:  # as many regions as its training set asked for
                 setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -169,7 +169,7 @@ def model_name(readout: Any) -> Optional[str]:
     # Not by the state: a scripted one has also the buffers that are not saved.
     fitted = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
     for name, values in sorted([*readout.named_parameters(), *fitted], key=lambda pair: pair[0]):
-        if name == "leverage.optimism" and not bool(values.any()):
+        if name == "leverage.surplus" and not bool(values.any()):
             continue  # as if there were none: models from before have the name that they had
         digest.update(name.encode())
         digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())

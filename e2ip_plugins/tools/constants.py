@@ -22,8 +22,8 @@ from e2ip_plugins.families.interface import Support, inflate
 PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
 _STARTS = (PRIOR_GROWTH, 0.2)
 
-#: Of the optimism, a logarithm, around 0.
-PRIOR_OPTIMISM = 0.3
+#: Of the optimism, a logarithm, around 0; and how many times as much strange atoms err more (docs/leverage.md).
+PRIOR_OPTIMISM, ONCE_MORE = 0.3, 1.5
 
 #: Probability below one standard error of a Gaussian.
 ONE_SIGMA = float(norm.cdf(1.0))
@@ -60,6 +60,11 @@ class Constants:
     atoms: int
     optimism: float = 0.0
     optimism_error: float = 0.0
+
+    @property
+    def surplus(self) -> float:
+        """See `Support`."""
+        return _surplus(self.optimism)
 
 
 class Samples:
@@ -128,7 +133,7 @@ class Samples:
         found = _minimum(self._objective, starts)
         optimism, error = self.optimism(training, found)
         if optimism:
-            samples = self._with(optimism=_alone(optimism))
+            samples = self._with(surplus=_alone(_surplus(optimism)))
             return samples._constants(_minimum(samples._objective, [found]), optimism, error)
         return self._constants(found, optimism, error)
 
@@ -159,7 +164,7 @@ class Samples:
             training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), found)
         optimism, error = scaled(samples, index, found).optimism(training, np.array([found[0], 0.0]))
         if optimism:
-            samples = self._with(optimism=_alone(optimism))
+            samples = self._with(surplus=_alone(_surplus(optimism)))
             found = fitted(samples, [found])
         constants = scaled(samples, index, found)._constants(np.array([found[0], 0.0]), optimism, error)
         return constants, dict(zip(kinds.tolist(), found[1:].tolist(), strict=True))
@@ -240,6 +245,11 @@ class Samples:
             return np.sqrt(least)
         variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
         return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, self.weight * least))
+
+
+def _surplus(optimism: float) -> float:
+    """Networks that err three times as much as where they were trained want no more than those that err 1.5 times."""
+    return math.tanh(ONCE_MORE * optimism)
 
 
 def _alone(value: float) -> Tensor:

@@ -185,7 +185,7 @@ def fit_leverage(
     leverage, report = readout.leverage, Report()
     leverage.reset()
     # For species and heads without atoms to fit them to.
-    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor, leverage.optimism):
+    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor, leverage.surplus):
         buffer.zero_()
     leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))
@@ -216,7 +216,7 @@ def fit_leverage(
             else:
                 found = _fit_trained(readout, head, table, tables_known.get(head))
             report.constants[head] = found
-            leverage.growth[head], leverage.optimism[head] = found.growth, found.optimism
+            leverage.growth[head], leverage.surplus[head] = found.growth, found.surplus
         for found in report.constants.values():
             if found.configurations < FEW:
                 report.warnings.append(
@@ -362,7 +362,7 @@ def _samples(family: Family, parameters: Dict[str, np.ndarray], table: Dict[str,
         leverage=none,
         distance=torch.from_numpy(table["distance"]),
         growth=none,
-        optimism=none,
+        surplus=none,
         log_variance=torch.from_numpy(table["typical"]),
         log_scale=torch.zeros(len(table["distance"]), dtype=torch.float64),
         fitted=torch.tensor(True),

@@ -27,7 +27,7 @@ def trained(count=20):
     return family("coupled")(coefficients(count), UNIT)
 
 
-def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, fitted=True, optimism=0.0):
+def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, fitted=True, surplus=0.0):
     """``relative``: logarithm of the species' mean variance over the atom's own."""
     own = E2IP.log_variance(outputs)
     full = torch.ones_like(own)
@@ -37,7 +37,7 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
         leverage=leverage if fitted else -full,
         distance=distance,
         growth=torch.tensor([growth], dtype=F64),
-        optimism=torch.tensor([optimism], dtype=F64),
+        surplus=torch.tensor([surplus], dtype=F64),
         log_variance=own + relative,
         log_scale=log_scale * full,
         fitted=torch.tensor(fitted),
@@ -47,30 +47,30 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 # The factor
 
 
-@pytest.mark.parametrize("optimism", [0.0, math.log(3.0)])
-def test_factor_by_hand(optimism):
+@pytest.mark.parametrize("surplus", [0.0, math.log(3.0)])
+def test_factor_by_hand(surplus):
     """a = 0.5, distance 8, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w.
 
-    Errors 3 times as large (in variance) as on training atoms: 1 + that has a factor for that.
+    With a surplus 1 + that has a factor for it.
     """
-    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), optimism=optimism)
+    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
     reach, usual = (d * (0.15 + 0.85 / (1.0 + (d / 10.0) ** 6) ** (1 / 6)) for d in (8.0, 2.0))
     strange = (8.0 / 3.0) ** 6 / (1.0 + (8.0 / 3.0) ** 6)
-    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65) * math.exp(math.tanh(1.5 * optimism) * strange)
+    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65) * math.exp(surplus * strange)
     assert excess.item() == pytest.approx(total - 1.0)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-12, 2.0, 1e3, 2e6])
 @pytest.mark.parametrize("relative", [-20.0, 0.0, 20.0])
-@pytest.mark.parametrize("growth, optimism", [(1e-3, 0.0), (2.5, 1.0), (1e3, 3.0)])
+@pytest.mark.parametrize("growth, surplus", [(1e-3, 0.0), (2.5, 1.0), (1e3, 3.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, optimism, dtype):
+def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, surplus, dtype):
     one = torch.ones(1, dtype=dtype)
     own = (-5.0 * one).requires_grad_()
     far = (distance * one).requires_grad_()
-    support = Support(one, far, growth * one, optimism * one, own.detach() + relative, 0 * one, torch.tensor(True))
+    support = Support(one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True))
     log_factor, excess = inflate(support, own)
     assert 0.999 / MAX_RATIO <= excess.item() <= 1.001 * MAX_RATIO and log_factor.isfinite()
     for gradient in torch.autograd.grad(excess.log().sum(), (own, far)):
@@ -100,13 +100,13 @@ def test_far_away_mostly_the_species_variance_counts(own):
     assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
 
 
-@pytest.mark.parametrize("optimism", [0.0, 1.0])
+@pytest.mark.parametrize("surplus", [0.0, 1.0])
 @pytest.mark.parametrize("own", [-3.0, 0.0, 3.0])
-def test_factor_grows_everywhere(own, optimism):
+def test_factor_grows_everywhere(own, surplus):
     """Also where its slope is least, and for atoms whose variance has grown by itself to 20 times their species'."""
     distance = torch.linspace(0.1, 200.0, 4000, dtype=F64)
     one = torch.ones_like(distance)
-    support = Support(one, distance, 2.5 * one, optimism * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True))
     _, excess = inflate(support, own * one)
     assert (excess.diff() > 0).all()
 
@@ -141,7 +141,7 @@ def test_the_covariance_is_the_trained_one_times_the_factor():
     expected, generator = trained(), torch.Generator().manual_seed(1)
     distance = torch.rand(20, dtype=F64, generator=generator) * 50.0
     relative = torch.randn(20, dtype=F64, generator=generator)
-    support = support_of(expected, distance, relative=relative, optimism=0.5)
+    support = support_of(expected, distance, relative=relative, surplus=0.5)
     found = family()(coefficients(), UNIT, support)
     log_factor, excess = inflate(support, E2IP.log_variance(expected))
     factor = (torch.exp(log_factor) * (1.0 + excess))[:, None, None]

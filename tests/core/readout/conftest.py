@@ -59,6 +59,6 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
     leverage.log_variance.copy_(torch.from_numpy(rng.normal(size=kinds) - 5.0))
     leverage.log_factor.copy_(torch.from_numpy(0.3 * rng.normal(size=kinds)))
     leverage.growth.copy_(torch.from_numpy(0.5 + rng.random(len(leverage.growth))))
-    leverage.optimism.copy_(torch.from_numpy(0.5 * rng.random(len(leverage.growth))))
+    leverage.surplus.copy_(torch.from_numpy(0.5 * rng.random(len(leverage.growth))))
     leverage.fitted.fill_(True)
     return made

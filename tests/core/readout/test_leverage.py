@@ -82,7 +82,7 @@ def test_formula_by_region_kind_and_round(fill_leverage):
     np.testing.assert_allclose(found.leverage, h, rtol=1e-10)
     np.testing.assert_allclose(found.distance, h + expected_mean(h, neighbours), rtol=1e-10)
     assert torch.equal(found.growth, leverage.growth[heads]) and bool(found.fitted)
-    assert torch.equal(found.optimism, leverage.optimism[heads])
+    assert torch.equal(found.surplus, leverage.surplus[heads])
     for name, buffer in (("log_variance", leverage.log_variance), ("log_scale", leverage.log_factor)):
         assert torch.equal(getattr(found, name), buffer[kinds]), name
 
@@ -223,7 +223,7 @@ def test_huge_features_are_far_and_finite(leverage):
 def test_no_atoms(leverage):
     none = torch.zeros(0, dtype=torch.long)
     empty = leverage(torch.zeros(0, SIZE), none, none, Neighbours(torch.zeros(0), torch.zeros(0), none, none))
-    for name in ("leverage", "distance", "log_variance", "log_scale", "growth", "optimism"):
+    for name in ("leverage", "distance", "log_variance", "log_scale", "growth", "surplus"):
         assert getattr(empty, name).shape == (0,)
 
 
@@ -391,8 +391,8 @@ def test_state_dict_of_a_model_without_leverage_leaves_it_unfitted(leverage):
     assert not leverage.fitted and len(leverage.region_kinds) == 1
 
 
-def test_saved_before_there_was_an_optimism(leverage):
-    state = {name: value for name, value in leverage.state_dict().items() if name != "optimism"}
+def test_saved_before_there_was_a_surplus(leverage):
+    state = {name: value for name, value in leverage.state_dict().items() if name != "surplus"}
     other = copy.deepcopy(leverage)
     other.load_state_dict(state)
     pickled = leverage.__getstate__()
@@ -400,8 +400,8 @@ def test_saved_before_there_was_an_optimism(leverage):
     unpickled = Leverage.__new__(Leverage)
     unpickled.__setstate__(pickled)
     for found in (other, unpickled):
-        assert torch.equal(found.optimism, torch.zeros(2)) and torch.equal(found.growth, leverage.growth)
-        assert found(*draw(), random_neighbours()).optimism.any().item() is False
+        assert torch.equal(found.surplus, torch.zeros(2)) and torch.equal(found.growth, leverage.growth)
+        assert found(*draw(), random_neighbours()).surplus.any().item() is False
 
 
 def test_state_dict_of_another_network_is_refused_and_changes_no_shape(leverage):

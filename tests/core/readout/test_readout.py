@@ -145,11 +145,11 @@ def test_name_of_a_readout(fill_leverage):
     fill_leverage(built.leverage)
     names += [model_name(built), model_name(readout(num_heads=2, evidence="leverage"))]
     names += [model_name(readout(family="mve"))]
-    built.leverage.optimism.zero_()
+    built.leverage.surplus.zero_()
     names += [model_name(built)]
     assert len(set(names)) == 6
-    # Fitted before there was an optimism: the name that calibrations know.
-    del built.leverage._buffers["optimism"]
+    # Fitted before there was a surplus: the name that calibrations know.
+    del built.leverage._buffers["surplus"]
     assert model_name(built) == names[-1]
 
 

@@ -497,14 +497,14 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     )
     expected = max(0.0, -2.0 * math.log(factor))
     assert found.optimism == pytest.approx(expected, abs=3.0 * found.optimism_error) and found.optimism_error < 0.15
-    assert readout.leverage.optimism.item() == pytest.approx(found.optimism)
-    assert none.optimism == plain.leverage.optimism.item() == 0.0
+    assert readout.leverage.surplus.item() == pytest.approx(math.tanh(1.5 * found.optimism))
+    assert none.optimism == plain.leverage.surplus.item() == 0.0
     # It is for what is strange; the rest is fitted with it in mind.
     strange, usual = (
         sum(sign * E2IP.log_variance(run(one, frames)[0]).mean() for one, sign in ((readout, 1), (plain, -1)))
         for frames in (make_frames(5, seed=3, width=30.0), training)
     )
-    assert strange == 0.0 if found.optimism == 0.0 else strange > 0.4 * math.tanh(1.5 * found.optimism)
+    assert strange == 0.0 if found.optimism == 0.0 else strange > 0.4 * found.surplus
     assert usual == pytest.approx(0.0, abs=0.1)
 
 
