@@ -27,7 +27,7 @@ from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
 #: a tenth (docs/calibrate.md).
 FEW = 10
 
-#: Training configurations for each of the validation set, at most, whose errors are compared with those there.
+#: Training configurations for each of the validation set, about, whose errors are compared with those there.
 TRAINING_PER_VALIDATION = 4
 
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
