@@ -21,8 +21,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
-from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, is_constant, some
+from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, in_words, is_constant, some
 from e2ip_plugins.tools.frames import Frame, check_atoms
+from e2ip_plugins.tools.training_atoms import distributed
 from mace_ext.files import choose_head, configuration, open_file
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
@@ -71,11 +72,10 @@ def fit_trained(model: Any, training: Training) -> None:
                 known=in_order(train, batch_size, some(len(train), len(validation))),
             )
     except Exception as error:
-        if torch.distributed.is_initialized() and not isinstance(error, InputError):
+        if distributed() and not isinstance(error, InputError):
             raise  # InputError meets all processes; with another error they would wait for this one
         model.e2ip_readout.leverage.reset()
-        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        logging.warning(f"The leverage was not fitted: {reason}")
+        logging.warning(f"The leverage was not fitted: {in_words(error)}")
         return
     for warning in report.warnings:
         logging.warning(warning)
@@ -140,7 +140,7 @@ def fit_model(
 
 def in_order(dataset: Any, batch_size: int, chosen: Optional[range] = None) -> DataLoader:
     """Configurations of a data set, default: all, once whatever the seed; of several processes, each has its share."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if distributed():
         rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
         chosen = (range(len(dataset)) if chosen is None else chosen)[rank::count]
     if chosen is not None:
@@ -253,13 +253,12 @@ def fit_file(
         else:
             found.settings = found.settings.with_leverage(str(model))
             found.family = found.settings.build()
-        some_of_training = [training[i] for i in some(len(training), len(validation))]
-        train, valid, known = (
-            in_order(Graphs(frames, net, own_head), batch_size) for frames in (training, validation, some_of_training)
-        )
+        train, valid = (Graphs(frames, net, own_head) for frames in (training, validation))
         constant = is_constant(net.e2ip_readout)
         say = say or (lambda line: print(line, file=sys.stderr))
-        report = fit_model(net, train, valid, device, constant, say, known)
+        passes = in_order(train, batch_size), in_order(valid, batch_size)
+        known = in_order(train, batch_size, some(len(train), len(valid)))
+        report = fit_model(net, *passes, device, constant, say, known)
     finally:
         torch.set_default_dtype(before)
     others = [name for name in net.heads if name != own_head]

@@ -14,13 +14,10 @@ from torch.utils.data import DataLoader, Subset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.readout.readout import unfitted
-from e2ip_plugins.tools.fit import some
+from e2ip_plugins.tools.fit import WAY_OUT, in_words, some
 from nequip_ext.checkpoints import leverages, rebuild, store
 from nequip_ext.passes import fit_model, tell
 from nequip_ext.readout import find_readout
-
-#: The way out.
-FIT = "fit it: e2ip fit best.ckpt --train … --valid … --output fitted.ckpt"
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -61,7 +58,7 @@ class E2IPFit(lightning.Callback):
         path = best_checkpoint(trainer)
         what = "the model" if path is None else path
         if getattr(trainer.datamodule, "train_dataset", None) is None:
-            logger.warning(f"leverage: {what} is not fitted: the Trainer has no datamodule of NequIP; {FIT}")
+            logger.warning(f"leverage: {what} is not fitted: the Trainer has no datamodule of NequIP; {WAY_OUT}")
             return
         logger.info(f"leverage: fitting {what} to the training and validation sets")
         try:
@@ -71,7 +68,7 @@ class E2IPFit(lightning.Callback):
         except Exception as error:
             if trainer.world_size > 1 and not isinstance(error, InputError):
                 raise  # InputError meets all processes; with another error they would wait for this one
-            logger.warning(f"leverage: {what} stays unfitted: {_in_words(error)}")
+            logger.warning(f"leverage: {what} stays unfitted: {in_words(error)}")
             return
         _forget_compiled(pl_module, fitted)
         if path is None:
@@ -81,7 +78,7 @@ class E2IPFit(lightning.Callback):
             try:
                 store(path, fitted)
             except OSError as error:
-                logger.warning(f"leverage: {path} stays as it was, unfitted: {_in_words(error)}")
+                logger.warning(f"leverage: {path} stays as it was, unfitted: {in_words(error)}")
         trainer.strategy.barrier()
 
     def on_exception(
@@ -90,17 +87,13 @@ class E2IPFit(lightning.Callback):
         """Checkpoints of a training that was ended are as usable as others, once they are fitted."""
         path = best_checkpoint(trainer)
         if trainer.state.fn == "fit" and path and self._acts(trainer, pl_module) and leverages(pl_module):
-            logger.warning(f"leverage: {path} is not fitted: restart the training from its last checkpoint, or {FIT}")
+            logger.warning(
+                f"leverage: {path} is not fitted: restart the training from its last checkpoint, or {WAY_OUT}"
+            )
 
     def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
         first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPFit))
         return self is first and isinstance(pl_module, NequIPLightningModule)
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, InputError):
-        return str(error)
-    return f"{type(error).__name__}: {error}; what is wrong put right, {FIT}"
 
 
 def best_checkpoint(trainer: lightning.Trainer) -> Optional[str]:

@@ -21,7 +21,7 @@ from e2ip_plugins.readout.leverage import FAR, Leverage
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores import references
 from e2ip_plugins.tools.constants import PRIOR_GROWTH, Constants, Samples
-from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms
+from e2ip_plugins.tools.training_atoms import RIDGE, TrainingAtoms, distributed
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
 #: a tenth (docs/calibrate.md).
@@ -29,6 +29,9 @@ FEW = 10
 
 #: Training configurations for each of the validation set, about, whose errors are compared with those there.
 TRAINING_PER_VALIDATION = 4
+
+#: What to do with a model that was not fitted at the end of its training.
+WAY_OUT = "fit it: e2ip fit MODEL --train … --valid … --output FITTED"
 
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
 WORSE = 0.1
@@ -139,6 +142,13 @@ def seen_by(readout: Readout) -> Iterator[Dict[str, Any]]:
 def is_constant(readout: Any) -> bool:
     """Whether nothing of a readout's coefficients depends on features: what a fit gives a model without a readout."""
     return not any(bool(trunk.out.weight.any()) for trunk in readout.trunks)
+
+
+def in_words(error: Exception) -> str:
+    """Why a fit at the end of a training failed, for a warning."""
+    if isinstance(error, InputError):
+        return str(error)
+    return f"{type(error).__name__}: {error}; what is wrong put right, {WAY_OUT}"
 
 
 def some(training: int, validation: int) -> range:
@@ -429,7 +439,7 @@ def _kinds(leverage: Leverage, head: int) -> slice:
 
 
 def _from_all_processes(parts: List[Dict[str, np.ndarray]], left_out: int) -> Tuple[List[Dict[str, np.ndarray]], int]:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not distributed():
         return parts, left_out
     gathered: List[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, (parts, left_out))

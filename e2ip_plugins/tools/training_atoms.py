@@ -14,6 +14,11 @@ from e2ip_plugins.tools.moments import RIDGE, Moments
 MAX_ATOMS = 32768
 
 
+def distributed() -> bool:
+    """Whether this is one of the processes of a distributed training."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 class TrainingAtoms:
     """Features of training atoms, per kind (head and species)."""
 
@@ -45,7 +50,7 @@ class TrainingAtoms:
 
     def gather(self) -> None:
         """Atoms of all processes of a distributed training; `InputError`, in all of them, for features not finite."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if distributed():
             gathered: List[Any] = [None] * torch.distributed.get_world_size()
             mine = self.broken, self.count, self.log_variance, self.stride, self.kept
             torch.distributed.all_gather_object(gathered, mine)

@@ -140,7 +140,10 @@ def test_a_restart_begins_unfitted_and_fits_again(train):
 
 @pytest.mark.parametrize(
     "error, text",
-    [(InputError("there is nothing to fit to"), "there is"), (MemoryError("out of memory"), "MemoryError: out of")],
+    [
+        (InputError("there is nothing to fit to"), "there is"),
+        (MemoryError("full"), "MemoryError: full; what is wrong put right, fit it: e2ip"),
+    ],
 )
 def test_a_fit_that_is_impossible_leaves_the_model_unfitted(train, monkeypatch, error, text):
     def fail(*_, **__):
