@@ -1,7 +1,7 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the loss of a predictive family in place of the forces'."""
 
 import warnings
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from nequip.data import AtomicDataDict, PerAtomModifier
@@ -30,6 +30,7 @@ def E2IPLoss(
     preset: Optional[str] = None,
     readout: Optional[str] = None,
     per_atom_energy: bool = True,
+    per_type_forces_coeffs: Optional[Mapping[str, float]] = None,
     type_names: Optional[List[str]] = None,
     ignore_nan: Optional[Dict[str, bool]] = None,
     extra_metrics: Optional[List[Dict[str, Any]]] = None,
@@ -65,8 +66,9 @@ def E2IPLoss(
         As given to `E2IPModel`.
     readout : str, optional
         Predictive family of the model; default ``e2ip``.
-    per_atom_energy, type_names, ignore_nan, extra_metrics
-        As in NequIP's own losses.
+    per_atom_energy, per_type_forces_coeffs, type_names, ignore_nan, extra_metrics
+        As in NequIP's own losses. With a coefficient > 0 for every type, the force term is the mean over types with
+        these weights; NequIP's are of releases that have it.
     **options
         Further options of the readout.
 
@@ -87,7 +89,8 @@ def E2IPLoss(
             "uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without E2IPModel"
         )
     options.update(evidence_weight=evidence_weight, evidence=evidence, preset=preset)
-    force_metric = ForceLoss(readout or families.DEFAULT, options)
+    weights = _type_weights(per_type_forces_coeffs, type_names)
+    force_metric = ForceLoss(readout or families.DEFAULT, options, weights)
     ignore_nan = ignore_nan or {}
     metrics: List[Dict[str, Any]] = [
         {
@@ -116,6 +119,18 @@ def E2IPLoss(
     return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
 
 
+def _type_weights(coeffs: Optional[Mapping[str, float]], type_names: Optional[List[str]]) -> Tuple[float, ...]:
+    """Coefficients in the order of the types; a single 1 where all atoms count alike. `InputError` for others."""
+    if coeffs is None:
+        return (1.0,)
+    if not type_names or set(coeffs) != set(type_names) or not all(float(c) > 0 for c in coeffs.values()):
+        raise InputError(
+            f"per_type_forces_coeffs of E2IPLoss is {dict(coeffs)}: give a number > 0 for every type, "
+            f"which are {', '.join(type_names or ()) or 'not known (type_names)'}"
+        )
+    return tuple(float(coeffs[name]) for name in type_names)
+
+
 def check_outputs(preds: AtomicDataDict.Type, names: Iterable[str], user: str) -> None:
     """`InputError` where a model's output lacks some of ``names``."""
     missing = [name for name in names if name not in preds]
@@ -135,6 +150,8 @@ class ForceLoss(Metric):
         Name of the family.
     options : dict
         Its options; None: not given.
+    weights : sequence of float
+        Of the atom types' means, in their order; one weight: the mean over all atoms.
     """
 
     #: What users call it, for messages.
@@ -143,9 +160,12 @@ class ForceLoss(Metric):
     sum: torch.Tensor
     count: torch.Tensor
 
-    def __init__(self, readout: str, options: Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        self, readout: str, options: Mapping[str, Any], weights: Sequence[float] = (1.0,), **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.readout = readout
+        self.weights = tuple(weights)
         self.options = {name: value for name, value in options.items() if value is not None}
         family = families.get(readout)
         family.check_names(self.options)
@@ -153,10 +173,11 @@ class ForceLoss(Metric):
         loss_only = [option.name for option in family.options if option.loss_only]
         family.resolve({name: value for name, value in self.options.items() if name not in loss_only})
         self.family: Optional[Family] = None
-        self.host: Optional[MeanSquaredError] = None
+        #: NequIP's own metric, one for each weight.
+        self.host: Any = None
         self.fixed = False
-        self.add_state("sum", default=torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("sum", default=torch.zeros(len(self.weights), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", default=torch.zeros(len(self.weights), dtype=torch.long), dist_reduce_fx="sum")
         self._warned = False
         self._current: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
 
@@ -164,7 +185,9 @@ class ForceLoss(Metric):
         """Take over a model's settings; gives them with what was set here alone, `InputError` where the two differ."""
         settings = settings.with_aliases(self.readout, self.options, self.owner)
         self.family = settings.build()
-        self.host = MeanSquaredError() if settings.forces == "host" else None
+        self.host = None
+        if settings.forces == "host":
+            self.host = torch.nn.ModuleList([MeanSquaredError() for _ in self.weights])
         self.fixed = settings.forces == "fixed"
         return settings
 
@@ -181,39 +204,57 @@ class ForceLoss(Metric):
     def update(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> None:
         """Add the atoms of a batch, from NequIP's output and target dictionaries."""
         loss, mask = self._current if self._current is not None else self._per_atom(preds, target)
-        self.sum = self.sum + loss.sum()
-        self.count = self.count + mask.sum()
+        self.sum = self.sum + self._by_type(loss, preds)
+        self.count = self.count + self._by_type(mask.long(), preds)
 
     def compute(self) -> torch.Tensor:
         """Mean over the atoms that count, 0 if none does; of square errors with ``forces: host``."""
         if self.host is not None:
-            return self.host.compute()
-        return self.sum / self.count.clamp(min=1)
+            return _weighted([metric.compute() for metric in self.host], self.weights)
+        return self._mean(self.sum, self.count)
 
     def reset(self) -> None:
         """Forget all atoms."""
         super().reset()
-        if self.host is not None:
-            self.host.reset()
+        for metric in self.host or ():
+            metric.reset()
 
-    def _beside_host(
-        self, host: MeanSquaredError, preds: AtomicDataDict.Type, target: AtomicDataDict.Type
-    ) -> torch.Tensor:
+    def _by_type(self, values: torch.Tensor, preds: AtomicDataDict.Type) -> torch.Tensor:
+        """Sums (T,) of one value per atom (N,)."""
+        if len(self.weights) == 1:
+            return values.sum().unsqueeze(0)
+        types = preds[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)
+        return values.new_zeros(len(self.weights)).index_add(0, types, values)
+
+    def _mean(self, sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Weighted mean over the types that have atoms, 0 if none has."""
+        means = sums / counts.clamp(min=1)
+        if len(self.weights) == 1:
+            return means[0]
+        weights = means.new_tensor(self.weights) * (counts > 0)
+        return (weights * means).sum() / weights.sum().clamp(min=min(self.weights))
+
+    def _beside_host(self, host: Any, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
         forces, reference = preds[AtomicDataDict.FORCE_KEY], reference_forces(target)
         loss, mask = self._current = self._per_atom({**preds, AtomicDataDict.FORCE_KEY: forces.detach()}, target)
         try:
             self.update(preds, target)
         finally:
             self._current = None
-        # As NequIP's manager does it, and only where it must: a selection sums in another order.
-        if not bool(mask.all()):
-            forces, reference = forces[mask], reference[mask]
-        host.dist_sync_on_step = self.dist_sync_on_step
-        value = host(forces, reference)
-        count = mask.sum()
+        values = []
+        for number, metric in enumerate(host):
+            # As NequIP's manager does it, and only where it must: a selection sums in another order.
+            chosen = mask
+            if len(host) > 1:
+                chosen = mask & (preds[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1) == number)
+            metric.dist_sync_on_step = self.dist_sync_on_step
+            everything = bool(chosen.all())
+            values.append(metric(*((x if everything else x[chosen]) for x in (forces, reference))))
+        value = _weighted(values, self.weights)
+        count = self._by_type(mask.long(), preds)
         if self.dist_sync_on_step and torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(count)
-        own = loss.sum() / count.clamp(min=1)
+        own = self._mean(self._by_type(loss, preds), count)
         # Zero, with the readout's gradient.
         return value + torch.nan_to_num(own - own.detach())
 
@@ -253,3 +294,12 @@ class ForceLoss(Metric):
 
     def __str__(self) -> str:
         return self.readout
+
+
+def _weighted(values: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Mean of the types' values as NequIP's manager forms it: of those that are there, in their order."""
+    if len(values) == 1:
+        return values[0]
+    there = [(weight, value) for weight, value in zip(weights, values, strict=True) if not bool(torch.isnan(value))]
+    total: Any = sum(weight * value for weight, value in there)
+    return total / sum(weight for weight, _ in there) if there else values[0]

@@ -1,6 +1,7 @@
 """``e2ip label``: reference energies and forces of frames, from any calculator of ASE."""
 
 import ast
+import difflib
 import importlib
 import os
 import sys
@@ -56,7 +57,7 @@ def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]
     Raises
     ------
     InputError
-        Names that cannot be imported, and arguments that it does not take.
+        Names that cannot be imported, and arguments that it does not take, or that look like one that it does.
     """
     module, _, attribute = name.partition(":")
     if not attribute:
@@ -86,6 +87,14 @@ def calculator_of(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]
         raise InputError(f"--calculator {name}: {type(error).__name__}: {error}") from error
     if not callable(getattr(found, "get_forces", None)):
         raise InputError(f"--calculator {name}: is a {type(found).__name__}, no calculator of ASE")
+    # Most calculators take any name and read those that they know: a typing error would label by another method. What
+    # they list is not always all that they read.
+    known = [key for key in getattr(found, "default_parameters", {}) if isinstance(key, str)]
+    for key in given:
+        similar = [] if key in known else difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        if similar:
+            kind = type(found).__name__
+            raise InputError(f"--argument {key}: {kind} has no such parameter; did you mean {similar[0]}?")
     return make
 
 

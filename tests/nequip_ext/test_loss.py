@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from nequip.train import EnergyForceLoss
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
@@ -134,6 +135,41 @@ def test_stress_term_and_energy_normalisation():
     assert values["total_energy_mse"].item() == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("forces", ["likelihood", "host"])
+def test_weights_by_type(forces):
+    """As NequIP's own, whose mean square error the value is to the last bit with ``forces: host``."""
+    coeffs, names = {"O": 1.0, "H": 5.0, "S": 2.0}, ["H", "O", "S"]
+    loss = E2IPLoss(per_type_forces_coeffs=coeffs, type_names=names)
+    host = EnergyForceLoss(per_type_forces_coeffs=coeffs, type_names=names)
+    loss["forces_e2ip"].bind(Settings.of("e2ip", {}, UNIT, forces))
+    for metric in (*loss.values(), *host.values()):
+        for one in metric if isinstance(metric, torch.nn.ModuleList) else [metric]:
+            one.dist_sync_on_step = True
+    sums, counts = torch.zeros(3), torch.zeros(3)
+    for seed, types in enumerate(([0, 1] * 6, [0, 1, 2] * 4)):
+        preds, target = batch(seed=seed)
+        preds["atom_types"] = target["atom_types"] = torch.tensor(types)
+        preds["forces"].requires_grad_(True)
+        values, expected = loss(preds, target), host(preds, target)["forces_mse"]
+        if forces == "likelihood":
+            terms = plain_force_loss(preds, target).detach()
+            batch_sums = torch.zeros(3).index_add(0, preds["atom_types"], terms)
+            batch_counts = torch.bincount(preds["atom_types"], minlength=3)
+            sums, counts = sums + batch_sums, counts + batch_counts
+            means = batch_sums / batch_counts
+            there = (5.0 * means[0] + means[1]) / 6.0 if seed == 0 else means @ torch.tensor([5.0, 1.0, 2.0]) / 8.0
+            assert values["forces_e2ip"].item() == pytest.approx(there.item())
+        else:
+            assert torch.equal(values["forces_e2ip"], expected)
+            gradients = [torch.autograd.grad(x, preds["forces"])[0] for x in (values["forces_e2ip"], expected)]
+            assert torch.equal(*gradients)
+    found = loss.compute()["forces_e2ip"]
+    if forces == "host":
+        assert torch.equal(found, host.compute()["forces_mse"])
+    else:
+        assert found.item() == pytest.approx(((sums / counts) @ torch.tensor([5.0, 1.0, 2.0]) / 8.0).item())
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_bad_references_are_masked_and_counted(bad):
     loss = E2IPLoss()
@@ -176,6 +212,9 @@ def test_a_batch_without_any_reference():
         ({"coeffs": {"forces": 1.0}}, "must have total_energy and forces"),
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
         ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),
+        ({"per_type_forces_coeffs": {"H": 1.0}}, "which are not known"),
+        ({"per_type_forces_coeffs": {"H": 1.0}, "type_names": ["H", "O"]}, "for every type, which are H, O"),
+        ({"per_type_forces_coeffs": {"H": 1.0, "O": 0.0}, "type_names": ["H", "O"]}, "give a number > 0"),
     ],
     ids=str,
 )
