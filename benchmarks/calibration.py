@@ -118,12 +118,11 @@ NARROW = "-16"
 _NARROW_MACE = (*_CRYSTAL.mace, "--num_channels=16")
 DATASETS |= {name + NARROW: DATASETS[name]._replace(mace=_NARROW_MACE) for name in crystals.CRYSTALS}
 
-#: Further molecules, made and trained as the demo's: names in ASE's g2 collection, and species. No choice of form or
-#: constant was made on them.
+#: Further molecules, made and trained as the demo's: names in ASE's g2 collection or start geometries, and species.
 MOLECULES = {
     "dimethyl-sulfoxide": ("C2H6SO", "[H,C,O,S]"),
-    "methoxyethane": ("CH3CH2OCH3", "[H,C,O]"),
     "pyridine": ("C5H5N", "[H,C,N]"),
+    "benzyloxypyridinamine": (str(ROOT / "benchmarks" / "benzyloxypyridinamine.xyz"), "[H,C,N,O]"),
 }
 DATASETS |= {name: _DEMO._replace(species=species) for name, (_, species) in MOLECULES.items()}
 AS_THE_DEMO = ("demo", *MOLECULES)

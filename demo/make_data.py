@@ -3,7 +3,7 @@
 Run with ``python3 noxfile.py -s make_data`` (an environment of its own with tblite), 6 minutes on one core.
 Training and validation frames come from one trajectory, test and out-of-distribution frames from one each, with
 another seed and an equilibration of their own. What the files hold is told in ``demo/data/README.md``.
-``--molecule`` makes the same of another one, by its name in ASE's g2 collection.
+``--molecule`` makes the same of another one, by its name in ASE's g2 collection or from a file with its geometry.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 from ase import Atoms, units
 from ase.build import molecule
 from ase.collections import g2
-from ase.io import write
+from ase.io import read, write
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.optimize import BFGS
@@ -43,8 +43,11 @@ def calculator() -> TBLite:
 
 
 def relaxed_molecule(name: str | None = None) -> Atoms:
-    """Return the demo's molecule, or a named one, at the GFN2-xTB minimum, forces below 1e-3 eV/Å."""
-    atoms = Atoms(SYMBOLS, np.array(POSITIONS.split(), dtype=float).reshape(-1, 3)) if name is None else molecule(name)
+    """Return the demo's molecule, or one by name or file, at the GFN2-xTB minimum, forces below 1e-3 eV/Å."""
+    if name is None:
+        atoms = Atoms(SYMBOLS, np.array(POSITIONS.split(), dtype=float).reshape(-1, 3))
+    else:
+        atoms = molecule(name) if name in g2.names else read(name)
     atoms.calc = calculator()
     BFGS(atoms, logfile=None).run(fmax=1e-3, steps=500)
     return atoms
@@ -88,10 +91,12 @@ def trajectory(name: str, start: Atoms, temperature: float, frames: int, seed: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="output folder (default: the demo's data)")
-    parser.add_argument("--molecule", choices=g2.names, metavar="NAME", help="another one, e.g. C5H5N; needs --out")
+    parser.add_argument("--molecule", metavar="NAME", help="another one, e.g. C5H5N or my.xyz; needs --out")
     arguments = parser.parse_args()
     if arguments.molecule and arguments.out is None:
         parser.error("--molecule needs --out: the demo's data are of its own molecule")
+    if arguments.molecule and arguments.molecule not in g2.names and not Path(arguments.molecule).is_file():
+        parser.error(f"--molecule {arguments.molecule}: no name in ASE's g2 collection, and no file")
     out = arguments.out or Path(__file__).parent / "data"
     out.mkdir(parents=True, exist_ok=True)
     print(f"{METHOD}, tblite {version('tblite')}, ASE {version('ase')}", flush=True)

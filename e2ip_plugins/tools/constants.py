@@ -19,7 +19,7 @@ from e2ip_plugins.families.interface import Support, inflate
 
 #: Where the growth a is expected, and how many e-folds around it (docs/leverage.md): validation configurations come
 #: from where the training set does and say little about it.
-PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.3
+PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.6
 _STARTS = (PRIOR_GROWTH, 0.2)
 
 #: Of the optimism, a logarithm, around 0; and how many times as much strange atoms err more (docs/leverage.md).
