@@ -1,5 +1,6 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the loss of a predictive family in place of the forces'."""
 
+import math
 import warnings
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -68,7 +69,7 @@ def E2IPLoss(
         Predictive family of the model; default ``e2ip``.
     per_atom_energy, per_type_forces_coeffs, type_names, ignore_nan, extra_metrics
         As in NequIP's own losses. With a coefficient > 0 for every type, the force term is the mean over types with
-        these weights; NequIP's are of releases that have it.
+        these weights; that works with releases, too, whose own losses do not have it.
     **options
         Further options of the readout.
 
@@ -123,7 +124,8 @@ def _type_weights(coeffs: Optional[Mapping[str, float]], type_names: Optional[Li
     """Coefficients in the order of the types; a single 1 where all atoms count alike. `InputError` for others."""
     if coeffs is None:
         return (1.0,)
-    if not type_names or set(coeffs) != set(type_names) or not all(float(c) > 0 for c in coeffs.values()):
+    numbers = all(isinstance(c, (int, float)) and 0 < c < math.inf for c in coeffs.values())
+    if not type_names or set(coeffs) != set(type_names) or not numbers:
         raise InputError(
             f"per_type_forces_coeffs of E2IPLoss is {dict(coeffs)}: give a number > 0 for every type, "
             f"which are {', '.join(type_names or ()) or 'not known (type_names)'}"

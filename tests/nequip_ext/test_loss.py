@@ -215,6 +215,8 @@ def test_a_batch_without_any_reference():
         ({"per_type_forces_coeffs": {"H": 1.0}}, "which are not known"),
         ({"per_type_forces_coeffs": {"H": 1.0}, "type_names": ["H", "O"]}, "for every type, which are H, O"),
         ({"per_type_forces_coeffs": {"H": 1.0, "O": 0.0}, "type_names": ["H", "O"]}, "give a number > 0"),
+        ({"per_type_forces_coeffs": {"H": 1.0, "O": "much"}, "type_names": ["H", "O"]}, "give a number > 0"),
+        ({"per_type_forces_coeffs": {"H": 1.0, "O": math.inf}, "type_names": ["H", "O"]}, "give a number > 0"),
     ],
     ids=str,
 )
