@@ -78,6 +78,7 @@ def E2IPLoss(
     InputError
         For unknown or contradictory options; before training where they are not the model's.
     """
+    families.get(readout or families.DEFAULT).check_names(options, E2IPLoss)
     unknown = set(coeffs) - set(_LOSS_KEYS)
     if unknown or AtomicDataDict.FORCE_KEY not in coeffs or AtomicDataDict.TOTAL_ENERGY_KEY not in coeffs:
         raise InputError(

@@ -87,6 +87,7 @@ def E2IPModel(
     InputError
         For options that do not go together and inner models that cannot carry the readout.
     """
+    families.get(readout).check_names(options, E2IPModel)
     options.update(evidence=evidence, preset=preset, evidence_weight=evidence_weight)
     settings = Settings.of(readout, options, resolve_force_unit(force_unit, forces_rms), forces)
     if not isinstance(model, dict) or "_target_" not in model:

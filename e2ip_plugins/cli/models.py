@@ -140,6 +140,12 @@ def evaluate_command(
         first = state.skipped[0][1]
         number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
         checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {first}")
+    if state.without_stress:
+        number = f"{state.without_stress} of {state.written}"
+        checks.warn(
+            f"--stress: {number} frames have none: it is for frames that are periodic in all directions, and "
+            "compiled models may lack it"
+        )
     typer.echo(f"Written: {output}, {state.written} frame{'s' * (state.written != 1)}")
     if state.skipped and not state.written:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ every atom's force. To add one, put a file into this folder that defines ``FAMIL
 NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as ``e2ip`` does.
 """
 
+import inspect
 import math
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
@@ -242,13 +243,23 @@ class Family(nn.Module):
         return dict(options)
 
     @classmethod
-    def check_names(cls, given: Mapping[str, Any]) -> None:
-        """Raise `InputError` for options of another family."""
+    def check_names(cls, given: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
+        """Raise `InputError` for options of another family.
+
+        Parameters
+        ----------
+        taker : callable, optional
+            What takes them among keywords of its own, as its ``**options``: one of those may be misspelt.
+        """
         known = [option.name for option in cls.options]
         for name in given:
             if name not in known:
-                listed = ", ".join(known) or "none"
-                raise InputError(f"{name} is no option of readout '{cls.name}', whose own options are: {listed}")
+                message = f"{name} is no option of readout '{cls.name}', whose own options are: "
+                message += ", ".join(known) or "none"
+                if taker is not None:
+                    keywords = [keyword for keyword in inspect.signature(taker).parameters if keyword != "options"]
+                    message += f"; {taker.__name__} itself takes {', '.join(keywords)}"
+                raise InputError(message)
 
 
 def inflate(

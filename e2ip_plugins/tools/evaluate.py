@@ -117,6 +117,8 @@ class State:
         Frames in the output.
     skipped : list of (int, str)
         Frames that were left out, and why.
+    without_stress : int
+        Frames in the output that have none, though it was asked for.
     """
 
     frame: int
@@ -124,6 +126,7 @@ class State:
     sha256: str = hashlib.sha256().hexdigest()
     written: int = 0
     skipped: Tuple[Tuple[int, str], ...] = ()
+    without_stress: int = 0
 
     @classmethod
     def read(cls, content: Dict[str, Any]) -> "State":
@@ -289,13 +292,13 @@ def _pieces(
     last, begin = piece
     ready: List[_Ready] = []
     atoms = edges = 0
-    written, skipped = state.written, list(state.skipped)
+    written, skipped, without_stress = state.written, list(state.skipped), state.without_stress
 
     def done(frame: int, end: int) -> Tuple[bytes, State]:
-        nonlocal written
-        text, count = _written(model, ready, options, skipped)
-        written += count
-        return text, State(frame, end - begin, digest.hexdigest(), written, tuple(sorted(skipped)))
+        nonlocal written, without_stress
+        text, count, lacking = _written(model, ready, options, skipped)
+        written, without_stress = written + count, without_stress + lacking
+        return text, State(frame, end - begin, digest.hexdigest(), written, tuple(sorted(skipped)), without_stress)
 
     end = begin + state.bytes
     number = state.frame
@@ -345,10 +348,10 @@ def _prepared(model: Model, chunk: Chunk, source: Path, calibration: Optional[Ca
 
 def _written(
     model: Model, batch: Sequence[_Ready], options: Options, skipped: List[Tuple[int, str]]
-) -> Tuple[bytes, int]:
-    """The text of a batch with its predictions, and the number of frames in it."""
+) -> Tuple[bytes, int, int]:
+    """The text of a batch with its predictions, frames in it, and how many of them lack a stress that was asked for."""
     if not batch:
-        return b"", 0
+        return b"", 0, 0
     try:
         outputs = model.evaluate([one.graph for one in batch], options.stress)
     except torch.OutOfMemoryError as error:
@@ -361,7 +364,7 @@ def _written(
     if len(batch) > 1 and not all(torch.isfinite(outputs[name]).all() for name in names):
         # With stresses, MACE's forces on all frames of a batch are NaN where those on one of them are: each by itself.
         pieces = [_written(model, [one], options, skipped) for one in batch]
-        return b"".join(text for text, _ in pieces), sum(count for _, count in pieces)
+        return b"".join(piece[0] for piece in pieces), sum(piece[1] for piece in pieces), sum(p[2] for p in pieces)
     columns = _columns(model, outputs, [one.atoms for one in batch], options)
     frames, start, known = [], 0, uncertainties()
     for i, one in enumerate(batch):
@@ -392,7 +395,8 @@ def _written(
         frames.append(atoms)
     text = io.StringIO()
     ase.io.write(text, frames, format="extxyz", write_results=False)
-    return text.getvalue().encode(), len(frames)
+    lacking = sum("stress" not in atoms.info for atoms in frames) if options.stress else 0
+    return text.getvalue().encode(), len(frames), lacking
 
 
 def _columns(model: Model, outputs: Dict[str, Tensor], frames: Sequence[Atoms], options: Options) -> Dict[str, Any]:

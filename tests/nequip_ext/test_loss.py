@@ -208,7 +208,7 @@ def test_a_batch_without_any_reference():
         ({"evidence": "both"}, "unknown evidence mode"),
         ({"preset": "other"}, "unknown preset"),
         ({"readout": "other"}, "unknown readout 'other'; choose from: e2ip"),
-        ({"temperature": 1.0}, "temperature is no option of readout 'e2ip'"),
+        ({"temperature": 1.0}, "temperature is no option of readout 'e2ip'.*; E2IPLoss itself takes coeffs, "),
         ({"coeffs": {"forces": 1.0}}, "must have total_energy and forces"),
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
         ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),

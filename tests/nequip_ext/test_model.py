@@ -178,6 +178,7 @@ def test_force_unit_is_saved_with_the_model(gnn_config):
     [
         ({"evidence": "both"}, "unknown evidence mode 'both'"),
         ({"preset": "other"}, "unknown preset 'other'"),
+        ({"force_units": 0.1}, "force_units is no option of readout 'e2ip'.*; E2IPModel itself takes model, seed, "),
         ({"force_unit": 0.0}, "force_unit must be"),
         ({"force_unit": "auto"}, "needs the training forces"),
         ({"force_unit": "auto", "forces_rms": math.nan}, "needs the training forces"),

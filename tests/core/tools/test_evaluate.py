@@ -123,7 +123,8 @@ def test_columns(run, toy):
     read_predictions(small)
     periodic, slab = bulk("C", cubic=True), bulk("C", cubic=True)
     slab.pbc = (True, True, False)
-    path, _ = run([periodic, slab], name="stress.xyz", stress=True)
+    path, state = run([periodic, slab], name="stress.xyz", stress=True)
+    assert state.without_stress == 1
     periodic, slab = ase.io.read(path, ":")
     assert np.array_equal(periodic.get_stress(), [1, 1, 1, 0, 0, 0]) and "stress" not in slab.calc.results
 
