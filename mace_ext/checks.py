@@ -68,7 +68,7 @@ def check_options(args: Namespace) -> None:
 
 
 def _check_structures(args: Namespace) -> None:
-    """Of a model that stays as it is: it must know every species, and a batch must have its frames.
+    """Of a model that stays as it is: one head is meant, it must know every species, and a batch must have its frames.
 
     MACE would ask for atomic energies, which the model has, and leaves batches out that are not full.
     """
@@ -79,7 +79,15 @@ def _check_structures(args: Namespace) -> None:
 
     from mace_ext.files import open_file  # MACE itself is not there yet where these options are made
 
-    known = [chemical_symbols[int(z)] for z in open_file(path).atomic_numbers]
+    model = open_file(path)
+    # Of a head for replayed data MACE never thinks. Without a choice it takes the first of the others.
+    heads = [head for head in getattr(model, "heads", None) or () if head != "pt_head"]
+    if len(heads) > 1 and hasattr(args, "foundation_head") and args.foundation_head is None:
+        raise InputError(
+            f"--foundation_model {path} has the heads {', '.join(heads)}: give --foundation_head, the one whose "
+            "energies and forces are to stay"
+        )
+    known = [chemical_symbols[int(z)] for z in model.atomic_numbers]
     for option in ("train_file", "valid_file"):
         total = 0
         for name in listed(getattr(args, option)):

@@ -22,6 +22,8 @@ TOO_LARGE = 12.0
 
 #: Two atoms nearer than this, in Å, are at the same place.
 SAME_PLACE = 1e-2
+#: No cell is smaller than one with edges of so many Å.
+SMALLEST_CELL = 0.1
 
 
 class Configuration(NamedTuple):
@@ -103,8 +105,8 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
 def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = None) -> None:
     """Raise `InputError` for what the hosts drop, or predict numbers of, without a word, and for unknown species.
 
-    No atoms, positions that are not finite, and a periodic structure without a cell; species that are none of those
-    ``known``, if given.
+    No atoms, positions that are not finite, and a periodic structure without a cell, or with one that is too small for
+    an atom; species that are none of those ``known``, if given.
     """
     if not len(atoms):
         raise InputError(f"{where}: has no atoms")
@@ -116,6 +118,10 @@ def _check_cell(cell: np.ndarray, periodic: np.ndarray, where: str) -> None:
     vectors = cell[periodic]
     if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
+    # Hosts would look for neighbours in millions of its images.
+    extent = float(np.prod(np.linalg.svd(vectors, compute_uv=False)))
+    if extent < SMALLEST_CELL ** len(vectors):
+        raise InputError(f"{where}: its cell repeats after {extent:.1e} Å^{len(vectors)}; is it in Å?")
 
 
 def check_atoms(numbers: np.ndarray, positions: np.ndarray, where: str, known: Optional[Sequence[str]] = None) -> None:

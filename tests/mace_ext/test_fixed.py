@@ -50,6 +50,13 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
         train(*options, name="few", train_file=tmp_path / "few.xyz", batch_size=3)
     assert "--train_file: 2 frames fill no batch of --batch_size 3" in capsys.readouterr().err
 
+    two = torch.load(given, weights_only=False)
+    two.heads = ["dft", "pt_head", "emt"]
+    torch.save(two, tmp_path / "two.model")
+    with pytest.raises(SystemExit):
+        train("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={tmp_path / 'two.model'}", name="two")
+    assert "has the heads dft, emt: give --foundation_head" in capsys.readouterr().err
+
     # A model with a readout keeps what that has learned.
     still = {"max_num_epochs": 1, "lr": 1e-30}
     again = train(

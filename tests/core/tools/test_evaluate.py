@@ -280,6 +280,7 @@ BAD = [
     (ase.Atoms("H2", [[0, 0, 0], [0, np.inf, 0]]), "the position of atom 1 is not finite"),
     (molecule("SH2"), "has S, which the model does not know; it knows H, C, O"),
     (ase.Atoms("H", pbc=True), "is periodic in 3 directions, and its cell is not"),
+    (ase.Atoms("H", cell=[5, 1e-3, 1e-3], pbc=(True, False, True)), "its cell repeats after 5.0e-03"),
     (ase.Atoms("H", cell=[5, 5, 0], pbc=(True, False, True)), "is periodic in 2 directions, and its cell is not"),
     (nan_cell(), "is periodic in 3 directions"),
     (ase.Atoms("H", [[1e200, 0, 0]]), "the model's prediction is not finite"),
