@@ -9,6 +9,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
+from e2ip_plugins.families.interface import force_views
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd
@@ -24,7 +25,7 @@ _AGREED = 1e-3
 
 
 def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Covariance of an equally weighted mixture (N, 3, 3), and the epistemic share of its trace (N,).
+    """Aleatoric and epistemic part of the covariance of an equally weighted mixture (N, 3, 3).
 
     Law of total variance. The members' disagreement is epistemic; it has K - 1 in the denominator, because members
     are a sample of what training may give.
@@ -35,15 +36,12 @@ def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) 
         In eV/Å; K ≥ 2.
     covariances : (K, N, 3, 3)
         Of each member, zero for one without, in eV²/Å².
-    epistemic : (K, N)
-        Trace of their epistemic parts.
+    epistemic : (K, N, 3, 3)
+        Their epistemic parts.
     """
     deviation = forces - forces.mean(0)
     spread = np.einsum("kni,knj->nij", deviation, deviation) / (len(forces) - 1)
-    covariance = spread + covariances.mean(0)
-    trace = np.trace(covariance, axis1=-2, axis2=-1)
-    disagreement = np.trace(spread, axis1=-2, axis2=-1) + epistemic.mean(0)
-    return covariance, np.where(trace > 0, disagreement / np.where(trace > 0, trace, 1.0), 1.0)
+    return (covariances - epistemic).mean(0), spread + epistemic.mean(0)
 
 
 def combine(
@@ -60,9 +58,10 @@ def combine(
     files
         Predictions of K ≥ 2 members of any families, or of none, for the same frames.
     output
-        extxyz file with ``forces``, the mean of the members' distributions, and ``energy``, the parameters and views of
-        `Ensemble`, references, where there are some, as ``REF_forces`` and ``REF_energy``, the mean leverage of members
-        that have one, and a ``uq_model`` of those that have one.
+        extxyz file with ``forces``, the mean of the members' distributions, and ``energy``, the parameters of
+        `Ensemble`, covariances, of which each part is that of the members, references, where there are some, as
+        ``REF_forces`` and ``REF_energy``, the mean leverage of members that have one, and a ``uq_model`` of those that
+        have one.
     isotropic : bool
         Whether every covariance is replaced by a third of its trace times the unit matrix: one number per atom, as
         committees are mostly used. A few members determine that better than the shape of a matrix.
@@ -108,8 +107,8 @@ def combine(
         )
     means, covariances, epistemic = zip(*(_distribution(member) for member in members), strict=True)
     forces = np.stack(means)
-    covariance, share = moments(forces, np.stack(covariances), np.stack(epistemic))
-    same = ~covariance.any((1, 2))
+    parts = np.stack(moments(forces, np.stack(covariances), np.stack(epistemic)))
+    same = ~parts.any((0, 2, 3))
     # By symmetry every model has the force of an isolated atom.
     strange = same & forces.any((0, 2))
     if strange.any() or same.all():
@@ -120,20 +119,19 @@ def combine(
             "are these files of different models?"
         )
     if same.any():
-        variance = np.trace(covariance[~same], axis1=1, axis2=2).mean() / 3.0
-        covariance[same], share[same] = _AGREED**2 * variance * np.eye(3), 1.0
+        variance = np.trace(parts[:, ~same].sum(0), axis1=1, axis2=2).mean() / 3.0
+        parts[1, same] = _AGREED**2 * variance * np.eye(3)
         warnings.append(
             f"{int(same.sum())} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals), on which "
             f"all members agree: their standard deviation is {_AGREED:g} of the others'"
         )
     if isotropic:
-        covariance = np.trace(covariance, axis1=1, axis2=2)[:, None, None] / 3.0 * np.eye(3)
-    full = covariance[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
-    parameters = {
-        "ensemble_log_cov": log_spd(torch.from_numpy(full)),
-        "ensemble_epistemic_share": torch.from_numpy(share),
-    }
-    columns = {name: value.numpy() for name, value in {**parameters, **Ensemble.derive(parameters)}.items()}
+        parts = np.trace(parts, axis1=2, axis2=3)[..., None, None] / 3.0 * np.eye(3)
+    full = parts.sum(0)[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    _, share = np.trace(parts, axis1=2, axis2=3) / np.trace(parts.sum(0), axis1=1, axis2=2)
+    columns = {"ensemble_log_cov": log_spd(torch.from_numpy(full)).numpy(), "ensemble_epistemic_share": share}
+    # The parts themselves: what follows from the parameters has the shape of the whole.
+    columns |= {name: value.numpy() for name, value in force_views(*map(torch.from_numpy, parts)).items()}
     given = [(str(member.path), member.leverage) for member in members if member.leverage is not None]
     unfitted = [path for path, leverage in given if np.isnan(leverage).all()]
     leverages = [leverage for path, leverage in given if path not in unfitted]
@@ -151,15 +149,17 @@ def combine(
 
 
 def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean (N, 3), covariance (N, 3, 3) and trace of its epistemic part (N,).
+    """Mean (N, 3), covariance and its epistemic part (N, 3, 3).
 
     The mean is not the forces where a family's distribution is not around them.
     """
     n = len(member.species)
     if member.family is None:
-        return member.forces, np.zeros((n, 3, 3)), np.zeros(n)
+        return member.forces, np.zeros((n, 3, 3)), np.zeros((n, 3, 3))
+    parameters = {name: torch.from_numpy(values) for name, values in member.parameters.items()}
+    epistemic = member.family.derive(parameters)["forces_epistemic_cov"].numpy()
     law = member.family.law(member.parameters)
-    return member.forces + law.mean(), law.covariance(), 3.0 * np.square(law.epistemic_std())
+    return member.forces + law.mean(), law.covariance(), epistemic
 
 
 def _name(members: Sequence[Predictions], isotropic: bool) -> Optional[str]:

@@ -4,6 +4,7 @@ import ase
 import ase.io
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
@@ -96,6 +97,17 @@ def test_members_with_uncertainties(tmp_path, draw):
     epistemic = np.mean([law.epistemic_std() ** 2 for law in laws], 0) + np.trace(spread, axis1=1, axis2=2) / 3
     np.testing.assert_allclose(found.family.law(found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(found.leverage, 2.0)
+    # In the file each part has the shape that it has, not that of the whole.
+    columns = {
+        name: np.concatenate([atoms.arrays[name] for atoms in ase.io.read(tmp_path / "e.xyz", ":")])
+        for name in ("forces_aleatoric_cov", "forces_epistemic_cov", "forces_epistemic_std")
+    }
+    parts = [E2IP.derive({name: torch.from_numpy(x) for name, x in member.parameters.items()}) for member in read]
+    means = [np.mean([part[f"forces_{kind}_cov"].numpy() for part in parts], 0) for kind in ("aleatoric", "epistemic")]
+    aleatoric, disagreement = (columns[name].reshape(-1, 3, 3) for name in list(columns)[:2])
+    np.testing.assert_allclose(aleatoric, means[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(disagreement, means[1] + spread, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(columns["forces_epistemic_std"] ** 2, epistemic, rtol=1e-5, atol=1e-7)
 
 
 def test_members_whose_distributions_are_not_around_their_forces(tmp_path):
@@ -160,13 +172,15 @@ def test_moments_are_those_of_draws():
     rng = np.random.default_rng(0)
     forces = rng.normal(size=(4, 1, 3))
     roots = rng.normal(size=(4, 1, 3, 3))
-    covariance, share = moments(forces, roots @ roots.swapaxes(-1, -2), np.zeros((4, 1)))
+    covariances = roots @ roots.swapaxes(-1, -2)
+    aleatoric, epistemic = moments(forces, covariances, 0.25 * covariances)
+    covariance = aleatoric + epistemic
     picked = rng.integers(4, size=400_000)
     draws = forces[picked, 0] + np.einsum("nij,nj->ni", roots[picked, 0], rng.normal(size=(len(picked), 3)))
     # Draws are of these members, the K - 1 is of those that training might have given.
     excess = np.cov(forces[:, 0].T) * (1 - 3 / 4)
     np.testing.assert_allclose(np.cov(draws.T), covariance[0] - excess, atol=0.05)
-    assert share[0] == pytest.approx(np.trace(np.cov(forces[:, 0].T)) / np.trace(covariance[0]))
+    np.testing.assert_allclose(aleatoric, 0.75 * covariances.mean(0))
 
 
 @pytest.mark.parametrize("count", [2, 3])
