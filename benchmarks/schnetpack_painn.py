@@ -1,6 +1,6 @@
 """SchNetPack's PaiNN, of the standard size, and what it takes as input. To be installed beside this project and NequIP:
 
-pip install --no-deps schnetpack==2.1.1 && pip install dirsync fasteners h5py
+pip install --no-deps schnetpack==2.1.1 && pip install dirsync fasteners h5py torch-ema
 """
 
 import typing

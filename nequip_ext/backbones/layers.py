@@ -57,10 +57,12 @@ def split(features: Tensor, channels: int) -> Tuple[Tensor, Tensor]:
 
     All channels of x come first, then those of y and z: sums and products of short rows of three are slow.
     """
-    scalars, vectors = features[:, :channels], features[:, channels:]
+    atoms = features.shape[0]
     if features.shape[1] == channels:
-        vectors = features.new_zeros((features.shape[0], 3 * channels))
-    return scalars, vectors.reshape(features.shape[0], 3, channels)
+        return features, features.new_zeros((atoms, 3, channels))
+    # Not by slices: of each the gradient would be a tensor of zeros as large as all features.
+    scalars, vectors = features.split((channels, 3 * channels), dim=1)
+    return scalars, vectors.reshape(atoms, 3, channels)
 
 
 def join(scalars: Tensor, vectors: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """PaiNN (Schütt, Unke, Gastegger 2021, arXiv:2102.03150): messages between atoms, and mixing within them."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from nequip.data import AtomicDataDict
@@ -12,25 +12,28 @@ from nequip_ext.backbones.messages import Messages
 
 
 class _Sum(Messages):
-    def forward(self, atoms: Tensor, filters: Tensor, directions: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(
+        self, gates: Tensor, vectors: Optional[Tensor], filters: Tensor, directions: Tensor, edge_index: Tensor
+    ) -> Tensor:
         """Σ_j of [m_s | vectors] (N, 4F).
 
         Parameters
         ----------
-        atoms : (N, 6F) or (N, 3F)
-            y, and vectors where there are any yet.
+        gates : (N, 3F)
+        vectors : (N, 3, F), optional
+            None: there are none yet.
         filters, directions : (M, 3F), (M, 3)
         """
-        size = (atoms.shape[0], atoms.shape[0])
-        return self.propagate(edge_index, size=size, x=atoms, filters=filters, directions=directions)
+        size = (gates.shape[0], gates.shape[0])
+        # Apart from each other: the gradient of a part is a tensor as large as the whole.
+        return self.propagate(edge_index, size=size, y=gates, v=vectors, filters=filters, directions=directions)
 
-    def message(self, x_j: Tensor, filters: Tensor, directions: Tensor) -> Tensor:
+    def message(self, y_j: Tensor, v_j: Optional[Tensor], filters: Tensor, directions: Tensor) -> Tensor:
         """[m_s | r̂ ⊗ m_r + v_j ⊙ m_v] (M, 4F)."""
-        channels = filters.shape[1] // 3
-        scalars, radial, passed = (x_j[:, : 3 * channels] * filters).chunk(3, dim=1)
+        scalars, radial, passed = (y_j * filters).chunk(3, dim=1)
         vectors = radial.unsqueeze(1) * directions.unsqueeze(2)
-        if x_j.shape[1] > 3 * channels:
-            vectors = vectors + split(x_j[:, 2 * channels :], channels)[1] * passed.unsqueeze(1)
+        if v_j is not None:
+            vectors = torch.addcmul(vectors, v_j, passed.unsqueeze(1))
         return join(scalars, vectors)
 
 
@@ -59,10 +62,11 @@ class PaiNNMessage(GraphModuleMixin, nn.Module):
         features = data[AtomicDataDict.NODE_FEATURES_KEY]
         scalars, vectors = split(features, self.channels)
         filters = torch.matmul(data[AtomicDataDict.EDGE_EMBEDDING_KEY], self.filters.weight.t())
-        filters = filters + data[AtomicDataDict.EDGE_CUTOFF_KEY].view(-1, 1) * self.filters.bias
-        atoms = torch.cat([self.atoms(scalars), features[:, self.channels :]], dim=1)
-        added = self.sum(atoms, filters, data[AtomicDataDict.EDGE_ATTRS_KEY], data[AtomicDataDict.EDGE_INDEX_KEY])
-        data[AtomicDataDict.NODE_FEATURES_KEY] = join(scalars, vectors) + added
+        filters = torch.addcmul(filters, data[AtomicDataDict.EDGE_CUTOFF_KEY].view(-1, 1), self.filters.bias)
+        directions, edge_index = data[AtomicDataDict.EDGE_ATTRS_KEY], data[AtomicDataDict.EDGE_INDEX_KEY]
+        first = features.shape[1] == self.channels
+        added = self.sum(self.atoms(scalars), None if first else vectors, filters, directions, edge_index)
+        data[AtomicDataDict.NODE_FEATURES_KEY] = (join(scalars, vectors) if first else features) + added
         return data
 
 
