@@ -80,7 +80,7 @@ def _check_structures(args: Namespace) -> None:
     from mace_ext.files import open_file  # MACE itself is not there yet where these options are made
 
     model = open_file(path)
-    # Of a head for replayed data MACE never thinks. Without a choice it takes the first of the others.
+    # MACE passes over the head of replayed data, and without a choice takes the first of the others.
     heads = [head for head in getattr(model, "heads", None) or () if head != "pt_head"]
     if len(heads) > 1 and hasattr(args, "foundation_head") and args.foundation_head is None:
         raise InputError(

@@ -116,12 +116,14 @@ def check_structure(atoms: Any, where: str, known: Optional[Sequence[str]] = Non
 
 def _check_cell(cell: np.ndarray, periodic: np.ndarray, where: str) -> None:
     vectors = cell[periodic]
-    if len(vectors) and (not np.isfinite(vectors).all() or np.linalg.matrix_rank(vectors) < len(vectors)):
+    if not len(vectors):
+        return
+    sizes = np.linalg.svd(vectors, compute_uv=False) if np.isfinite(vectors).all() else np.zeros(1)
+    if sizes.min() <= 1e-15 * sizes.max():
         raise InputError(f"{where}: is periodic in {len(vectors)} directions, and its cell is not")
     # Hosts would look for neighbours in millions of its images.
-    extent = float(np.prod(np.linalg.svd(vectors, compute_uv=False)))
-    if extent < SMALLEST_CELL ** len(vectors):
-        raise InputError(f"{where}: its cell repeats after {extent:.1e} Å^{len(vectors)}; is it in Å?")
+    if sizes.prod() < SMALLEST_CELL ** len(vectors):
+        raise InputError(f"{where}: its cell repeats after {sizes.prod():.1e} Å^{len(vectors)}; is it in Å?")
 
 
 def check_atoms(numbers: np.ndarray, positions: np.ndarray, where: str, known: Optional[Sequence[str]] = None) -> None:
