@@ -5,7 +5,7 @@ import statistics
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Set
 
 import numpy as np
 
@@ -26,7 +26,8 @@ def path(dataset: str, host: str, out: Path) -> Path:
 def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print) -> None:
     """Time the models of the first seed and the members of ensembles, ASE calculators on one thread.
 
-    Sets whose figures are there, of all of these models, are skipped; so are models that are not there.
+    Sets whose figures are there, of all of these models, are skipped; so are models that are not there, and ensembles
+    that lack one.
     """
     for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
         chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
@@ -39,12 +40,14 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
         if models and not {run.name for run in models} <= set(before["models"]):
             tell(f"{dataset}, {host}: timing {len(models)} models")
             kept.parent.mkdir(parents=True, exist_ok=True)
-            measured = _measure(models, out / "data" / f"{dataset}_test.extxyz")
+            lacking = {run.method for run in chosen if run not in models}
+            measured = _measure(models, lacking, out / "data" / f"{dataset}_test.extxyz")
             with replacing(kept) as unfinished:
                 unfinished.write_text(json.dumps(measured, indent=1) + "\n")
 
 
-def _measure(models: Dict[Run, Path], frames: Path) -> dict:
+def _measure(models: Dict[Run, Path], lacking: Set[str], frames: Path) -> dict:
+    """Milliseconds per atom of methods and, but for those ``lacking`` members, of their ensembles."""
     import ase.io
     import torch
 
@@ -69,6 +72,8 @@ def _measure(models: Dict[Run, Path], frames: Path) -> dict:
         torch.set_num_threads(threads)
     figures = {METHODS[run.method].title: statistics.median(times[run]) for run in models if run.seed == 1}
     for method in dict.fromkeys(run.method for run in models if METHODS[run.method].ensemble):
+        if method in lacking:
+            continue
         members = [times[run] for run in models if run.method == method]
         figures[METHODS[method].ensemble] = statistics.median(map(sum, zip(*members, strict=True)))
     return {"models": [run.name for run in models], "atoms": len(atoms), "ms_per_atom": figures}
