@@ -171,7 +171,6 @@ class ForceLoss(Metric):
         self.weights = tuple(weights)
         self.options = {name: value for name, value in options.items() if value is not None}
         family = families.get(readout)
-        family.check_names(self.options)
         # What is wrong for every model; weights may fit one whose other options are not known yet.
         loss_only = [option.name for option in family.options if option.loss_only]
         family.resolve({name: value for name, value in self.options.items() if name not in loss_only})

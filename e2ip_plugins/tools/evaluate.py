@@ -364,7 +364,8 @@ def _written(
     if len(batch) > 1 and not all(torch.isfinite(outputs[name]).all() for name in names):
         # With stresses, MACE's forces on all frames of a batch are NaN where those on one of them are: each by itself.
         pieces = [_written(model, [one], options, skipped) for one in batch]
-        return b"".join(piece[0] for piece in pieces), sum(piece[1] for piece in pieces), sum(p[2] for p in pieces)
+        texts, counts, lacking = zip(*pieces, strict=True)
+        return b"".join(texts), sum(counts), sum(lacking)
     columns = _columns(model, outputs, [one.atoms for one in batch], options)
     frames, start, known = [], 0, uncertainties()
     for i, one in enumerate(batch):
@@ -395,8 +396,7 @@ def _written(
         frames.append(atoms)
     text = io.StringIO()
     ase.io.write(text, frames, format="extxyz", write_results=False)
-    lacking = sum("stress" not in atoms.info for atoms in frames) if options.stress else 0
-    return text.getvalue().encode(), len(frames), lacking
+    return text.getvalue().encode(), len(frames), sum(options.stress and "stress" not in a.info for a in frames)
 
 
 def _columns(model: Model, outputs: Dict[str, Tensor], frames: Sequence[Atoms], options: Options) -> Dict[str, Any]:
