@@ -150,7 +150,9 @@ class Trunk(nn.Module):
             else:
                 t = (weights.unsqueeze(2) * tensors).sum(1)
         if self.has_vectors:
-            mixed = torch.matmul(vectors.transpose(1, 2), self.mix_vectors)
+            # As one product: a batch of small ones is slower.
+            rows = vectors.transpose(1, 2).reshape(-1, vectors.shape[1])
+            mixed = torch.mm(rows, self.mix_vectors).reshape(-1, 3, 2 * self.channels)
             left = mixed[:, :, : self.channels] * gates[:, -self.channels :].unsqueeze(1)
             pairs = (left.unsqueeze(2) * mixed[:, :, self.channels :].unsqueeze(1)).sum(3)
             matrix = pairs if matrix is None else matrix + pairs
