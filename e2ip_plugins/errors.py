@@ -1,4 +1,4 @@
-"""The one exception for input that the user can mend, and the one warning of runs."""
+"""The one exception for input that the user can mend, and the one warning."""
 
 
 class InputError(ValueError):
@@ -9,4 +9,4 @@ class InputError(ValueError):
 
 
 class UncertaintyWarning(UserWarning):
-    """An uncertainty has risen above its threshold, or a threshold is hardly meant as it is given."""
+    """What to know of an uncertainty: above its threshold, a threshold hardly meant so, a model never fitted."""

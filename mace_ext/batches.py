@@ -1,19 +1,17 @@
 """A ``.model`` file for ``e2ip evaluate``: batches of any frames, as `mace_eval_configs` makes them."""
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from ase import Atoms
-from ase.data import chemical_symbols
 from mace import data
 from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
 from e2ip_plugins.readout.readout import unfitted
-from mace_ext.files import choose_head, configuration, embedded, open_file
+from mace_ext.files import choose_head, configuration, embedded, open_file, precision_of, species_of
 from mace_ext.readout import find_family, find_name, find_readout, output_keys
 
 
@@ -26,22 +24,21 @@ class Batches:
         self.warning, self.uq_model = unfitted(find_readout(net)), find_name(net, head)
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
-        self.species = [chemical_symbols[z] for z in self.table.zs]
+        self.species = species_of(net)
         self.reads = [key for keys in embedded(net) for key in keys.values()]
-        self._dtype = next(net.parameters()).dtype
-        self.dtype = str(self._dtype).removeprefix("torch.")
+        self.dtype = str(next(net.parameters()).dtype).removeprefix("torch.")
         self._warm = False
 
     def graph(self, atoms: Atoms) -> Tuple[data.AtomicData, int]:
         """MACE's graph of a frame, and its number of edges."""
         config = configuration(atoms, self.net, self.head)
-        with self._default_dtype():
+        with precision_of(self.net):
             graph = data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
         return graph, graph.edge_index.shape[1]
 
     def evaluate(self, graphs: Sequence[data.AtomicData], stress: bool) -> Dict[str, Tensor]:
         """Results of a batch."""
-        with self._default_dtype():
+        with precision_of(self.net):
             batch = Batch.from_data_list(list(graphs)).to(self.device)
             if not self._warm:
                 # TorchScript optimises after its first call, which differs from later ones in the last bit: a run that
@@ -53,16 +50,6 @@ class Batches:
         wanted = ["energy", "forces", *(["stress"] if stress else ())]
         keys = [key.name for key in output_keys(self.family, output)]
         return {name: output[name].detach() for name in (*wanted, *keys)}
-
-    @contextmanager
-    def _default_dtype(self) -> Iterator[None]:
-        """Of MACE's graphs, and of what e3nn makes on the way."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self._dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
 
 
 def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:

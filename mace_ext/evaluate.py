@@ -17,7 +17,6 @@ from typing import Any, Dict, List, Optional, Set, Tuple, Type
 import ase.io
 import numpy as np
 import torch
-from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins import families
@@ -28,7 +27,7 @@ from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.tools.frames import check_structure
 from mace_ext.compat import heads_are_chosen, hear_outputs
-from mace_ext.files import embedded
+from mace_ext.files import embedded, species_of
 from mace_ext.patches import wrap
 from mace_ext.readout import find_family, find_name, find_readout
 
@@ -213,7 +212,7 @@ def _explanation(error: Exception, args: Namespace) -> str:
     heads = getattr(model, "heads", [])
     if args.head is not None and args.head not in heads:
         return f"--head {args.head}: {args.model} has no such head; choose from: {', '.join(heads)}"
-    known = [chemical_symbols[int(z)] for z in model.atomic_numbers]
+    known = species_of(model)
     try:
         for number, atoms in enumerate(ase.io.read(args.configs, index=":")):
             check_structure(atoms, f"--configs {args.configs}, frame {number}", known)

@@ -8,7 +8,7 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.features import Passes
 from e2ip_plugins.tools.frames import Frame
-from mace_ext.files import choose_head, open_file
+from mace_ext.files import choose_head, open_file, precision_of
 from mace_ext.fit import Graphs, check_species, in_order
 from mace_ext.readout import find_readout
 
@@ -22,9 +22,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
 
     def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
         check_species(net, frames)
-        before = torch.get_default_dtype()
-        try:
-            torch.set_default_dtype(next(net.parameters()).dtype)  # of MACE's graphs
+        with precision_of(net):
             for batch in in_order(Graphs(frames, net, own_head), batch_size):
                 inputs = batch.to(device).to_dict()
                 if forces:
@@ -33,7 +31,5 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
                     with torch.no_grad():
                         net.uncertainty_outputs(inputs)
                     yield None
-        finally:
-            torch.set_default_dtype(before)
 
     return Passes(str(path), readout, run)

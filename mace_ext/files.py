@@ -1,11 +1,13 @@
 """``.model`` files of `mace_run_train`: opened with a check of what they are."""
 
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from ase import Atoms
+from ase.data import chemical_symbols
 from mace import data
 from mace.modules import models
 
@@ -31,6 +33,22 @@ def open_file(path: Path, device: str = "cpu") -> Any:
     if not hasattr(net, "heads"):  # published before MACE had any
         net.heads = ["Default"]
     return net
+
+
+def species_of(net: Any) -> List[str]:
+    """What a model knows, in the order of its types."""
+    return [chemical_symbols[int(z)] for z in net.atomic_numbers]
+
+
+@contextmanager
+def precision_of(net: Any) -> Iterator[None]:
+    """torch's default precision is the model's: MACE's graphs have it, and what e3nn makes on the way."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(next(net.parameters()).dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def choose_head(path: Path, net: Any, head: Optional[str]) -> str:

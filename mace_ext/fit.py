@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
-from ase.data import chemical_symbols
 from mace import data
 from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric.dataloader import DataLoader
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from e2ip_plugins.tools.fit import Labelled, Report, fit_leverage, in_words, is_constant, some
 from e2ip_plugins.tools.frames import Frame, check_atoms
 from e2ip_plugins.tools.training_atoms import distributed
-from mace_ext.files import choose_head, configuration, open_file
+from mace_ext.files import choose_head, configuration, open_file, precision_of, species_of
 from mace_ext.model import add_readout
 from mace_ext.readout import find_readout
 from mace_ext.remembered import remembering
@@ -126,7 +126,7 @@ def fit_model(
             missing = torch.full_like(forces, float("nan"))
             yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
 
-    species = [chemical_symbols[int(z)] for z in model.atomic_numbers]
+    species = species_of(model)
     with _frozen(model):
         return fit_leverage(
             model.e2ip_readout,
@@ -205,13 +205,12 @@ def fit_file(
     head: Optional[str] = None,
     device: str = "cpu",
     batch_size: int = 10,
-    readout: str = "e2ip",
     say: Optional[Say] = None,
 ) -> Report:
     """Fit a ``.model`` file's leverage to its training set, and write it to another file.
 
-    A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets a readout with
-    a constant covariance per species first. Energies and forces stay what they are, to the last bit.
+    A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets e²IP's with a
+    constant covariance per species first. Energies and forces stay what they are, to the last bit.
 
     Parameters
     ----------
@@ -224,8 +223,6 @@ def fit_file(
     device : str
     batch_size : int
         Configurations.
-    readout : str
-        Family that a stock model gets.
     say : callable, optional
         Takes lines about the progress; default: to standard error.
 
@@ -242,12 +239,10 @@ def fit_file(
     net = open_file(model, device)
     own_head = choose_head(model, net, head)
     check_species(net, [*training, *validation])
-    found, before = find_readout(net), torch.get_default_dtype()
-    try:
-        # Of MACE's graphs, and of what e3nn makes on the way.
-        torch.set_default_dtype(next(net.parameters()).dtype)
+    found = find_readout(net)
+    with precision_of(net):
         if found is None:
-            add_readout(net, Settings.of(readout, {}, resolve_force_unit(None)).with_leverage(str(model)))
+            add_readout(net, Settings.of(families.DEFAULT, {}, resolve_force_unit(None)).with_leverage(str(model)))
             for trunk in net.e2ip_readout.trunks:
                 trunk.make_constant()
         else:
@@ -259,8 +254,6 @@ def fit_file(
         passes = in_order(train, batch_size), in_order(valid, batch_size)
         known = in_order(train, batch_size, some(len(train), len(valid)))
         report = fit_model(net, *passes, device, constant, say, known)
-    finally:
-        torch.set_default_dtype(before)
     others = [name for name in net.heads if name != own_head]
     if others:
         report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
@@ -269,6 +262,6 @@ def fit_file(
 
 
 def check_species(net: Any, frames: Iterable[Frame]) -> None:
-    known = [chemical_symbols[z] for z in net.atomic_numbers.tolist()]
+    known = species_of(net)
     for frame in frames:
         check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, known)

@@ -11,7 +11,7 @@ from nequip.data import AtomicDataDict
 from nequip.nn import graph_model
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
@@ -100,7 +100,7 @@ class E2IPCalculator(NequIPCalculator):
             calculator = cls._from_saved_model(path, **settings)
         warning = unfitted(find_readout(calculator.model))
         if warning:
-            warnings.warn(f"{path}: {warning}", stacklevel=2)
+            warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
         return calculator
 
     @classmethod
@@ -194,5 +194,5 @@ def open_model(
         return calculator
     warning = unfitted(readout)
     if warning:
-        warnings.warn(f"{path}: {warning}", stacklevel=2)
+        warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
     return E2IPCalculator(calculator.model, device, transforms=calculator.transforms, calibration=calibration)

@@ -12,17 +12,13 @@ from e2ip_plugins.contract import installed
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.readout.leverage import Leverage
-from nequip_ext.readout import GraphReadout
+from nequip_ext.readout import graph_readouts
 
 
 def leverages(pl_module: torch.nn.Module) -> Dict[str, Leverage]:
     """The leverage of every readout, by its prefix in the state dictionary; readouts packaged without one have none."""
-    found = {}
-    for name, module in pl_module.named_modules():
-        # By name: packaged models carry classes of their own.
-        if type(module).__name__ == GraphReadout.__name__ and hasattr(getattr(module, "readout", None), "leverage"):
-            found[f"{name}.readout.leverage."] = module.readout.leverage
-    return found
+    found = graph_readouts(pl_module).items()
+    return {f"{name}.readout.leverage.": m.readout.leverage for name, m in found if hasattr(m.readout, "leverage")}
 
 
 def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> NequIPLightningModule:
@@ -33,6 +29,20 @@ def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> N
     twin.on_load_checkpoint(checkpoint)
     twin.load_state_dict(checkpoint["state_dict"])
     return twin
+
+
+def averages_for(target: NequIPLightningModule, source: Any) -> Dict[str, Any]:
+    """Entries of a training module's state dictionary: averages of its weights as another has them, by name, or its
+    own weights where the other has none of a name; empty where the other averages nothing."""
+    if not hasattr(source, "ema"):
+        return {}
+    # By number, in the order of the weights.
+    numbers = {name: number for number, (name, _) in enumerate(source.model.named_parameters())}
+    state = {"ema._extra_state": source.ema.get_extra_state()}
+    for number, (name, value) in enumerate(target.model.named_parameters()):
+        found = source.ema.ema_weights[numbers[name]] if name in numbers else value
+        state[f"ema.ema_weight_{number}"] = found.detach().clone()
+    return state
 
 
 def refuse_head(head: Optional[str]) -> None:

@@ -51,7 +51,7 @@ class E2IPInputCheck(lightning.Callback):
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """See the class; training modules without anything of e2ip are left alone."""
-        if not self._acts(trainer, pl_module):
+        if not acts(self, trainer, pl_module):
             return
         if bind(pl_module):
             check_restart(pl_module)
@@ -103,12 +103,14 @@ class E2IPInputCheck(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: Dict[str, Any]
     ) -> None:
         """Restart of a stock model: `setup` does not see that there is a checkpoint."""
-        if self._acts(trainer, pl_module) and trainer.state.fn == "fit" and find_readout(pl_module) is None:
+        if acts(self, trainer, pl_module) and trainer.state.fn == "fit" and find_readout(pl_module) is None:
             check_restart(pl_module)
 
-    def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
-        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPInputCheck))
-        return self is first and isinstance(pl_module, NequIPLightningModule)
+
+def acts(callback: lightning.Callback, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
+    """Whether a callback of ours is the first of its kind, and the training one of NequIP's."""
+    first = next(found for found in trainer.callbacks if isinstance(found, type(callback)))
+    return callback is first and isinstance(pl_module, NequIPLightningModule)
 
 
 def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:

@@ -8,8 +8,7 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.tools.features import Passes
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.calculator import open_model
-from nequip_ext.checkpoints import refuse_head
+from nequip_ext.batches import open_model
 from nequip_ext.elements import types_of
 from nequip_ext.passes import FrameBatches, forces_of, run_energies
 from nequip_ext.readout import find_readout
@@ -17,16 +16,7 @@ from nequip_ext.readout import find_readout
 
 def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
     """A checkpoint or package with a readout; `InputError` for others."""
-    refuse_head(head)
-    try:
-        model = open_model(path, device).model
-    except InputError:
-        raise
-    # Unpickling lets whatever goes wrong inside it through.
-    except Exception as error:
-        raise InputError(
-            f"{path}: is no checkpoint or package that NequIP opens ({type(error).__name__}: {error})"
-        ) from error
+    model = open_model(path, device=device, head=head).model
     readout = find_readout(model)
     if readout is None:
         raise InputError(f"{path}: has no readout of e2ip-plugins; e2ip fit gives it one")

@@ -20,7 +20,7 @@ class Source(NamedTuple):
     test_frames: Optional[int] = None
 
 
-#: By the name that `e2ip bench` has for the data set. Splits are random, by the seed.
+#: By the NAME of `e2ip fetch`. Splits are random, by the seed.
 SOURCES: Dict[str, Source] = {
     "fullwater": Source(WaterDataModule, {"train_val_test_split": [0.8, 0.1, 0.1]}),
     "buckyball": Source(MD22DataModule, {"dataset": "buckyball_catcher", "train_val_split": [540, 60]}, 1000),

@@ -15,7 +15,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.tools.fit import Report, is_constant
 from e2ip_plugins.tools.frames import Frame
-from nequip_ext.checkpoints import explained, leverages, rebuild, refuse_head
+from nequip_ext.checkpoints import averages_for, explained, leverages, rebuild, refuse_head
 from nequip_ext.elements import types_of
 from nequip_ext.fit_package import fit_package, wrap_package
 from nequip_ext.passes import batches_of, fit_model
@@ -174,13 +174,7 @@ def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) 
     """State of a stock training module in one whose model has a readout besides."""
     state = wrapped.state_dict()
     state.update({name: value for name, value in stock.state_dict().items() if not name.startswith("ema.")})
-    if hasattr(stock, "ema"):
-        # By number, in the order of the weights.
-        numbers = {name: number for number, (name, _) in enumerate(stock.model.named_parameters())}
-        for number, (name, value) in enumerate(wrapped.model.named_parameters()):
-            found = stock.ema.ema_weights[numbers[name]] if name in numbers else value
-            state[f"ema.ema_weight_{number}"] = found.detach().clone()
-        state["ema._extra_state"] = stock.ema.get_extra_state()
+    state.update(averages_for(wrapped, stock))
     return state
 
 

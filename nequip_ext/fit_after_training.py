@@ -16,6 +16,7 @@ from e2ip_plugins.readout.leverage import Leverage
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.tools.fit import WAY_OUT, in_words, some
 from nequip_ext.checkpoints import leverages, rebuild, store
+from nequip_ext.checks import acts
 from nequip_ext.passes import fit_model, tell
 from nequip_ext.readout import find_readout
 
@@ -34,13 +35,13 @@ class E2IPFit(lightning.Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """A restart, perhaps from a fitted checkpoint: its weights are going to move."""
-        if self._acts(trainer, pl_module):
+        if acts(self, trainer, pl_module):
             for leverage in leverages(pl_module).values():
                 leverage.reset()
 
     def on_test_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Say so where a model has not been fitted."""
-        if self._acts(trainer, pl_module):
+        if acts(self, trainer, pl_module):
             warning = unfitted(find_readout(pl_module))
             if warning:
                 logger.warning(warning)
@@ -53,7 +54,7 @@ class E2IPFit(lightning.Callback):
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Lightning has written its checkpoints; NequIP's test run comes next."""
         # Whoever asks Lightning for one quick batch does not want two passes over all data.
-        if not self._acts(trainer, pl_module) or not leverages(pl_module) or trainer.fast_dev_run:
+        if not acts(self, trainer, pl_module) or not leverages(pl_module) or trainer.fast_dev_run:
             return
         path = best_checkpoint(trainer)
         what = "the model" if path is None else path
@@ -86,14 +87,10 @@ class E2IPFit(lightning.Callback):
     ) -> None:
         """Checkpoints of a training that was ended are as usable as others, once they are fitted."""
         path = best_checkpoint(trainer)
-        if trainer.state.fn == "fit" and path and self._acts(trainer, pl_module) and leverages(pl_module):
+        if trainer.state.fn == "fit" and path and acts(self, trainer, pl_module) and leverages(pl_module):
             logger.warning(
                 f"leverage: {path} is not fitted: restart the training from its last checkpoint, or {WAY_OUT}"
             )
-
-    def _acts(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> bool:
-        first = next(callback for callback in trainer.callbacks if isinstance(callback, E2IPFit))
-        return self is first and isinstance(pl_module, NequIPLightningModule)
 
 
 def best_checkpoint(trainer: lightning.Trainer) -> Optional[str]:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-from nequip_ext.readout import GraphReadout
+from nequip_ext.readout import graph_readouts
 
 
 def clip_apart(pl_module: Any) -> None:
@@ -20,9 +20,7 @@ def clip_apart(pl_module: Any) -> None:
 
 
 def _clip_apart(pl_module: torch.nn.Module, clip: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    # By name: packaged models carry classes of their own.
-    readouts = [module for module in pl_module.modules() if type(module).__name__ == GraphReadout.__name__]
-    own = {parameter for readout in readouts for parameter in readout.parameters()}
+    own = {parameter for readout in graph_readouts(pl_module).values() for parameter in readout.parameters()}
     others = [parameter for parameter in pl_module.parameters() if parameter not in own]
     for hidden in (list(own), others):
         gradients = [parameter.grad for parameter in hidden]

@@ -220,6 +220,11 @@ def _blocks(irreps: Optional[Irreps], l: int, parity: int) -> Blocks:
     return blocks([] if irreps is None else [irreps], l, parity)
 
 
+def graph_readouts(model: Any) -> Dict[str, Any]:
+    """Every `GraphReadout` in a module, by its name there; by that of the class: packaged models carry their own."""
+    return {name: module for name, module in model.named_modules() if type(module).__name__ == GraphReadout.__name__}
+
+
 def find_readout(model: Any) -> Optional[Readout]:
     """The readout inside a model, a dictionary of models or a training module; None where there is none.
 
@@ -228,13 +233,9 @@ def find_readout(model: Any) -> Optional[Readout]:
     InputError
         For readouts that another version of e2ip-plugins packaged.
     """
-    for module in model.modules():
-        # By name: packaged models carry classes of their own.
-        if type(module).__name__ == "EvidentialReadout":
-            raise InputError(outdated("this model"))
-        if type(module).__name__ == GraphReadout.__name__:
-            return module.readout
-    return None
+    if any(type(module).__name__ == "EvidentialReadout" for module in model.modules()):
+        raise InputError(outdated("this model"))
+    return next((found.readout for found in graph_readouts(model).values()), None)
 
 
 def find_model_name(model: Any) -> Optional[str]:

@@ -6,7 +6,7 @@ import torch
 from nequip.data import AtomicDataDict, _key_registry
 
 from e2ip_plugins.tools.remembered import Remembered, key_of
-from nequip_ext.readout import TAP_KEY, GraphReadout
+from nequip_ext.readout import TAP_KEY, graph_readouts
 
 _INDEX, _BATCH, _COUNT = AtomicDataDict.EDGE_INDEX_KEY, AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY
 
@@ -14,8 +14,7 @@ _INDEX, _BATCH, _COUNT = AtomicDataDict.EDGE_INDEX_KEY, AtomicDataDict.BATCH_KEY
 def remember(pl_module: torch.nn.Module) -> None:
     """Let models whose forces are fixed remember what their readout reads, and all that they put out beside it."""
     for model in _models(pl_module):
-        # By name: packaged models carry classes of their own.
-        readouts = [module for module in model.modules() if type(module).__name__ == GraphReadout.__name__]
+        readouts = list(graph_readouts(model).values())
         # What needs a graph is computed every time.
         if len(readouts) == 1 and not readouts[0].readout.takes_forces and "forward" not in vars(model):
             model.forward = _Forward(model.forward, readouts[0])

@@ -12,7 +12,7 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from nequip_ext.checkpoints import explained, rebuild
+from nequip_ext.checkpoints import averages_for, explained, rebuild
 from nequip_ext.fit import MODEL, read_checkpoint, training_module
 from nequip_ext.fit_package import Package
 from nequip_ext.readout import find_readout
@@ -109,12 +109,7 @@ def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:
     """State of a training module in one whose model has no readout."""
     before, state = twin.state_dict(), stock.state_dict()
     state.update({name: before[name] for name in state if name in before and not name.startswith(("ema.", "loss."))})
-    if hasattr(twin, "ema"):
-        # By number, in the order of the weights.
-        numbers = {name: number for number, (name, _) in enumerate(twin.model.named_parameters())}
-        for number, (name, _) in enumerate(stock.model.named_parameters()):
-            state[f"ema.ema_weight_{number}"] = twin.ema.ema_weights[numbers[name]].detach().clone()
-        state["ema._extra_state"] = twin.ema.get_extra_state()
+    state.update(averages_for(stock, twin))
     return state
 
 

@@ -27,16 +27,17 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
     """Time the models of the first seed and the members of ensembles, ASE calculators on one thread.
 
     Sets whose figures are there, of all of these models, are skipped; so are models that are not there, and ensembles
-    that lack one.
+    that lack one. What was timed before, in a call for other methods, is timed again beside them.
     """
     for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
         chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
         chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
         chosen = [run for run in chosen if not METHODS[run.method].early]
-        models = {run: out / "runs" / run.name / MODELS[framework(host)] for run in chosen}
-        models = {run: file for run, file in models.items() if file.exists()}
         kept = path(dataset, host, out)
         before = read_json(kept) if kept.exists() else {"models": []}
+        chosen = list(dict.fromkeys([*chosen, *(Run.of(name, dataset, host) for name in before["models"])]))
+        models = {run: out / "runs" / run.name / MODELS[framework(host)] for run in chosen}
+        models = {run: file for run, file in models.items() if file.exists()}
         if models and not {run.name for run in models} <= set(before["models"]):
             tell(f"{dataset}, {host}: timing {len(models)} models")
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def figure(runs: Sequence[Run], out: Path) -> Figure:
                 steps = np.arange(1, len(found["mean"]) + 1)
                 axes.fill_between(steps, found["least"], found["largest"], color=f"C{i}", alpha=0.25, linewidth=0)
                 axes.plot(steps, found["mean"], color=f"C{i}", label=f"learning rate {rate:g}")
-                if summarise(run, out)["failed"]:
+                if (out / "runs" / run.name / FAILED).exists():
                     axes.axvline(steps[-1], color=f"C{i}", linestyle="--")
         axes.set(title=f"{numerics}, damper {damper}", xscale="log", yscale="symlog")
         if axes.lines:

@@ -36,7 +36,7 @@ class Case(NamedTuple):
     folder : Path
         Where its scores are kept.
     files : dict
-        Predictions by label: ``valid``, the tests, ``rotated``.
+        Predictions by label: ``valid``, ``further``, the tests, ``rotated``; not every set has all.
     """
 
     folder: Path
@@ -153,7 +153,7 @@ def _newer(path: Path, sources: Sequence[Path]) -> bool:
 
 
 def spread(values: List[Optional[float]]) -> Tuple[Optional[float], Optional[float]]:
-    """Mean and sample standard deviation; None where there is nothing, or one value."""
+    """Mean and sample standard deviation; both None where a value is missing, the second of one value."""
     there = [v for v in values if v is not None]
     if not there or len(there) < len(values):
         return None, None

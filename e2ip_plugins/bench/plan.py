@@ -387,6 +387,12 @@ class Run(NamedTuple):
         """Of its folder; tables that need the same run share it."""
         return f"{self.dataset}_{self.host}_{self.method}_s{self.seed}"
 
+    @classmethod
+    def of(cls, name: str, dataset: str, host: str) -> "Run":
+        """The one that has this `name`."""
+        method, seed = name.removeprefix(f"{dataset}_{host}_").rsplit("_s", 1)
+        return cls(dataset, host, method, int(seed))
+
 
 def runs(host: str, preset: Preset, sets: Tuple[str, ...], methods: Tuple[str, ...]) -> List[Run]:
     """Every run of a table, the first seed of every method first."""
@@ -410,4 +416,6 @@ def chosen(given: Optional[str], known: Tuple[str, ...], option: str) -> Tuple[s
     for name in names:
         if name not in known:
             raise InputError(f"{option}: unknown '{name}'; this benchmark has: {', '.join(known)}")
+    if not names:
+        raise InputError(f"{option} names nothing; this benchmark has: {', '.join(known)}")
     return names

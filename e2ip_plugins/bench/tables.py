@@ -57,7 +57,7 @@ class Row(NamedTuple):
     cost: Optional[float] = None
 
 
-def rows(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Iterator[Row]:
+def rows(preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Iterator[Row]:
     """Scores of all finished runs of both hosts, and of ensembles of which every member is finished."""
     for name in sets:
         for host in HOSTS:
@@ -104,7 +104,7 @@ def figure(case: Dict[str, Any], label: str, calibration: str, name: str) -> Opt
 
 def write(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Tuple[Path, Path]:
     """Page and JSON of what is finished; their paths."""
-    found = list(rows(benchmark, preset, sets, methods, out))
+    found = list(rows(preset, sets, methods, out))
     early = tuple(method for method in methods if method in EARLY)
     begun = [run for host in HOSTS for run in runs(host, PRESETS[preset], tuple(sets), early)]
     begun = [run for run in begun if finished(run, out)]

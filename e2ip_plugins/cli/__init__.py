@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from e2ip_plugins import __version__
-from e2ip_plugins.cli import benchmarks, models, reports, runs
+from e2ip_plugins.cli import benchmarks, checks, models, reports, runs
 from e2ip_plugins.errors import InputError
 
 
 class _Group(typer.core.TyperGroup):
-    """Input errors of every subcommand end as one line, with exit status 2."""
+    """Warnings of ours in every subcommand are a line each; input errors end as one, with exit status 2."""
 
     def invoke(self, ctx):
         try:
-            return super().invoke(ctx)
+            with checks.told_warnings():
+                return super().invoke(ctx)
         except InputError as error:
             typer.secho(f"e2ip: error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from error

@@ -121,9 +121,8 @@ def md_command(
     checks.check_dtype(dtype)
     atoms = frames[frame].copy()
     wanted = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
-    with checks.told_warnings():
-        atoms.calc = checks.opened("calculator", host, model, **wanted)
-        outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
+    atoms.calc = checks.opened("calculator", host, model, **wanted)
+    outcome = runs.run(atoms, settings, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")
@@ -211,7 +210,8 @@ def select_command(
     limits = {"--min-distance": min_distance, "--max-force": max_force, "--max-leverage": max_leverage}
     for name, value in {**limits, **({} if weight is None else {"--weight": weight})}.items():
         if math.isnan(value) or value < 0.0 or (name == "--weight" and not 0.0 < value < math.inf):
-            raise InputError(f"{name} {value}: a number above 0")
+            above = "above 0" if name == "--weight" else "of at least 0"
+            raise InputError(f"{name} {value}: a number {above}")
     training = read_frames(train, need_forces=False)
     candidates = []
     for path in trajectories:
@@ -221,8 +221,7 @@ def select_command(
         chosen = range(0, len(frames), every)
         candidates += [selecting.Candidate(frames[index], str(path), index) for index in chosen]
     checks.check_device(device)
-    with checks.told_warnings():
-        opened = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
+    opened = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     found = selecting.select(opened, training, candidates, number, method, validity, weight, seed)
     for text in found.warnings:
@@ -333,19 +332,18 @@ def lammps_command(
     checks.check_dtype(dtype)
     wanted = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
     try:
-        with checks.told_warnings():
-            calculator = checks.opened("calculator", host, model, **wanted)
-            run_script(
-                script,
-                calculator,
-                species.replace(",", " ").split(),
-                keys=key or None,
-                thresholds=thresholds,
-                held_out=held_out,
-                action=actions,
-                frames=place,
-                **{name: value for name, value in given.items() if value is not None},
-            )
+        calculator = checks.opened("calculator", host, model, **wanted)
+        run_script(
+            script,
+            calculator,
+            species.replace(",", " ").split(),
+            keys=key or None,
+            thresholds=thresholds,
+            held_out=held_out,
+            action=actions,
+            frames=place,
+            **{name: value for name, value in given.items() if value is not None},
+        )
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

@@ -8,13 +8,10 @@ from typing import Any, Mapping, Tuple
 
 from torch import Tensor
 
+from e2ip_plugins.families.interface import TENSOR_DAMPER
 from e2ip_plugins.families.niw import NIW
 from e2ip_plugins.maths.kernels import distribution, nll_terms
 from e2ip_plugins.maths.spd import damp
-
-#: Knee τ and ceiling c of the damper on the traceless (2e) coefficients; conditioning of Σ0
-#: depends on these alone, so both presets share them (paper, appendix on damping functions).
-TENSOR_DAMPER = (4.0, 5.0)
 
 
 class E2IP(NIW):

@@ -16,7 +16,7 @@ from e2ip_plugins.families.interface import Option
 from e2ip_plugins.families.niw import NIW
 from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.kernels.plain import log_sigma0_of, split
-from e2ip_plugins.maths.spd import exp_sym6, half_exp_matvec, sym6_to_matrix
+from e2ip_plugins.maths.spd import exp_sym6, half_exp_matvec, matrix_to_sym6, sym6_to_matrix
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_density
 
 #: What training ends with once the published numerics fail.
@@ -70,8 +70,7 @@ class E2IPAblation(E2IP):
         s, t, raw_nu, raw_kappa = split(coefficients, self.coupled)
         log_sigma0 = self.log_sigma0(s, t, force_unit)
         if self.published:
-            xx, xy, xz, _, yy, yz, _, _, zz = torch.linalg.matrix_exp(sym6_to_matrix(log_sigma0)).flatten(1).unbind(1)
-            sigma0 = torch.stack([xx, yy, zz, yz, xz, xy], dim=1)
+            sigma0 = matrix_to_sym6(torch.linalg.matrix_exp(sym6_to_matrix(log_sigma0)))
         else:
             sigma0 = exp_sym6(log_sigma0, self.squarings)
         nu, kappa = evidence(raw_nu, raw_kappa)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, Support, force_views
+from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, Support, force_views
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.spd import damp
 from e2ip_plugins.maths.student import softplus
@@ -33,12 +33,6 @@ LIKELIHOODS = ("quantile", "nig")
 
 #: q, and weight of the regulariser (the authors' programs).
 QUANTILE, REGULARISER_WEIGHT = 0.6, 0.1
-
-#: Knee and ceiling of the damper on log β.
-DAMPER = (14.0, 15.0)
-
-#: σ of an untrained model in units of σ_ref, as in the default preset of ``e2ip``.
-INITIAL_SIGMA = 10.0
 
 MIN_EVIDENCE = 1e-6
 
@@ -70,7 +64,7 @@ class EIP(Family):
         super().__init__(options)
         self.quantile = options["likelihood"] == "quantile"
         self.regulariser_weight = float(options["regulariser_weight"])
-        self.damper: Tuple[float, float] = DAMPER
+        self.damper: Tuple[float, float] = SCALAR_DAMPER  # on log β
         self.q: float = QUANTILE
         self.min_evidence: float = MIN_EVIDENCE
         self.initial_scalars = (2.0 * math.log(INITIAL_SIGMA),) * 3 + (0.0,) * 6

@@ -13,15 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.families.interface import BETA, Family, Support, convert_log_matrix, force_views, pulled, resolve_beta
+from e2ip_plugins.families.interface import (
+    BETA,
+    SCALAR_DAMPER,
+    TENSOR_DAMPER,
+    Family,
+    Support,
+    convert_log_matrix,
+    force_views,
+    pulled,
+    resolve_beta,
+)
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
-
-#: Knee and ceiling of the dampers on the isotropic and the traceless part of the logarithm, as in ``e2ip``.
-DAMPERS = ((14.0, 15.0), (4.0, 5.0))
-
-#: σ of an untrained model in units of σ_ref, as in the default preset of ``e2ip``.
-INITIAL_SIGMA = 10.0
 
 
 class Gaussian(Family):
@@ -44,19 +48,14 @@ class Gaussian(Family):
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self.beta = float(options["beta"])
-        self.scalar_damper: Tuple[float, float] = DAMPERS[0]
-        self.tensor_damper: Tuple[float, float] = DAMPERS[1]
+        self.scalar_damper: Tuple[float, float] = SCALAR_DAMPER
+        self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
         cls.check_names(given)
         return {"beta": resolve_beta(given.get("beta", cls.default_beta))}
-
-    @classmethod
-    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """See `Family`."""
-        return {}
 
     def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
         """Of the logarithm of the covariance in units of σ_ref²: trace/√3 (N,) and coordinates of the rest (N, k)."""

@@ -2,7 +2,8 @@
 
 A family turns coefficients, which the trunk computes from a host's features, into the parameters of a distribution over
 every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`; its law for
-NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as ``e2ip`` does.
+NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as in
+`e2ip_plugins.families.niw`.
 """
 
 import inspect
@@ -15,6 +16,13 @@ from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
+
+#: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
+#: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
+SCALAR_DAMPER, TENSOR_DAMPER = (14.0, 15.0), (4.0, 5.0)
+
+#: σ of an untrained model in units of σ_ref. Starting far below the first errors costs epochs.
+INITIAL_SIGMA = 10.0
 
 #: Of epistemic and aleatoric variance, either way.
 MAX_RATIO = 1e6

@@ -11,7 +11,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from e2ip_plugins.families.gaussian import INITIAL_SIGMA, Gaussian
+from e2ip_plugins.families.gaussian import Gaussian
+from e2ip_plugins.families.interface import INITIAL_SIGMA
 
 
 class MVE(Gaussian):

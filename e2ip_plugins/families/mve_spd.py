@@ -8,7 +8,8 @@ from typing import Tuple
 
 from torch import Tensor
 
-from e2ip_plugins.families.gaussian import INITIAL_SIGMA, Gaussian
+from e2ip_plugins.families.gaussian import Gaussian
+from e2ip_plugins.families.interface import INITIAL_SIGMA
 from e2ip_plugins.maths.spd import tangent_to_sym6
 
 

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family, Option, Support, convert_log_matrix, force_views, inflate, pulled
+from e2ip_plugins.families.interface import (
+    INITIAL_SIGMA,
+    SCALAR_DAMPER,
+    Family,
+    Option,
+    Support,
+    convert_log_matrix,
+    force_views,
+    inflate,
+    pulled,
+)
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
@@ -44,7 +54,7 @@ class Preset(NamedTuple):
         its pull on the forces, so that the host's force weights keep their meaning (see the module).
         ``False``: raw NLL in nats.
     initial_sigma : float
-        σ of an untrained model's Σ0 in units of σ_ref. Starting far below the first errors costs epochs.
+        σ of an untrained model's Σ0 in units of σ_ref.
     """
 
     evidence: str
@@ -56,13 +66,13 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "paper": Preset("independent", 0.1, (4.0, 5.0), mse_like=False, initial_sigma=1.0),
-    "default": Preset("leverage", 0.0, (14.0, 15.0), mse_like=True, initial_sigma=10.0),
+    "default": Preset("leverage", 0.0, SCALAR_DAMPER, mse_like=True, initial_sigma=INITIAL_SIGMA),
 }
 
 # Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
 # negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
 # loss as a licence to count a flat loss as an improvement for ever.
-_NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * PRESETS["default"].scalar_damper[1]
+_NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * SCALAR_DAMPER[1]
 
 
 class NIW(Family):

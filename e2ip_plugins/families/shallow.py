@@ -21,10 +21,10 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
-from e2ip_plugins.families.interface import BETA, Option, Support, force_views, pulled, resolve_beta
+from e2ip_plugins.families.interface import BETA, SCALAR_DAMPER, Option, Support, force_views, pulled, resolve_beta
 from e2ip_plugins.keys import FORCE_UNIT_KEY
 from e2ip_plugins.maths.log import SymmetricLog, sym6_adjugate, sym6_determinant
-from e2ip_plugins.maths.spd import sym6_matvec, sym6_to_matrix
+from e2ip_plugins.maths.spd import matrix_to_sym6, sym6_matvec, sym6_to_matrix
 
 #: Members, as in the comparisons of the paper of ``e2ip``; every one costs a backward pass.
 MEMBERS = 5
@@ -41,7 +41,7 @@ BETA_DEFAULT = 0.5
 SHRINKAGE = 3e-3
 
 #: Least variance of a component in units of σ_ref²; that of the other families at the ceiling of their dampers.
-FLOOR = math.exp(-15.0 / math.sqrt(3.0))
+FLOOR = math.exp(-SCALAR_DAMPER[1] / math.sqrt(3.0))
 
 #: Unit of the coefficients' energies in σ_ref Å, so large that members of an untrained model disagree enough.
 ENERGY_UNIT = 1e4
@@ -87,11 +87,6 @@ class Shallow(Ensemble):
             raise InputError(f"unknown likelihood '{likelihood}'; choose from: {', '.join(LIKELIHOODS)}")
         return {"members": members, "likelihood": likelihood, "beta": resolve_beta(given.get("beta", BETA_DEFAULT))}
 
-    @classmethod
-    def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """See `Family`."""
-        return {"members": options["members"]}
-
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
         deviations = (self.energy_unit * coefficients).reshape(coefficients.shape[0], self.num_scalars, 3)
@@ -116,12 +111,9 @@ class Shallow(Ensemble):
         `e2ip_plugins.families.interface.pulled`.
         """
         unit = outputs[FORCE_UNIT_KEY]
-        matrix = outputs["forces_cov"] / unit.square()[:, None, None]
-        xx, yy, zz = matrix.diagonal(dim1=-2, dim2=-1).unbind(-1)
-        yz, xz, xy = matrix[:, 1, 2], matrix[:, 0, 2], matrix[:, 0, 1]
+        covariance = matrix_to_sym6(outputs["forces_cov"] / unit.square()[:, None, None])
         if not self.full:
-            yz, xz, xy = torch.zeros_like(yz), torch.zeros_like(xz), torch.zeros_like(xy)
-        covariance = torch.stack([xx, yy, zz, yz, xz, xy], dim=-1)
+            covariance = torch.cat([covariance[:, :3], torch.zeros_like(covariance[:, 3:])], dim=1)
         adjugate = sym6_adjugate(covariance)
         determinant = sym6_determinant(covariance, adjugate)
         log_variance = torch.log(determinant) / 3.0

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from e2ip_plugins.maths.spd import sym6_matvec
+from e2ip_plugins.maths.spd import matrix_to_sym6, sym6_matvec
 
 
 def sym6_adjugate(x: Tensor) -> Tensor:
@@ -76,6 +76,4 @@ def _sym6_product(x: Tensor, y: Tensor) -> Tensor:
         sym6_matvec(x, torch.stack([y[..., 4], y[..., 3], y[..., 2]], dim=-1)),
     ]
     product = torch.stack(columns, dim=-1)
-    product = 0.5 * (product + product.transpose(-1, -2))
-    off_diagonal = [product[..., 1, 2], product[..., 0, 2], product[..., 0, 1]]
-    return torch.cat([product.diagonal(dim1=-2, dim2=-1), torch.stack(off_diagonal, dim=-1)], dim=-1)
+    return matrix_to_sym6(0.5 * (product + product.transpose(-1, -2)))

@@ -96,6 +96,12 @@ def sym6_to_matrix(x: Tensor) -> Tensor:
     return torch.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).view(list(x.shape[:-1]) + [3, 3])  # noqa: RUF005 (TorchScript)
 
 
+def matrix_to_sym6(matrix: Tensor) -> Tensor:
+    """sym6 (..., 6) of symmetric matrices (..., 3, 3)."""
+    xx, xy, xz, _, yy, yz, _, _, zz = matrix.flatten(-2).unbind(-1)
+    return torch.stack([xx, yy, zz, yz, xz, xy], dim=-1)
+
+
 def sym6_matvec(x: Tensor, v: Tensor) -> Tensor:
     """Product of a sym6 matrix (..., 6) with a vector (..., 3)."""
     xx, yy, zz, yz, xz, xy = x.unbind(-1)
@@ -201,10 +207,10 @@ def squarings_for(log_matrix: Tensor) -> int:
     return max(0, math.ceil(math.log2(largest / 5.0))) if largest > 5.0 * (1.0 + 1e-5) else 0
 
 
-def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:
+def log_spd(matrix: Tensor) -> Tensor:
     """Logarithm (N, 6) of symmetric positive matrices as sym6 (N, 6).
 
-    Its first derivative is exact, also where eigenvalues coincide; it has no second one. Eigenvalues below ``floor``
+    Its first derivative is exact, also where eigenvalues coincide; it has no second one. Eigenvalues below 1e-14
     times the largest count as that: a sample covariance may be singular. A matrix that is not finite gives NaN.
     """
     given = sym6_to_matrix(matrix)
@@ -213,7 +219,7 @@ def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:
     # Eigensolvers raise at NaN.
     eye = torch.eye(3, dtype=full.dtype, device=full.device)
     values, axes = torch.linalg.eigh(torch.where(finite[:, None, None], full, eye))
-    values = torch.maximum(values, floor * values[:, 2:])
+    values = torch.maximum(values, 1e-14 * values[:, 2:])
     log = (axes * torch.log(values).unsqueeze(-2)) @ axes.transpose(-1, -2)
     log = torch.where(finite[:, None, None], log, torch.full_like(log, float("nan")))
     if matrix.requires_grad:
@@ -223,8 +229,7 @@ def log_spd(matrix: Tensor, floor: float = 1e-14) -> Tensor:
         excess = torch.maximum(values.unsqueeze(-1), values.unsqueeze(-2)) / smaller - 1.0
         ratio = torch.where(excess > 0.0, torch.log1p(excess) / torch.where(excess > 0.0, excess, 1.0), 1.0)
         log = log + axes @ (change * ratio / smaller) @ axes.transpose(-1, -2)
-    log = log.flatten(1)
-    return torch.stack([log[:, 0], log[:, 4], log[:, 8], log[:, 5], log[:, 2], log[:, 1]], dim=-1)
+    return matrix_to_sym6(log)
 
 
 def exp_log_spd(log_matrix: Tensor) -> Tensor:
@@ -249,5 +254,4 @@ def log_of_widened(log_matrix: Tensor, factor: Tensor, floor: Tensor) -> Tensor:
     eigenvalues, axes = torch.linalg.eigh(sym6_to_matrix(log_matrix.double()))
     added = torch.log1p((floor / factor).double().unsqueeze(-1) * torch.exp(-eigenvalues))
     matrix = (axes * added.unsqueeze(-2)) @ axes.transpose(-1, -2)
-    rows, columns = [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]
-    return widened + matrix[..., rows, columns].to(widened.dtype)
+    return widened + matrix_to_sym6(matrix).to(widened.dtype)

@@ -3,7 +3,7 @@
 The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
 training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
 
-    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (C + ρ)^(-1/2) (x - μ).
+    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   C = U Λ Uᵀ.
 
 With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That

@@ -248,7 +248,7 @@ def _one_each(files: List[Path], calibrations: Sequence[Optional[Calibration]]) 
 
 
 def _labels(
-    paths: List[Path], labels: Optional[Sequence[str]], calibrations: Sequence[Optional[Calibration]] = ()
+    paths: List[Path], labels: Optional[Sequence[str]], calibrations: Sequence[Optional[Calibration]]
 ) -> List[str]:
     if not paths:
         raise InputError("nothing to compare: give at least one extxyz file with predictions")
@@ -274,7 +274,7 @@ def _labels(
     return list(labels)
 
 
-def _score(label: str, p: Predictions, calibration: Optional[Calibration] = None) -> Model:
+def _score(label: str, p: Predictions, calibration: Optional[Calibration]) -> Model:
     if calibration is not None:
         p = _calibrated(p, calibration)
     kept, error = np.ones(len(p.species), dtype=bool), None

@@ -12,7 +12,7 @@ from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import force_views
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
-from e2ip_plugins.maths.spd import log_spd
+from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
 from e2ip_plugins.report.compare import read_same_frames
 from e2ip_plugins.report.predictions import Predictions
 from e2ip_plugins.scores.calibration import STATE
@@ -127,9 +127,9 @@ def combine(
         )
     if isotropic:
         parts = np.trace(parts, axis1=2, axis2=3)[..., None, None] / 3.0 * np.eye(3)
-    full = parts.sum(0)[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    full = matrix_to_sym6(torch.from_numpy(parts.sum(0)))
     _, share = np.trace(parts, axis1=2, axis2=3) / np.trace(parts.sum(0), axis1=1, axis2=2)
-    columns = {"ensemble_log_cov": log_spd(torch.from_numpy(full)).numpy(), "ensemble_epistemic_share": share}
+    columns = {"ensemble_log_cov": log_spd(full).numpy(), "ensemble_epistemic_share": share}
     # The parts themselves: what follows from the parameters has the shape of the whole.
     columns |= {name: value.numpy() for name, value in force_views(*map(torch.from_numpy, parts)).items()}
     given = [(str(member.path), member.leverage) for member in members if member.leverage is not None]

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import Model
+from e2ip_plugins.report.tables import UNITS
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, sparsification
 
 # Okabe & Ito, then Tol's muted ones: told apart with every kind of colour vision, better the fewer there are. Greys,
@@ -57,7 +57,7 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
     errors shows both, and every model with leverage gets two panels: errors, and predicted standard deviations, of both
     sets against it. The other panels stay those in distribution.
     """
-    factor, force = (1e3, "meV/Å") if unit == "eV" else (1.0 / KCAL_PER_MOL, "kcal/mol/Å")
+    force, _, factor, _ = UNITS[unit]
     uncertain = [m for m in models if "pit" in m.scores]
     colours = _assign_colours(models)
     with matplotlib.rc_context(_STYLE):
@@ -108,14 +108,12 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
     return figure
 
 
-def write_figure(models: List[Model], unit: str, stem: Path, ood: Sequence[Model] = ()) -> List[Path]:
-    """Save the page as PNG and PDF; returns both paths."""
+def write_figure(models: List[Model], unit: str, stem: Path, ood: Sequence[Model] = ()) -> None:
+    """Save the page as PNG and PDF."""
     figure = figure_page(models, unit, ood)
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".pdf")]
     with matplotlib.rc_context(_STYLE):
-        for path in paths:
-            figure.savefig(path, dpi=160)
-    return paths
+        for suffix in (".png", ".pdf"):
+            figure.savefig(stem.with_suffix(suffix), dpi=160)
 
 
 def _assign_colours(models: List[Model]) -> Dict[str, str]:
@@ -304,9 +302,7 @@ def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, 
             ax.plot(x, middle, "o-", color=of_set, markersize=6, markeredgecolor="white", linewidth=1.8, label=name)
         # Above there is room for the legend.
         ax.set_ylim(max(min(ends), 1e-4 * max(ends)) / 1.3, 4.0 * max(ends))
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        _plain_ticks(ax.xaxis)
         ax.legend(title="medians and 10–90 % in bins of equal size", alignment="left", loc="upper left")
 
     return [partial(draw, score=score) for score in curves]

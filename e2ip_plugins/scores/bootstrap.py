@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage
+from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, calibration_error
 
 #: Of every bootstrap.
 RESAMPLES, SEED = 400, 0
@@ -85,6 +85,6 @@ def coverage_band(pit: np.ndarray, frame: np.ndarray) -> Optional[CoverageBand]:
     drawn = drawn.astype(inside.dtype)
     observed = (drawn @ inside) / (drawn @ sizes)[:, None]
     low, high = np.quantile(observed, [0.025, 0.975], axis=0)
-    found = float(np.abs(observed_coverage(pit) - CALIBRATION_LEVELS).mean())
+    found = calibration_error(pit)
     more = float(np.quantile(np.abs(observed - CALIBRATION_LEVELS).mean(axis=1), 0.975))
     return CoverageBand(low, high, (max(0.0, 2.0 * found - more), max(found, more)))

@@ -73,6 +73,8 @@ class Calibration:
         Figures of the validation file ``before`` and ``after``.
     notes : list of str
         What the user should know about the fit.
+    path : str
+        Where it was read from, for messages.
     frame_maxima : dict
         Quantiles of the largest calibrated uncertainty in a frame of the validation file, of
         `e2ip_plugins.scores.frame_maxima.of_predictions`. Empty in files from before there were any, and other versions

@@ -60,9 +60,12 @@ def auroc(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def auroc_worst(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
-    """Probability that an atom among the worst 10 % errors has a larger uncertainty than one that is not."""
+    """Probability that an atom among the worst 10 % errors has a larger uncertainty than one that is not.
+
+    NaN where there are none of either kind, or all uncertainties are the same: that ranks nothing.
+    """
     worst = error_norm > np.quantile(error_norm, 1.0 - WORST_SHARE)
-    if worst.all() or not worst.any():
+    if worst.all() or not worst.any() or (uncertainty == uncertainty[0]).all():
         return float("nan")
     return auroc(uncertainty[worst], uncertainty[~worst])
 

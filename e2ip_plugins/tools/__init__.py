@@ -1,1 +1,1 @@
-"""What is done with trained models: fits."""
+"""What is done with trained models and their frames: fits, predictions, calibrations, selection, labels."""

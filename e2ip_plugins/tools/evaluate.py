@@ -143,7 +143,7 @@ class _Ready(NamedTuple):
     graph: Any
 
 
-Told = Callable[[State, int], None]
+Told = Callable[[State], None]
 
 
 def evaluate(
@@ -152,7 +152,7 @@ def evaluate(
     output: Path,
     options: Options,
     settings: Dict[str, str],
-    told: Told = lambda state, begin: None,
+    told: Told = lambda state: None,
     name: str = "the model",
 ) -> State:
     """Write the frames of ``source`` with a model's predictions to ``output``, which appears when it is complete.
@@ -168,7 +168,7 @@ def evaluate(
     settings : dict
         What else must be the same to go on: text by name.
     told : callable
-        Takes the state after every batch, and the byte at which the part begins.
+        Takes the state after every batch.
     name : str
         Of the model, for messages.
 
@@ -190,7 +190,7 @@ def evaluate(
         for text, reached in _pieces(model, source, (last, begin), options, state, digest):
             state = reached
             file.write(text, dataclasses.asdict(state))
-            told(state, begin)
+            told(state)
         if not state.frame and not state.skipped and options.part == (1, 1):
             raise InputError(f"{source}: has no frames")
         _list_skipped(output, state)

@@ -3,19 +3,19 @@
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from e2ip_plugins.tools.evaluate import State
+from e2ip_plugins.tools.evaluate import State, Told
 
 #: Seconds between two lines in a log.
 PATIENCE = 60.0
 
 
 @contextmanager
-def progress(source: Path, part: Tuple[int, int] = (1, 1)) -> Iterator[Callable[[State, int], None]]:
+def progress(source: Path, part: Tuple[int, int] = (1, 1)) -> Iterator[Told]:
     """What `e2ip_plugins.tools.evaluate.evaluate` tells about.
 
     Parameters
@@ -40,7 +40,7 @@ def progress(source: Path, part: Tuple[int, int] = (1, 1)) -> Iterator[Callable[
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("frames", total=total)
 
-        def told(state: State, begin: int) -> None:
+        def told(state: State) -> None:
             nonlocal last, before
             if before < 0:  # frames of earlier runs, and the first batch, say nothing about the rate
                 before = state.written

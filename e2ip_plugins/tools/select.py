@@ -183,9 +183,9 @@ def by_leverage(
     number : int
     weight : float, optional
         Training atoms that an atom of a frame that was taken counts for. Default: as many as there are per feature in
-        the region that it is in, N/D, and 1 at least. What a species with a squared Mahalanobis distance of h has is
-        then h / (1 + h): a copy is no farther than a training atom, however many of those there are. With weight 1
-        the moments are those of a fit to training set and frames.
+        the region that it is in, N/D, and 1 at least. A squared Mahalanobis distance of h, 1 for training atoms on
+        average, becomes h / (1 + 1/D + h): a copy is about as near as a training atom, however many of those there
+        are. With weight 1 the moments are those of a fit to training set and frames.
 
     Yields
     ------

@@ -101,10 +101,11 @@ class Unfinished:
         assert self._file is not None
         with self._errors():
             os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            # Before the lock goes: whoever waits for it must not find the part.
             os.replace(self.part, self.output)
             self.journal.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
 
     def _go_on(self) -> None:
         assert self._file is not None

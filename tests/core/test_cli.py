@@ -1,6 +1,7 @@
 """The `e2ip` command itself, and what `e2ip fit` refuses before any long work; fits are tested with their hosts."""
 
 import errno
+import warnings
 import zipfile
 
 import ase
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 import e2ip_plugins
 from e2ip_plugins import cli
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.tools.constants import Constants
 from e2ip_plugins.tools.fit import Report
 
@@ -78,6 +79,18 @@ def test_version():
 def test_help(command):
     result = run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
+
+
+def test_a_warning_of_ours_is_a_line_in_every_command(monkeypatch):
+    def warned():
+        warnings.warn("never fitted", UncertaintyWarning, stacklevel=1)
+        warnings.warn("of somebody else", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(cli.app, "registered_commands", list(cli.app.registered_commands))
+    cli.app.command("warned")(warned)
+    with pytest.warns(UserWarning, match="of somebody else"):
+        result = run("warned")
+    assert result.exit_code == 0 and result.stderr.startswith("e2ip: warning: never fitted\n")
 
 
 # fit

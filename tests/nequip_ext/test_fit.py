@@ -128,7 +128,7 @@ def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, 
     )
     module = torch.nn.Linear(1, 1)
     callback = E2IPFit()
-    monkeypatch.setattr(callback, "_acts", lambda *_: True)
+    monkeypatch.setattr("nequip_ext.fit_after_training.acts", lambda *_: True)
     monkeypatch.setattr(fit_after_training, "leverages", lambda *_: {"leverage": None})
     monkeypatch.setattr(fit_after_training, "_forget_compiled", lambda *_: None)
     monkeypatch.setattr(fit_after_training.logger, "warning", told.append)

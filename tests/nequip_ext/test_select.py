@@ -75,7 +75,7 @@ def test_a_run_and_what_is_taken_of_it(run, calculator, train_files, tmp_path):
 
 def test_what_is_refused(run, tmp_path):
     (tmp_path / "half.ckpt").write_bytes((run / "best.ckpt").read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"half\.ckpt: is no checkpoint or package that NequIP opens"):
+    with pytest.raises(InputError, match=r"half\.ckpt: cannot be opened as a model of NequIP"):
         open_passes(tmp_path / "half.ckpt")
     with pytest.raises(InputError, match="models of NequIP have no heads"):
         open_passes(run / "best.ckpt", head="one")

@@ -52,7 +52,7 @@ class ToyModel:
         return {**outputs, "stress": torch.eye(3).expand(len(graphs), 3, 3)} if stress else outputs
 
 
-def journal_at_first(state, begin):
+def journal_at_first(state):
     """At once, then not any more, as between two entries that are a second apart."""
     unfinished.INTERVAL = 0.0 if state.written < 2 else 1e9
 
