@@ -7,7 +7,8 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families import niw
-from e2ip_plugins.families.e2ip import E2IP, TENSOR_DAMPER
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.interface import TENSOR_DAMPER
 from e2ip_plugins.families.niw import PRESETS, PULL_POWER
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.maths import spd, student

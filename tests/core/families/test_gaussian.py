@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.gaussian import DAMPERS
+from e2ip_plugins.families.interface import TENSOR_DAMPER
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
 F64 = torch.float64
@@ -77,7 +77,7 @@ def test_dampers_bound_the_covariance(name, size):
     coefficients, _, outputs = example(module, spread=size)
     variances = torch.linalg.eigvalsh(outputs["forces_cov"])
     assert variances.isfinite().all() and (variances > 0).all()
-    assert (variances[:, 2] / variances[:, 0]).max() < math.exp(math.sqrt(2) * DAMPERS[1][1]) * (1 + 1e-9)
+    assert (variances[:, 2] / variances[:, 0]).max() < math.exp(math.sqrt(2) * TENSOR_DAMPER[1]) * (1 + 1e-9)
     assert outputs["e2ip_plateau"].any()
     (gradient,) = torch.autograd.grad(outputs["forces_cov"].sum(), coefficients)
     assert gradient.isfinite().all()
