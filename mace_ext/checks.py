@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, List, Optional, Set
 
 import numpy as np
-from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
@@ -77,7 +76,7 @@ def _check_structures(args: Namespace) -> None:
         return
     import ase.io
 
-    from mace_ext.files import open_file  # MACE itself is not there yet where these options are made
+    from mace_ext.files import open_file, species_of  # MACE itself is not there yet where these options are made
 
     model = open_file(path)
     # MACE passes over the head of replayed data, and without a choice takes the first of the others.
@@ -87,7 +86,7 @@ def _check_structures(args: Namespace) -> None:
             f"--foundation_model {path} has the heads {', '.join(heads)}: give --foundation_head, the one whose "
             "energies and forces are to stay"
         )
-    known = [chemical_symbols[int(z)] for z in model.atomic_numbers]
+    known = species_of(model)
     for option in ("train_file", "valid_file"):
         total = 0
         for name in listed(getattr(args, option)):
