@@ -39,8 +39,8 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     ----------
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
-    e2ip_regions : int
-        Regions that its leverage has room for: MACE then copies tensors of the same shape.
+    e2ip_axes, e2ip_regions : int
+        Kinds' axes and regions that its leverage has room for: MACE then copies tensors of the same shape.
     **kwargs
         Of the stock class.
     """
@@ -51,10 +51,12 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
-    def __init__(self, *, e2ip_settings: Dict[str, Any], e2ip_regions: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self, *, e2ip_settings: Dict[str, Any], e2ip_axes: int = 1, e2ip_regions: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.set_readout(build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0))
-        self.e2ip_readout.leverage.resize(e2ip_regions)
+        self.e2ip_readout.leverage.resize(e2ip_axes, e2ip_regions)
 
     def set_readout(self, readout: Readout) -> None:
         """Take a readout that `mace_ext.readout.build_readout` made for this model."""

@@ -155,7 +155,8 @@ def as_fitted(readout: Any) -> None:
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
     regions = kinds * number_of_regions(450 * 7, features, kinds)
-    leverage.resize(regions)
+    leverage.resize(kinds, regions)
     leverage.region_kinds.copy_(torch.arange(regions) % kinds)
+    leverage.region_axes.copy_(leverage.region_kinds)
     leverage.region_whitening.normal_(std=0.1)
     leverage.fitted.fill_(True)

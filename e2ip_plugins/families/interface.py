@@ -29,7 +29,7 @@ MAX_RATIO = 1e6
 
 #: Leverage plus neighbours' mean around which the training set ceases to say how errors grow, and how steeply they are
 #: taken to grow from there on, in units of the slope before; see `inflate`.
-TRUSTED, FAR_SLOPE = 10.0, 0.15
+TRUSTED, FAR_SLOPE = 11.0, 0.1
 
 #: The same for what the network says of its variance, and the share of the species' variance from there on.
 FAMILIAR, FAR_WEIGHT = 8.0, 0.8

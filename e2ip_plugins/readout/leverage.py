@@ -3,18 +3,19 @@
 The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
 training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
 
-    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2 (√(1 + t) - 1),   z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   C = U Λ Uᵀ.
+    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2τ (√(1 + t/τ) - 1),   z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   C = U Λ Uᵀ.
 
 With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
 matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
-is what ψ is for small deviations. For large ones it is linear in z: features that are nonlinear in the positions run
-away from a narrow training set much faster than errors do. Where a species lives in several regions, of phases or
-sites, each has a μ and C of its own, and h is the mean over the regions' own with the weights h_r⁻⁴: the near ones
-count. `Leverage` computes it, `e2ip_plugins.tools.fit` fits it; docs/leverage.md has the tables that these choices
+is what ψ is for small deviations. For large ones, beyond some √τ, it is linear in z: features that are nonlinear in
+the positions run away from a narrow training set much faster than errors do. Where a species lives in several regions,
+of phases or sites, each has a μ of its own and variances of its own along the species' axes U, and h is the mean over
+the regions' own with the weights h_r⁻⁴: the near ones count. The buffers hold z/√τ. `Leverage` computes it,
+`e2ip_plugins.tools.fit` fits it; docs/leverage.md has the tables that these choices
 come from.
 """
 
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Dict, Final, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +53,9 @@ class Leverage(nn.Module):
     far out, and on strange atoms by a surplus (`e2ip_plugins.families.interface.inflate`). Smooth
     in the positions, invariant, and the same for an atom whatever else is in the batch.
 
-    Buffers are by kind of atom (head and species), and by region of a kind. No name contains ``scale`` or ``shift``,
-    see `e2ip_plugins.readout.readout.Readout`.
+    Buffers are by kind of atom (head and species), and by region of a kind. A region is described along the axes of
+    its kind, each in units of the kind's standard deviation: where its middle is, and how many times narrower than the
+    kind it is. No name contains ``scale`` or ``shift``, see `e2ip_plugins.readout.readout.Readout`.
 
     Parameters
     ----------
@@ -75,9 +77,11 @@ class Leverage(nn.Module):
     growth: Tensor
     surplus: Tensor
     fitted: Tensor
-    region_kinds: Tensor
-    region_offsets: Tensor
     region_whitening: Tensor
+    region_kinds: Tensor
+    region_axes: Tensor
+    region_stretch: Tensor
+    region_offsets: Tensor
     region_norms: Tensor
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
@@ -90,9 +94,11 @@ class Leverage(nn.Module):
         self.register_buffer("growth", torch.ones(num_heads))
         self.register_buffer("surplus", torch.zeros(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
-        self.register_buffer("region_kinds", torch.full((1,), -1))
-        self.register_buffer("region_offsets", torch.zeros(1, num_scalars))
         self.register_buffer("region_whitening", torch.zeros(num_scalars, 1, num_scalars))
+        self.register_buffer("region_kinds", torch.full((1,), -1))
+        self.register_buffer("region_axes", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("region_stretch", torch.ones(1, num_scalars))
+        self.register_buffer("region_offsets", torch.zeros(1, num_scalars))
         self.register_buffer("region_norms", torch.ones(1))
 
     def forward(
@@ -142,16 +148,15 @@ class Leverage(nn.Module):
 
     def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """h (N,), `FAR` at most and for kinds without a region."""
-        regions, features = self.region_offsets.shape[0], self.region_offsets.shape[1]
-        # By all regions at once: no copies of matrices, no shapes that depend on data. Offsets are small, since the
-        # kind's centre has been taken off before: no digits are lost.
-        white = torch.addmm(
-            self.region_offsets.reshape(1, regions * features),
-            scalars - self.centres.index_select(0, kinds),
-            self.region_whitening.reshape(features, regions * features),
-            beta=-1.0,
-        ).reshape(-1, regions, features)
-        psi = white.square().add_(1.0).sqrt_() - 1.0
+        features, axes = self.region_whitening.shape[0], self.region_whitening.shape[1]
+        # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
+        # the kind's centre has been taken off before: no digits are lost.
+        white = torch.mm(
+            scalars - self.centres.index_select(0, kinds), self.region_whitening.reshape(features, axes * features)
+        ).reshape(-1, axes, features)
+        # The sign is lost in the square.
+        z = torch.addcmul(self.region_offsets, white.index_select(1, self.region_axes), self.region_stretch, value=-1.0)
+        psi = z.square().add_(1.0).sqrt_() - 1.0
         h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
         # Other kinds' regions are far; added, so that infinity stays what it is.
         h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)
@@ -167,13 +172,16 @@ class Leverage(nn.Module):
         """Back to unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
 
-    def resize(self, regions: int) -> None:
-        """Room for the moments of that many regions; what there was is lost."""
+    def resize(self, axes: int, regions: Optional[int] = None) -> None:
+        """Room for the axes of that many kinds and for that many regions, by default one each; what was is lost."""
         self.reset()
         features = self.centres.shape[1]
+        regions = axes if regions is None else regions
+        self.region_whitening = self.centres.new_zeros(features, axes, features)
         self.region_kinds = self.region_kinds.new_full((regions,), -1)
+        self.region_axes = _each_its_own(self.region_axes, regions).clamp(max=axes - 1)
+        self.region_stretch = self.centres.new_ones(regions, features)
         self.region_offsets = self.centres.new_zeros(regions, features)
-        self.region_whitening = self.centres.new_zeros(features, regions, features)
         self.region_norms = self.centres.new_ones(regions)
 
     def take_head(self, source: "Leverage", head: int) -> None:
@@ -181,11 +189,13 @@ class Leverage(nn.Module):
         species = source.species_per_head()
         kinds = slice(head * species, (head + 1) * species)
         own = (source.region_kinds >= kinds.start) & (source.region_kinds < kinds.stop)
-        self.resize(max(1, int(own.sum())))
+        self.resize(1)
         if bool(own.any()):
             self.region_kinds = source.region_kinds[own] - kinds.start
-            self.region_offsets, self.region_norms = source.region_offsets[own], source.region_norms[own]
-            self.region_whitening = source.region_whitening[:, own].contiguous()
+            axes, self.region_axes = source.region_axes[own].unique(return_inverse=True)
+            self.region_whitening = source.region_whitening[:, axes].contiguous()
+            for name in ("region_stretch", "region_offsets", "region_norms"):
+                setattr(self, name, getattr(source, name)[own])
         for name in ("centres", "log_variance", "log_factor"):
             setattr(self, name, getattr(source, name)[kinds].clone())
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
@@ -193,18 +203,51 @@ class Leverage(nn.Module):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        if "surplus" not in self._buffers:  # pickled before there was one
-            self.register_buffer("surplus", torch.zeros_like(self.growth))
+        for name, values in self._before(self._buffers).items():
+            self.register_buffer(name, values)
+
+    def _before(self, saved: Any, prefix: str = "") -> Dict[str, Tensor]:
+        """Buffers that a leverage saved by an earlier release of this package lacks, as they were then."""
+        whitening = saved[prefix + "region_whitening"]
+        features, regions = whitening.shape[:2]
+        all_of_them = {
+            "surplus": torch.zeros_like(saved[prefix + "growth"]),
+            # Every region had axes of its own.
+            "region_axes": _each_its_own(saved[prefix + "region_kinds"], regions),
+            "region_stretch": whitening.new_ones(regions, features),
+        }
+        return {name: values for name, values in all_of_them.items() if prefix + name not in saved}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")
-        # Of another network it is refused below, and must leave this one as it is: hosts may go on with it.
-        same_network = centres is None or centres.shape == self.centres.shape
-        for name, own in list(self._buffers.items()):
-            assert own is not None
-            saved = state_dict.get(prefix + name)
-            if saved is None:  # saved before there was a leverage, or from a stock model: as if never fitted
-                state_dict[prefix + name] = torch.zeros_like(own) if name in ("fitted", "surplus") else own.clone()
-            elif same_network and saved.shape != own.shape:  # as many regions as its training set asked for
-                setattr(self, name, own.new_zeros(saved.shape))
+        if centres is None:  # saved before there was a leverage, or from a stock model: as if never fitted
+            for name, own in self._buffers.items():
+                assert own is not None
+                state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
+        else:
+            state_dict.update({prefix + name: values for name, values in self._before(state_dict, prefix).items()})
+            # Of another network it is refused below, and must leave this one as it is: hosts may go on with it.
+            if centres.shape == self.centres.shape:
+                for name, own in list(self._buffers.items()):
+                    assert own is not None
+                    saved = state_dict[prefix + name]
+                    if saved.shape != own.shape:  # as many regions as its training set asked for
+                        setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _each_its_own(like: Tensor, number: int) -> Tensor:
+    """Axes of regions, each with a row of its own (number,)."""
+    return torch.arange(number, dtype=torch.long, device=like.device)
+
+
+def what_says_nothing(buffers: Dict[str, Tensor], prefix: str) -> List[str]:
+    """Those of a leverage's buffers that earlier releases of this package did not have, where they change nothing."""
+    names = []
+    surplus, axes = buffers.get(prefix + "surplus"), buffers.get(prefix + "region_axes")
+    if surplus is not None and not bool(surplus.any()):
+        names.append(prefix + "surplus")
+    if axes is not None and torch.equal(axes, _each_its_own(axes, buffers[prefix + "region_whitening"].shape[1])):
+        if bool((buffers[prefix + "region_stretch"] == 1.0).all()):
+            names += [prefix + "region_axes", prefix + "region_stretch"]
+    return names

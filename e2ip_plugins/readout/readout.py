@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.leverage import Leverage, Neighbours
+from e2ip_plugins.readout.leverage import Leverage, Neighbours, what_says_nothing
 from e2ip_plugins.readout.settings import Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
@@ -168,9 +168,11 @@ def model_name(readout: Any) -> Optional[str]:
     digest = hashlib.sha256()
     # Not by the state: a scripted one has also the buffers that are not saved.
     fitted = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
+    # As if there were none: models from before have the name that they had.
+    as_before = what_says_nothing(dict(fitted), "leverage.")
     for name, values in sorted([*readout.named_parameters(), *fitted], key=lambda pair: pair[0]):
-        if name == "leverage.surplus" and not bool(values.any()):
-            continue  # as if there were none: models from before have the name that they had
+        if name in as_before:
+            continue
         digest.update(name.encode())
         digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     # Not the hash alone: readers of extxyz take 1234e5678901 for a number.

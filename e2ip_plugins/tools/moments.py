@@ -12,11 +12,14 @@ from e2ip_plugins.readout.leverage import Leverage
 #: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
 RIDGE = 1e-5
 
+#: τ of ψ: deviations count as squares up to some √τ standard deviations.
+SOFT = 6.0
+
 #: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for a head's together.
 ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
 
 #: How much of its species' covariance enters that of a region: between two regions is not outside.
-SHARED = 0.3
+SHARED = 0.1
 
 #: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
 ALIKE = 1e-6
@@ -113,7 +116,7 @@ class Moments:
         weights : (n,)
         """
         leverage = Leverage(features.shape[1], 1).double()
-        _fill(leverage, {0: self.total[kind].mean}, [(0, *region) for region in self._whitened(kind)])
+        self._fill(leverage, {0: kind})
         return leverage, float(np.average(distances(leverage, features, 0), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
@@ -124,8 +127,7 @@ class Moments:
         features : dict of (n, D) arrays
             Atoms by kind, over which the mean leverage is to be 1.
         """
-        regions = [(kind, *region) for kind in self.total for region in self._whitened(kind)]
-        _fill(leverage, {kind: total.mean for kind, total in self.total.items()}, regions)
+        self._fill(leverage, {kind: kind for kind in self.total})
         means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
         for kind in means:
             norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
@@ -133,13 +135,14 @@ class Moments:
 
     def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
-        return (x - self.total[kind].mean) @ _whitening(self._shrunk(kind), self.ridge)
+        axes, std = self._axes(kind)
+        return (x - self.total[kind].mean) @ (axes / std)
 
     def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Region of a kind that atoms (n, D) are in (n,) int."""
-        parts = self._whitened(kind)
-        white = [(x - self.total[kind].mean - offset) @ whitening for offset, whitening in parts]
-        return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in white], axis=0)
+        white = self.whiten(kind, x) / np.sqrt(SOFT)
+        parts = [white * stretch - offset for stretch, offset in self._places(kind)]
+        return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in parts], axis=0)
 
     def _of_head(self, kind: int) -> List[int]:
         """Kinds of the same head."""
@@ -154,30 +157,48 @@ class Moments:
         weight = self.weight(kind)
         return (1.0 - weight) * self.total[kind].covariance + weight * pooled
 
-    def _whitened(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    def _axes(self, kind: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Axes of a kind's covariance as columns (D, D), and the standard deviation along each (D,)."""
+        values, axes = np.linalg.eigh(self._shrunk(kind))
+        return axes, self._std(values)
+
+    def _std(self, variances: np.ndarray) -> np.ndarray:
+        variances = variances.clip(min=0.0)
+        # A species with a single atom, or all of them alike, has no variance at all.
+        return np.sqrt(variances + max(self.ridge * variances.mean(), 1e-12))
+
+    def _places(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        """Of every region of a kind how many times narrower it is along the kind's axes, and its middle there (D,).
+
+        Regions have the axes of their kind: of their own covariance, of fewer atoms, the directions of least variance
+        are what happened to vary least.
+        """
         total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind)
         size = len(total.mean)
         if not parts:
-            yield np.zeros(size), _whitening(covariance, self.ridge)
+            yield np.ones(size), np.zeros(size)
             return
+        axes, std = self._axes(kind)
         within = sum(part.sum for part in parts) / total.count
         for part in parts:
             weight = size / (size + part.count)
             local = (1.0 - weight) * part.covariance + weight * within
-            yield part.mean - total.mean, _whitening((1.0 - SHARED) * local + SHARED * covariance, self.ridge)
+            mixed = (1.0 - SHARED) * local + SHARED * covariance
+            stretch = std / self._std((axes * (mixed @ axes)).sum(0))
+            yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(SOFT)
 
-
-def _fill(
-    leverage: Leverage, centres: Dict[int, np.ndarray], regions: List[Tuple[int, np.ndarray, np.ndarray]]
-) -> None:
-    """Centres of kinds, and regions with their kind, centre from there on, and whitening matrix."""
-    for kind, centre in centres.items():
-        leverage.centres[kind] = torch.from_numpy(centre).to(leverage.centres)
-    leverage.resize(len(regions))
-    for row, (kind, offset, whitening) in enumerate(regions):
-        leverage.region_kinds[row] = kind
-        leverage.region_offsets[row] = torch.from_numpy(offset @ whitening).to(leverage.centres)
-        leverage.region_whitening[:, row] = torch.from_numpy(whitening).to(leverage.centres)
+    def _fill(self, leverage: Leverage, kinds: Dict[int, int]) -> None:
+        """Moments of some kinds, by the kind that they are to the leverage."""
+        places = [(row, place) for row, kind in enumerate(kinds.values()) for place in self._places(kind)]
+        leverage.resize(len(kinds), len(places))
+        for row, (known_as, kind) in enumerate(kinds.items()):
+            axes, std = self._axes(kind)
+            leverage.centres[known_as] = torch.from_numpy(self.total[kind].mean).to(leverage.centres)
+            leverage.region_whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(SOFT))).to(leverage.centres)
+        for region, (row, (stretch, offset)) in enumerate(places):
+            leverage.region_kinds[region], leverage.region_axes[region] = list(kinds)[row], row
+            leverage.region_stretch[region] = torch.from_numpy(stretch).to(leverage.centres)
+            leverage.region_offsets[region] = torch.from_numpy(offset).to(leverage.centres)
 
 
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
@@ -224,10 +245,3 @@ def _regions(x: np.ndarray, covariance: np.ndarray, number: int) -> List[Scatter
         warnings.simplefilter("ignore")  # of regions that stay empty
         _, label = kmeans2(projected, starts, iter=30, minit="matrix")
     return [Scatter(part) for part in (x[label == i] for i in range(number)) if len(part) > 1]
-
-
-def _whitening(covariance: np.ndarray, ridge: float) -> np.ndarray:
-    values, vectors = np.linalg.eigh(covariance)
-    values = values.clip(min=0.0)
-    # A species with a single atom, or all of them alike, has no variance at all.
-    return vectors / np.sqrt(values + max(ridge * values.mean(), 1e-12))

@@ -50,6 +50,7 @@ def test_settings_survive_a_rebuild(make_model):
     assert rebuilt.e2ip_readout.settings.options["evidence_weight"] == 0.3
     assert extract_config_mace_model(make_model(readout=None)).keys() == config.keys() - {
         "e2ip_settings",
+        "e2ip_axes",
         "e2ip_regions",
     }
 

@@ -55,7 +55,7 @@ def test_factor_by_hand(surplus):
     """
     support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    reach, usual = (d * (0.15 + 0.85 / (1.0 + (d / 10.0) ** 6) ** (1 / 6)) for d in (8.0, 2.0))
+    reach, usual = (d * (0.1 + 0.9 / (1.0 + (d / 11.0) ** 6) ** (1 / 6)) for d in (8.0, 2.0))
     strange = (8.0 / 3.0) ** 6 / (1.0 + (8.0 / 3.0) ** 6)
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65) * math.exp(surplus * strange)
     assert excess.item() == pytest.approx(total - 1.0)
@@ -95,8 +95,8 @@ def test_far_away_mostly_the_species_variance_counts(own):
     support = Support(*torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
     log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), max_ratio=1e12)
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    usual = 2.0 * (0.15 + 0.85 / (1.0 + (2.0 / 10.0) ** 6) ** (1 / 6))
-    grown = ((1.0 + 2.5 * (0.15 * 6e4 + 0.85 * 10.0)) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
+    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    grown = ((1.0 + 2.5 * (0.1 * 6e4 + 0.9 * 11.0)) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
     assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
 
 

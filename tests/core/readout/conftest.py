@@ -42,20 +42,27 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
     rng = np.random.default_rng(seed)
     kinds, size = leverage.centres.shape
     made = []
-    leverage.resize(sum([1] * kinds if regions is None else regions))
-    for kind, number in enumerate([1] * kinds if regions is None else regions):
+    regions = [1] * kinds if regions is None else regions
+    leverage.resize(sum(number > 0 for number in regions), sum(regions))
+    row = 0
+    for kind, number in enumerate(regions):
         centre = rng.normal(size=size)
         leverage.centres[kind] = torch.from_numpy(centre)
+        if not number:
+            continue
+        root = rng.normal(size=(size, size)) / np.sqrt(size) + 0.3 * np.eye(size)
+        values, axes = np.linalg.eigh(root @ root.T)
+        whitening = axes / np.sqrt(values)
+        leverage.region_whitening[:, row] = torch.from_numpy(whitening)
         for _ in range(number):
-            root = rng.normal(size=(size, size)) / np.sqrt(size) + 0.3 * np.eye(size)
-            region = Region(kind, centre + spread * rng.normal(size=size), root @ root.T, 0.2 + rng.random())
-            values, axes = np.linalg.eigh(region.covariance)
-            whitening = axes / np.sqrt(values)
-            row = len(made)
-            leverage.region_kinds[row], leverage.region_norms[row] = kind, region.norm
-            leverage.region_whitening[:, row] = torch.from_numpy(whitening)
-            leverage.region_offsets[row] = torch.from_numpy((region.mean - centre) @ whitening)
+            stretch, mean = 0.5 + rng.random(size), centre + spread * rng.normal(size=size)
+            region = Region(kind, mean, (axes * values / stretch**2) @ axes.T, 0.2 + rng.random())
+            leverage.region_kinds[len(made)], leverage.region_axes[len(made)] = kind, row
+            leverage.region_stretch[len(made)] = torch.from_numpy(stretch)
+            leverage.region_offsets[len(made)] = torch.from_numpy((mean - centre) @ whitening * stretch)
+            leverage.region_norms[len(made)] = region.norm
             made.append(region)
+        row += 1
     leverage.log_variance.copy_(torch.from_numpy(rng.normal(size=kinds) - 5.0))
     leverage.log_factor.copy_(torch.from_numpy(0.3 * rng.normal(size=kinds)))
     leverage.growth.copy_(torch.from_numpy(0.5 + rng.random(len(leverage.growth))))

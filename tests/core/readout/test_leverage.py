@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from e2ip_plugins import families
 from e2ip_plugins.readout.layout import Layout
-from e2ip_plugins.readout.leverage import FAR, Leverage, Neighbours
+from e2ip_plugins.readout.leverage import FAR, Leverage, Neighbours, what_says_nothing
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 
@@ -107,7 +107,7 @@ def test_the_nearest_region_counts_and_two_equal_ones_count_like_one(fill_levera
     near = [expected_h([region], atom, 0) for region, atom in zip(regions, x.numpy(), strict=True)]
     np.testing.assert_allclose(found, near, rtol=1e-6)
     leverage.region_offsets[1] = leverage.region_offsets[0]
-    leverage.region_whitening[:, 1] = leverage.region_whitening[:, 0]
+    leverage.region_stretch[1] = leverage.region_stretch[0]
     leverage.region_norms[1] = leverage.region_norms[0]
     np.testing.assert_allclose(leverage(x, zero).leverage[0], near[0], rtol=1e-10)
 
@@ -396,12 +396,35 @@ def test_saved_before_there_was_a_surplus(leverage):
     other = copy.deepcopy(leverage)
     other.load_state_dict(state)
     pickled = leverage.__getstate__()
-    pickled["_buffers"] = state
+    pickled["_buffers"] = dict(state)
     unpickled = Leverage.__new__(Leverage)
     unpickled.__setstate__(pickled)
     for found in (other, unpickled):
         assert torch.equal(found.surplus, torch.zeros(2)) and torch.equal(found.growth, leverage.growth)
         assert found(*draw(), random_neighbours()).surplus.any().item() is False
+
+
+def test_saved_when_regions_had_axes_of_their_own(leverage, fill_leverage):
+    """By a release before: whitening matrices of regions, that's all. Predictions and name stay."""
+    for axes, stretch in zip(leverage.region_axes, leverage.region_stretch, strict=True):
+        assert axes < leverage.region_whitening.shape[1] and (stretch != 1.0).all()
+    state = {name: value.clone() for name, value in leverage.state_dict().items()}
+    axes, stretch = state.pop("region_axes"), state.pop("region_stretch")
+    state["region_whitening"] = leverage.region_whitening[:, axes] * stretch
+    loaded = Leverage(SIZE, SPECIES, 2)
+    loaded.load_state_dict(state)
+    pickled = copy.deepcopy(leverage).__getstate__()
+    pickled["_buffers"] = dict(state)
+    unpickled = Leverage.__new__(Leverage)
+    unpickled.__setstate__(pickled)
+    expected = leverage(*draw(), random_neighbours())
+    for found in (loaded, unpickled):
+        assert found.region_axes.tolist() == list(range(sum(REGIONS)))
+        for value, other in zip(found(*draw(), random_neighbours()), expected, strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-12, atol=0)
+        assert set(what_says_nothing(dict(found.named_buffers()), "")) == {"region_axes", "region_stretch"}
+
+    assert what_says_nothing(dict(leverage.named_buffers()), "") == []
 
 
 def test_state_dict_of_another_network_is_refused_and_changes_no_shape(leverage):
@@ -452,9 +475,10 @@ def test_heads_are_left_out_where_there_is_one(fill_leverage):
 
 
 def test_resize_makes_room_and_forgets(leverage):
-    leverage.resize(4)
+    leverage.resize(3, 4)
     assert not leverage.fitted
-    assert leverage.region_whitening.shape == (SIZE, 4, SIZE) and leverage.region_offsets.shape == (4, SIZE)
+    assert leverage.region_whitening.shape == (SIZE, 3, SIZE) and leverage.region_offsets.shape == (4, SIZE)
+    assert leverage.region_stretch.shape == (4, SIZE) and leverage.region_axes.tolist() == [0, 1, 2, 2]
     assert leverage.region_kinds.tolist() == [-1] * 4 and leverage.region_norms.shape == (4,)
     leverage.fitted.fill_(True)
     torch.testing.assert_close(leverage(*draw()).leverage, torch.full((12,), FAR))

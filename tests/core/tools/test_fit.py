@@ -162,7 +162,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         values, axes = np.linalg.eigh(covariance)
         values += moments.RIDGE * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
-    psi = np.stack([2 * (np.sqrt(1 + np.square(part)) - 1).sum(-1) for part in z])
+    psi = np.stack([(np.sqrt(1 + np.square(part) / moments.SOFT) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
@@ -219,21 +219,22 @@ def test_two_phases_are_two_regions_that_share_a_little():
     parts = [features[phase == i] for i in (0, 1)]
     within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / 90
     psi = []
+    _, axes = np.linalg.eigh(total)
     for part in parts:
         weight = SIZE / (SIZE + len(part))
         local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
         covariance = (1 - moments.SHARED) * local + moments.SHARED * total
-        values, axes = np.linalg.eigh(covariance)
-        values += moments.RIDGE * values.mean()
+        values = np.diag(axes.T @ covariance @ axes)
+        values = values + moments.RIDGE * values.mean()
         z = (features - part.mean(0)) @ axes / np.sqrt(values)
-        psi.append(2 * (np.sqrt(1 + np.square(z)) - 1).sum(-1))
+        psi.append((np.sqrt(1 + np.square(z) / moments.SOFT) - 1).sum(-1))
     nearest = np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
     np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
     # Where neither phase is, and what a single region would not notice: beside the line between the phases.
     beside = torch.tensor([[10.0, 0.0, 2.5, 0.0], [10.0, 6.0, 2.5, 6.0], [-20.0, 0.0, -5.0, 0.0]])
     between, aside, outside = leverage(beside, zero[:3]).leverage
-    assert between < 1.5 < outside and aside > 5.0
+    assert between < 3.0 < outside and aside > 5.0
 
 
 def test_few_atoms_are_shrunk_and_named():
@@ -413,7 +414,7 @@ def posterior_mode(readout, validation):
         mean[number.numpy() == frame] = average @ own_h
 
     weight = 0.8 - 0.3 / (1 + ((h + mean) / 8) ** 4)
-    reach, usual = (d * (0.15 + 0.85 / (1 + (d / 10) ** 6) ** (1 / 6)) for d in (h + mean, 2.0))
+    reach, usual = (d * (0.1 + 0.9 / (1 + (d / 11) ** 6) ** (1 / 6)) for d in (h + mean, 2.0))
     relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
 
     def objective(constants):
