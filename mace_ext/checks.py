@@ -86,6 +86,9 @@ def _check_structures(args: Namespace) -> None:
             f"--foundation_model {path} has the heads {', '.join(heads)}: give --foundation_head, the one whose "
             "energies and forces are to stay"
         )
+    chosen = getattr(args, "foundation_head", None)
+    if heads and chosen is not None and chosen not in heads:
+        raise InputError(f"--foundation_head {chosen}: --foundation_model {path} has the heads {', '.join(heads)}")
     known = species_of(model)
     for option in ("train_file", "valid_file"):
         total = 0

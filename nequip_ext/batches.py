@@ -153,6 +153,10 @@ def _compiled(path: Path, device: str) -> Batches:
             f"{path}: puts out no uncertainties: compile a model with a readout anew, with nequip-compile --target "
             f"{families.DEFAULT}_batch"
         )
+    if AtomicDataDict.TOTAL_ENERGY_KEY not in model.output_keys:
+        raise InputError(
+            f"{path}: was compiled for LAMMPS: compile the model anew with nequip-compile --target {found.name}_batch"
+        )
     names, dtype = metadata[graph_model.TYPE_NAMES_KEY], metadata[graph_model.MODEL_DTYPE_KEY]
     single = AtomicDataDict.BATCH_KEY not in model.input_keys
     with explained(path):

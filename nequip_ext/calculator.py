@@ -74,7 +74,15 @@ class E2IPCalculator(NequIPCalculator):
         """
         # NequIP asks the class for the target.
         made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
-        return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
+        try:
+            return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
+        except ValueError as error:
+            if "keys do not match" not in str(error):
+                raise
+            raise InputError(
+                f"{compile_path}: was not compiled with nequip-compile --target {readout}_ase, or with another "
+                "readout's, which readout= names"
+            ) from error
 
     @classmethod
     def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":

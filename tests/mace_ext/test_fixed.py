@@ -56,6 +56,11 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
     with pytest.raises(SystemExit):
         train("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={tmp_path / 'two.model'}", name="two")
     assert "has the heads dft, emt: give --foundation_head" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train(*options[:2], f"--foundation_model={tmp_path / 'two.model'}", "--foundation_head=pbe", name="two")
+    assert f"--foundation_head pbe: --foundation_model {tmp_path / 'two.model'} has the heads dft, emt" in (
+        capsys.readouterr().err
+    )
 
     # A model with a readout keeps what that has learned.
     still = {"max_num_epochs": 1, "lr": 1e-30}

@@ -129,6 +129,10 @@ def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
     """The C++ code of pair_nequip takes order and names of tensors from the metadata, energies, forces and virial from
     the outputs, and for ``compute nequip/atom`` float64 tensors of so many numbers for every atom."""
     compiled = compile_for("e2ip_pair_nequip")
+    with pytest.raises(InputError, match=r"was compiled for LAMMPS: .* --target e2ip_batch"):
+        batches.open_model(compiled)
+    with pytest.raises(InputError, match=r"was not compiled with nequip-compile --target e2ip_ase"):
+        E2IPCalculator.from_compiled_model(str(compiled), chemical_species_to_atom_type_map=True)
     metadata = torch._inductor.aoti_load_package(str(compiled)).get_metadata()
     assert metadata["nequip_aoti_inputs"].split() == ["pos", "edge_index", "atom_types", "cell", "edge_cell_shift"]
     assert metadata["nequip_aoti_outputs"].split()[:3] == ["atomic_energy", "forces", "virial"]
