@@ -218,23 +218,29 @@ def test_two_phases_are_two_regions_that_share_a_little():
     total = np.cov(features.T, bias=True)
     parts = [features[phase == i] for i in (0, 1)]
     within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / 90
-    psi = []
     _, axes = np.linalg.eigh(total)
-    for part in parts:
-        weight = SIZE / (SIZE + len(part))
-        local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
-        covariance = (1 - moments.SHARED) * local + moments.SHARED * total
-        values = np.diag(axes.T @ covariance @ axes)
-        values = values + moments.RIDGE * values.mean()
-        z = (features - part.mean(0)) @ axes / np.sqrt(values)
-        psi.append((np.sqrt(1 + np.square(z) / moments.SOFT) - 1).sum(-1))
-    nearest = np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
+
+    def distances(atoms):
+        psi = []
+        for part in parts:
+            weight = SIZE / (SIZE + len(part))
+            local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
+            covariance = (1 - moments.SHARED) * local + moments.SHARED * total
+            values = np.diag(axes.T @ covariance @ axes)
+            values = values + moments.RIDGE * values.mean()
+            z = (atoms - part.mean(0)) @ axes / np.sqrt(values)
+            psi.append((np.sqrt(1 + np.square(z) / moments.SOFT) - 1).sum(-1))
+        return np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
+
+    usual = distances(features).mean()
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
-    np.testing.assert_allclose(h, nearest / nearest.mean(), rtol=1e-4)
+    np.testing.assert_allclose(h, distances(features) / usual, rtol=1e-4)
     # Where neither phase is, and what a single region would not notice: beside the line between the phases.
     beside = torch.tensor([[10.0, 0.0, 2.5, 0.0], [10.0, 6.0, 2.5, 6.0], [-20.0, 0.0, -5.0, 0.0]])
-    between, aside, outside = leverage(beside, zero[:3]).leverage
-    assert between < 3.0 < outside and aside > 5.0
+    found = leverage(beside, zero[:3]).leverage
+    np.testing.assert_allclose(found, distances(beside.numpy()) / usual, rtol=1e-4)
+    between, aside, outside = found
+    assert 2.9 * between < outside and aside > 5.0 * between
 
 
 def test_few_atoms_are_shrunk_and_named():
