@@ -87,7 +87,7 @@ def _check_structures(args: Namespace) -> None:
             "energies and forces are to stay"
         )
     chosen = getattr(args, "foundation_head", None)
-    if heads and chosen is not None and chosen not in heads:
+    if heads and chosen not in (None, "pt_head", *heads):
         raise InputError(f"--foundation_head {chosen}: --foundation_model {path} has the heads {', '.join(heads)}")
     known = species_of(model)
     for option in ("train_file", "valid_file"):
