@@ -80,8 +80,8 @@ class E2IPCalculator(NequIPCalculator):
             if "keys do not match" not in str(error):
                 raise
             raise InputError(
-                f"{compile_path}: was not compiled with nequip-compile --target {readout}_ase, or with another "
-                "readout's, which readout= names"
+                f"{compile_path}: was not compiled with nequip-compile --target {readout}_ase; if it is of another "
+                "readout's target for ASE, name that: readout=..."
             ) from error
 
     @classmethod
