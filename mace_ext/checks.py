@@ -80,14 +80,15 @@ def _check_structures(args: Namespace) -> None:
 
     model = open_file(path)
     # MACE passes over the head of replayed data, and without a choice takes the first of the others.
-    heads = [head for head in getattr(model, "heads", None) or () if head != "pt_head"]
+    every = getattr(model, "heads", None) or ()
+    heads = [head for head in every if head != "pt_head"]
     if len(heads) > 1 and hasattr(args, "foundation_head") and args.foundation_head is None:
         raise InputError(
             f"--foundation_model {path} has the heads {', '.join(heads)}: give --foundation_head, the one whose "
             "energies and forces are to stay"
         )
     chosen = getattr(args, "foundation_head", None)
-    if heads and chosen not in (None, "pt_head", *heads):
+    if every and chosen is not None and chosen not in every:
         raise InputError(f"--foundation_head {chosen}: --foundation_model {path} has the heads {', '.join(heads)}")
     known = species_of(model)
     for option in ("train_file", "valid_file"):
