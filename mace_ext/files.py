@@ -32,7 +32,8 @@ def open_file(path: Path, device: str = "cpu") -> Any:
         raise InputError(f"{path}: is a {type(net).__name__}; only ScaleShiftMACE models have readouts")
     if not hasattr(net, "heads"):  # published before MACE had any
         net.heads = ["Default"]
-    return net
+    # What e3nn has compiled unpickles itself where it was.
+    return net.to(device)
 
 
 def species_of(net: Any) -> List[str]:

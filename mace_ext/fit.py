@@ -257,7 +257,8 @@ def fit_file(
     others = [name for name in net.heads if name != own_head]
     if others:
         report.warnings.append(f"the leverage was fitted for head {own_head} alone, not for {', '.join(others)}")
-    save(net, output)
+    # On the CPU, or machines without that device could not load what e3nn has compiled.
+    save(net.cpu(), output)
     return report
 
 
