@@ -11,16 +11,6 @@ from typing import Any, Callable
 from mace_ext.heard import Heard
 
 
-def radial_is_pair() -> bool:
-    """Whether the radial embedding gives the cutoff apart, which it may not have multiplied into its functions.
-
-    So from 0.3.14 on; before, it gives their product.
-    """
-    from mace.modules.blocks import RadialEmbeddingBlock
-
-    return "apply_cutoff" in inspect.signature(RadialEmbeddingBlock.__init__).parameters
-
-
 def option(args: Namespace, name: str) -> Any:
     """An option of `mace_run_train` that not every release has: ``lora`` (0.3.15), ``pseudolabel_replay`` (0.3.14)."""
     return getattr(args, name, False)

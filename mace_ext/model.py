@@ -16,7 +16,6 @@ from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, outdated
 from mace_ext import seams
-from mace_ext.compat import radial_is_pair
 from mace_ext.pickling import constructor
 from mace_ext.readout import build_readout
 
@@ -47,7 +46,6 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
     #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
     learns_alone: Final[bool] = False
-    radial_is_pair: Final[bool] = radial_is_pair()
 
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
@@ -153,17 +151,17 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         """The readout's outputs for node features (N, F), the last two as `Readout` takes them."""
         index = data["edge_index"]
         vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
-        envelope = self.radial_embedding.cutoff_fn(lengths).squeeze(-1)
-        neighbours = Neighbours(lengths.squeeze(-1), envelope, index[0], index[1])
+        cutoff = self.radial_embedding.cutoff_fn(lengths)
+        neighbours = Neighbours(lengths.squeeze(-1), cutoff.squeeze(-1), index[0], index[1])
         edges: Optional[Edges] = None
         if self.e2ip_readout.has_pool:
-            # MACE's radial functions are zero at the cutoff once it is multiplied in.
-            if self.radial_is_pair:
-                radial, cutoff = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
-                if cutoff is not None:
-                    radial = radial * cutoff
-            else:
-                radial = self.radial_embedding(lengths, data["node_attrs"], index, self.atomic_numbers)
+            # As its own radial embedding, but with the cutoff that is there already.
+            reach = lengths
+            if hasattr(self.radial_embedding, "distance_transform"):
+                reach = self.radial_embedding.distance_transform(
+                    lengths, data["node_attrs"], index, self.atomic_numbers
+                )
+            radial = self.radial_embedding.bessel_fn(reach) * cutoff
             edges = Edges(vectors, radial, index[0], index[1], None)
         node_heads = torch.zeros_like(data["batch"])
         if "head" in data:
