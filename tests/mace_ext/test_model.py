@@ -201,3 +201,14 @@ def test_every_family_leaves_the_stock_model_alone_learns_and_turns_if_it_says_s
     covariance, after = (f["forces_cov"].detach() for f in (output, model(make_batch(turned))))
     moved = (after - turn @ covariance @ turn.T).abs().max() / covariance.abs().max()
     assert (moved < 1e-9) == families.get(family).equivariant
+
+
+@pytest.mark.parametrize("transform", ["None", "Agnesi", "Soft"])
+def test_the_pool_reads_the_radial_functions_of_the_host(make_model, make_batch, frames, transform):
+    """The readout puts them together itself, from the host's parts."""
+    model, ours, hosts = make_model(distance_transform=transform), [], []
+    model.e2ip_readout.pool.register_forward_pre_hook(lambda _, given: ours.append(given[1]))
+    model.radial_embedding.register_forward_hook(lambda *call: hosts.append(call[-1]))
+    model(make_batch(frames))
+    (radial,), (expected,) = ours, hosts
+    assert torch.equal(radial, expected[0] if isinstance(expected, tuple) else expected)
