@@ -74,16 +74,8 @@ def test_commands(on_both, data_files, tmp_path):
         fitted, output = tmp_path / f"{device}-e2ip.model", tmp_path / f"{device}.xyz"
         data = ["--train", str(data_files["train"]), "--valid", str(data_files["valid"])]
         for command in (
-            ["fit", str(model), *data, "--output", str(fitted), "--device", device, "--overwrite"],
-            [
-                "evaluate",
-                str(tmp_path / "cpu-e2ip.model"),
-                str(data_files["valid"]),
-                str(output),
-                "--device",
-                device,
-                "--overwrite",
-            ],
+            ["fit", str(model), *data, "--output", str(fitted), "--device", device],
+            ["evaluate", str(tmp_path / "cpu-e2ip.model"), data[3], str(output), "--device", device],
         ):
             done = CliRunner().invoke(cli.app, command)
             assert done.exit_code == 0, (command, done.output, done.exception)

@@ -87,8 +87,8 @@ def test_commands(trained, train_files, test_frames, tmp_path):
         fitted, output = tmp_path / f"{device}.ckpt", tmp_path / f"{device}.xyz"
         data = ["--train", str(train_files["train"]), "--valid", str(train_files["val"])]
         for command in (
-            ["fit", model, *data, "--output", str(fitted), "--device", device, "--overwrite"],
-            ["evaluate", model, str(train_files["test"]), str(output), "--device", device, "--overwrite"],
+            ["fit", model, *data, "--output", str(fitted), "--device", device],
+            ["evaluate", model, str(train_files["test"]), str(output), "--device", device],
         ):
             done = CliRunner().invoke(cli.app, command)
             assert done.exit_code == 0, (command, done.output, done.exception)
