@@ -154,9 +154,9 @@ def as_fitted(readout: Any) -> None:
     """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each."""
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
-    regions = kinds * number_of_regions(450 * 7, features, kinds)
-    leverage.resize(kinds, regions)
-    leverage.region_kinds.copy_(torch.arange(regions) % kinds)
-    leverage.region_axes.copy_(leverage.region_kinds)
-    leverage.region_whitening.normal_(std=0.1)
+    leverage.resize(kinds, number_of_regions(450 * 7, features, kinds))
+    leverage.axes.copy_(torch.arange(kinds))
+    leverage.whitening.normal_(std=0.1)
+    leverage.region_stretch.fill_(1.0)
+    leverage.region_offsets.zero_()
     leverage.fitted.fill_(True)

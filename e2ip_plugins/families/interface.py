@@ -300,7 +300,7 @@ def inflate(
         Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
     trusted, far_slope : float
         The slope of r goes from 1 to far_slope: r is the distance times far_slope + (1 - far_slope) / (1 +
-        (distance / trusted)⁶)^(1/6). A power of 8 would overflow in float32.
+        (distance / trusted)⁶)^(1/6). A power of 8 would overflow in float32, distances being 2e6 at most.
     familiar, far_weight : float
         w goes from 1/2 to far_weight as 1 / (1 + (distance / familiar)⁴) goes from 1 to 0; later it would undo the
         growth of atoms with a large v.
@@ -313,13 +313,17 @@ def inflate(
         The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
     """
     distance = support.distance
-    weight = far_weight + (0.5 - far_weight) * ((distance / familiar).pow(4) + 1.0).reciprocal()
-    relative = torch.exp(weight * (support.log_variance - log_variance))
-    sixth = (distance / trusted).pow(6)
-    flattened = (sixth + 1.0).pow(-1.0 / 6.0)
-    grown = support.growth * distance * (far_slope + (1.0 - far_slope) * flattened)
+    # The smooth steps are written with few operations: on a small molecule each costs what a thousand atoms would.
+    below, difference = familiar**4, support.log_variance - log_variance
+    weighted = torch.addcdiv(
+        far_weight * difference, difference, distance.pow(4) + below, value=(0.5 - far_weight) * below
+    )
+    relative = torch.exp(weighted)
+    sixth, steepness = distance.pow(6), (1.0 - far_slope) * trusted
+    flattened = (sixth + trusted**6).pow(-1.0 / 6.0)
+    grown = support.growth * torch.addcmul(far_slope * distance, distance, flattened, value=steepness)
     excess = grown * (grown + 2.0) * relative
-    more = torch.expm1(support.surplus * (sixth / (sixth + (strange / trusted) ** 6)))
+    more = torch.expm1(support.surplus * (sixth / (sixth + strange**6)))
     excess = torch.addcmul(excess, excess + 1.0, more)
     usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
     log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)

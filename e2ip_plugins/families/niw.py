@@ -170,7 +170,8 @@ class NIW(Family):
         log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit)
         if self.takes_support and support is not None:
             shift, kappa = _recount(log_sigma0, kappa, support)
-            log_sigma0 = torch.cat([log_sigma0[:, :3] + shift.unsqueeze(-1), log_sigma0[:, 3:]], dim=1)
+            log_sigma0 = log_sigma0.clone()
+            log_sigma0[:, :3] += shift.unsqueeze(-1)
             sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
         outputs = _views(sigma0, nu, kappa)
         outputs["e2ip_log_sigma0"] = log_sigma0

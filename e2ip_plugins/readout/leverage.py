@@ -15,7 +15,7 @@ the regions' own with the weights h_r⁻⁴: the near ones count. The buffers ho
 come from.
 """
 
-from typing import Any, Dict, Final, List, NamedTuple, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from e2ip_plugins.keys import UNFITTED
 
 #: Leverage of a species that the training set has no atom of; also what enters the mean over neighbours at most.
 FAR = 1e6
+
+#: Where the regions are that a kind of atom does not have, in units in which atoms are 1 apart: too far to count.
+NOWHERE = 1e10
 
 
 class Neighbours(NamedTuple):
@@ -53,9 +56,10 @@ class Leverage(nn.Module):
     far out, and on strange atoms by a surplus (`e2ip_plugins.families.interface.inflate`). Smooth
     in the positions, invariant, and the same for an atom whatever else is in the batch.
 
-    Buffers are by kind of atom (head and species), and by region of a kind. A region is described along the axes of
-    its kind, each in units of the kind's standard deviation: where its middle is, and how many times narrower than the
-    kind it is. No name contains ``scale`` or ``shift``, see `e2ip_plugins.readout.readout.Readout`.
+    Buffers are by kind of atom (head and species), those of regions by kind and region; kinds that have fewer have the
+    others `NOWHERE`. A region is described along the axes of its kind, each in units of the kind's standard deviation:
+    where its middle is, and how many times narrower than the kind it is. No name contains ``scale`` or ``shift``, see
+    `e2ip_plugins.readout.readout.Readout`.
 
     Parameters
     ----------
@@ -77,9 +81,8 @@ class Leverage(nn.Module):
     growth: Tensor
     surplus: Tensor
     fitted: Tensor
-    region_whitening: Tensor
-    region_kinds: Tensor
-    region_axes: Tensor
+    whitening: Tensor
+    axes: Tensor
     region_stretch: Tensor
     region_offsets: Tensor
     region_norms: Tensor
@@ -94,12 +97,11 @@ class Leverage(nn.Module):
         self.register_buffer("growth", torch.ones(num_heads))
         self.register_buffer("surplus", torch.zeros(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
-        self.register_buffer("region_whitening", torch.zeros(num_scalars, 1, num_scalars))
-        self.register_buffer("region_kinds", torch.full((1,), -1))
-        self.register_buffer("region_axes", torch.zeros(1, dtype=torch.long))
-        self.register_buffer("region_stretch", torch.ones(1, num_scalars))
-        self.register_buffer("region_offsets", torch.zeros(1, num_scalars))
-        self.register_buffer("region_norms", torch.ones(1))
+        self.register_buffer("whitening", torch.zeros(num_scalars, 1, num_scalars))
+        self.register_buffer("axes", torch.zeros(kinds, dtype=torch.long))
+        self.register_buffer("region_stretch", torch.zeros(kinds, 1, num_scalars))
+        self.register_buffer("region_offsets", torch.full((kinds, 1, num_scalars), NOWHERE))
+        self.register_buffer("region_norms", torch.ones(kinds, 1))
 
     def forward(
         self, scalars: Tensor, species: Tensor, heads: Optional[Tensor] = None, neighbours: Optional[Neighbours] = None
@@ -148,106 +150,75 @@ class Leverage(nn.Module):
 
     def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """h (N,), `FAR` at most and for kinds without a region."""
-        features, axes = self.region_whitening.shape[0], self.region_whitening.shape[1]
+        features, axes = self.whitening.shape[0], self.whitening.shape[1]
         # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
         # the kind's centre has been taken off before: no digits are lost.
         white = torch.mm(
-            scalars - self.centres.index_select(0, kinds), self.region_whitening.reshape(features, axes * features)
+            scalars - self.centres.index_select(0, kinds), self.whitening.reshape(features, axes * features)
         ).reshape(-1, axes, features)
+        own = torch.gather(white, 1, self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features))
         # The sign is lost in the square.
-        z = torch.addcmul(self.region_offsets, white.index_select(1, self.region_axes), self.region_stretch, value=-1.0)
-        psi = z.square().add_(1.0).sqrt_() - 1.0
-        h = (2.0 * psi.sum(-1) + 1e-12) * self.region_norms
-        # Other kinds' regions are far; added, so that infinity stays what it is.
-        h = torch.add(h, self.region_kinds != kinds.unsqueeze(-1), alpha=1e20)
-        # In units of the smallest, lest powers overflow. A larger power bends more sharply where regions meet, and
-        # biased dynamics conserves its energy less well.
-        smallest = h.detach().amin(1, keepdim=True)
-        nearness = smallest / h
+        stretch, offsets = self.region_stretch.index_select(0, kinds), self.region_offsets.index_select(0, kinds)
+        psi = torch.addcmul(offsets, own, stretch, value=-1.0).square().add_(1.0).sqrt_() - 1.0
+        # Within bounds, lest powers overflow. A larger power bends more sharply where regions meet, and biased dynamics
+        # conserves its energy less well.
+        h = (psi.sum(-1) * self.region_norms.index_select(0, kinds)).clamp(1e-9, 1e9)
+        nearness = h.reciprocal()
         cube = nearness.pow(3)
-        nearest = smallest.squeeze(1) * cube.sum(1) / (cube * nearness).sum(1)
-        return nearest.clamp(max=self.far)
+        return (cube.sum(1) / (cube * nearness).sum(1)).clamp(max=self.far)
+
+    def regions(self) -> Tensor:
+        """How many every kind has (kinds,)."""
+        return (self.region_stretch[:, :, 0] > 0.0).sum(1)
 
     def reset(self) -> None:
         """Back to unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
 
-    def resize(self, axes: int, regions: Optional[int] = None) -> None:
-        """Room for the axes of that many kinds and for that many regions, by default one each; what was is lost."""
+    def resize(self, axes: int, regions: int = 1) -> None:
+        """Room for the axes of that many kinds and for that many regions of each; what was is lost."""
         self.reset()
-        features = self.centres.shape[1]
-        regions = axes if regions is None else regions
-        self.region_whitening = self.centres.new_zeros(features, axes, features)
-        self.region_kinds = self.region_kinds.new_full((regions,), -1)
-        self.region_axes = _each_its_own(self.region_axes, regions).clamp(max=axes - 1)
-        self.region_stretch = self.centres.new_ones(regions, features)
-        self.region_offsets = self.centres.new_zeros(regions, features)
-        self.region_norms = self.centres.new_ones(regions)
+        kinds, features = self.centres.shape
+        self.whitening = self.centres.new_zeros(features, axes, features)
+        self.axes = self.axes.new_zeros(kinds)
+        self.region_stretch = self.centres.new_zeros(kinds, regions, features)
+        self.region_offsets = self.centres.new_full((kinds, regions, features), NOWHERE)
+        self.region_norms = self.centres.new_ones(kinds, regions)
 
     def take_head(self, source: "Leverage", head: int) -> None:
         """Become what ``source`` is for one of its heads."""
         species = source.species_per_head()
         kinds = slice(head * species, (head + 1) * species)
-        own = (source.region_kinds >= kinds.start) & (source.region_kinds < kinds.stop)
-        self.resize(1)
-        if bool(own.any()):
-            self.region_kinds = source.region_kinds[own] - kinds.start
-            axes, self.region_axes = source.region_axes[own].unique(return_inverse=True)
-            self.region_whitening = source.region_whitening[:, axes].contiguous()
-            for name in ("region_stretch", "region_offsets", "region_norms"):
-                setattr(self, name, getattr(source, name)[own])
-        for name in ("centres", "log_variance", "log_factor"):
+        kept, self.axes = source.axes[kinds].unique(return_inverse=True)
+        self.whitening = source.whitening[:, kept].contiguous()
+        for name in ("centres", "log_variance", "log_factor", "region_stretch", "region_offsets", "region_norms"):
             setattr(self, name, getattr(source, name)[kinds].clone())
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
-        for name, values in self._before(self._buffers).items():
-            self.register_buffer(name, values)
-
-    def _before(self, saved: Any, prefix: str = "") -> Dict[str, Tensor]:
-        """Buffers that a leverage saved by an earlier release of this package lacks, as they were then."""
-        whitening = saved[prefix + "region_whitening"]
-        features, regions = whitening.shape[:2]
-        all_of_them = {
-            "surplus": torch.zeros_like(saved[prefix + "growth"]),
-            # Every region had axes of its own.
-            "region_axes": _each_its_own(saved[prefix + "region_kinds"], regions),
-            "region_stretch": whitening.new_ones(regions, features),
-        }
-        return {name: values for name, values in all_of_them.items() if prefix + name not in saved}
+        if "whitening" not in self._buffers:
+            kinds, features = self.centres.shape
+            fresh = Leverage(features, kinds // self.growth.shape[0], self.growth.shape[0]).to(self.centres)
+            self._buffers = fresh._buffers
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")
-        if centres is None:  # saved before there was a leverage, or from a stock model: as if never fitted
+        if prefix + "whitening" not in state_dict:
+            # Saved before there was a leverage, from a stock model, or when regions were kept otherwise: as if never
+            # fitted.
+            for name in [name for name in state_dict if name.startswith(prefix)]:
+                del state_dict[name]
             for name, own in self._buffers.items():
                 assert own is not None
                 state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-        else:
-            state_dict.update({prefix + name: values for name, values in self._before(state_dict, prefix).items()})
-            # Of another network it is refused below, and must leave this one as it is: hosts may go on with it.
-            if centres.shape == self.centres.shape:
-                for name, own in list(self._buffers.items()):
-                    assert own is not None
-                    saved = state_dict[prefix + name]
-                    if saved.shape != own.shape:  # as many regions as its training set asked for
-                        setattr(self, name, own.new_zeros(saved.shape))
+        elif centres.shape == self.centres.shape:
+            # As many regions as its training set asked for. Of another network it is refused below, and must leave
+            # this one as it is: hosts may go on with it.
+            for name, own in list(self._buffers.items()):
+                assert own is not None
+                saved = state_dict[prefix + name]
+                if saved.shape != own.shape:
+                    setattr(self, name, own.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _each_its_own(like: Tensor, number: int) -> Tensor:
-    """Axes of regions, each with a row of its own (number,)."""
-    return torch.arange(number, dtype=torch.long, device=like.device)
-
-
-def what_says_nothing(buffers: Dict[str, Tensor], prefix: str) -> List[str]:
-    """Those of a leverage's buffers that earlier releases of this package did not have, where they change nothing."""
-    names = []
-    surplus, axes = buffers.get(prefix + "surplus"), buffers.get(prefix + "region_axes")
-    if surplus is not None and not bool(surplus.any()):
-        names.append(prefix + "surplus")
-    if axes is not None and torch.equal(axes, _each_its_own(axes, buffers[prefix + "region_whitening"].shape[1])):
-        if bool((buffers[prefix + "region_stretch"] == 1.0).all()):
-            names += [prefix + "region_axes", prefix + "region_stretch"]
-    return names

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.leverage import Leverage, Neighbours, what_says_nothing
+from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
@@ -151,9 +151,9 @@ def unfitted(readout: Any) -> str:
     if not getattr(getattr(readout, "family", None), "takes_support", False) or bool(readout.leverage.fitted):
         return ""
     return (
-        "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
-        "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at its end why it "
-        "cannot; `e2ip fit` fits any"
+        "this model's evidence mode is 'leverage', but its leverage was never fitted, or by an earlier version: it "
+        "predicts as in mode 'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at "
+        "its end why it cannot; `e2ip fit` fits any"
     )
 
 
@@ -168,11 +168,7 @@ def model_name(readout: Any) -> Optional[str]:
     digest = hashlib.sha256()
     # Not by the state: a scripted one has also the buffers that are not saved.
     fitted = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
-    # As if there were none: models from before have the name that they had.
-    as_before = what_says_nothing(dict(fitted), "leverage.")
     for name, values in sorted([*readout.named_parameters(), *fitted], key=lambda pair: pair[0]):
-        if name in as_before:
-            continue
         digest.update(name.encode())
         digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     # Not the hash alone: readers of extxyz take 1234e5678901 for a number.

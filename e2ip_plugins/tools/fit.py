@@ -214,7 +214,7 @@ def fit_leverage(
     per_head = leverage.species_per_head()
     report.atoms = {divmod(kind, per_head): int(atoms.count[kind]) for kind in weights}
     report.shrinkage = {divmod(kind, per_head): weight for kind, weight in weights.items()}
-    report.regions = len(leverage.region_kinds)
+    report.regions = int(leverage.regions().sum())
     report.warnings += _warnings(report, leverage, species)
     if readout.family.takes_support:
         tables = _by_head(_of_validation(readout, validation, report))
@@ -283,7 +283,7 @@ def _collect(readout: Readout, batches: Iterable[Labelled]) -> Tuple[Dict[str, n
     with seen_by(readout) as seen:
         for batch in batches:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
-            known = torch.isin(seen["kinds"], readout.leverage.region_kinds)
+            known = readout.leverage.regions()[seen["kinds"]] > 0
             supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=known.device)
             supported[batch.frames[~known]] = False
             usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]

@@ -22,7 +22,7 @@ ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
 SHARED = 0.1
 
 #: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
-ALIKE = 1e-6
+ALIKE = 5e-7
 
 
 class Scatter:
@@ -131,7 +131,7 @@ class Moments:
         means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
         for kind in means:
             norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
-            leverage.region_norms[leverage.region_kinds == kind] = norms[kind]
+            leverage.region_norms[kind] = norms[kind]
 
     def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
@@ -189,16 +189,16 @@ class Moments:
 
     def _fill(self, leverage: Leverage, kinds: Dict[int, int]) -> None:
         """Moments of some kinds, by the kind that they are to the leverage."""
-        places = [(row, place) for row, kind in enumerate(kinds.values()) for place in self._places(kind)]
-        leverage.resize(len(kinds), len(places))
+        places = {known_as: list(self._places(kind)) for known_as, kind in kinds.items()}
+        leverage.resize(len(kinds), max(map(len, places.values())))
         for row, (known_as, kind) in enumerate(kinds.items()):
             axes, std = self._axes(kind)
+            leverage.axes[known_as] = row
             leverage.centres[known_as] = torch.from_numpy(self.total[kind].mean).to(leverage.centres)
-            leverage.region_whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(SOFT))).to(leverage.centres)
-        for region, (row, (stretch, offset)) in enumerate(places):
-            leverage.region_kinds[region], leverage.region_axes[region] = list(kinds)[row], row
-            leverage.region_stretch[region] = torch.from_numpy(stretch).to(leverage.centres)
-            leverage.region_offsets[region] = torch.from_numpy(offset).to(leverage.centres)
+            leverage.whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(SOFT))).to(leverage.centres)
+            for region, (stretch, offset) in enumerate(places[known_as]):
+                leverage.region_stretch[known_as, region] = torch.from_numpy(stretch).to(leverage.centres)
+                leverage.region_offsets[known_as, region] = torch.from_numpy(offset).to(leverage.centres)
 
 
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:

@@ -49,8 +49,8 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
     readout = find_readout(model)
     if readout is not None:
         config["e2ip_settings"] = readout.settings.to_dict()
-        config["e2ip_axes"] = readout.leverage.region_whitening.shape[1]
-        config["e2ip_regions"] = len(readout.leverage.region_kinds)
+        config["e2ip_axes"] = readout.leverage.whitening.shape[1]
+        config["e2ip_regions"] = readout.leverage.region_norms.shape[1]
     return config
 
 

@@ -43,7 +43,7 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
     kinds, size = leverage.centres.shape
     made = []
     regions = [1] * kinds if regions is None else regions
-    leverage.resize(sum(number > 0 for number in regions), sum(regions))
+    leverage.resize(sum(number > 0 for number in regions), max(regions))
     row = 0
     for kind, number in enumerate(regions):
         centre = rng.normal(size=size)
@@ -53,14 +53,13 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
         root = rng.normal(size=(size, size)) / np.sqrt(size) + 0.3 * np.eye(size)
         values, axes = np.linalg.eigh(root @ root.T)
         whitening = axes / np.sqrt(values)
-        leverage.region_whitening[:, row] = torch.from_numpy(whitening)
-        for _ in range(number):
+        leverage.whitening[:, row], leverage.axes[kind] = torch.from_numpy(whitening), row
+        for i in range(number):
             stretch, mean = 0.5 + rng.random(size), centre + spread * rng.normal(size=size)
             region = Region(kind, mean, (axes * values / stretch**2) @ axes.T, 0.2 + rng.random())
-            leverage.region_kinds[len(made)], leverage.region_axes[len(made)] = kind, row
-            leverage.region_stretch[len(made)] = torch.from_numpy(stretch)
-            leverage.region_offsets[len(made)] = torch.from_numpy((mean - centre) @ whitening * stretch)
-            leverage.region_norms[len(made)] = region.norm
+            leverage.region_stretch[kind, i] = torch.from_numpy(stretch)
+            leverage.region_offsets[kind, i] = torch.from_numpy((mean - centre) @ whitening * stretch)
+            leverage.region_norms[kind, i] = region.norm
             made.append(region)
         row += 1
     leverage.log_variance.copy_(torch.from_numpy(rng.normal(size=kinds) - 5.0))

@@ -148,9 +148,6 @@ def test_name_of_a_readout(fill_leverage):
     built.leverage.surplus.zero_()
     names += [model_name(built)]
     assert len(set(names)) == 6
-    # Fitted before there was a surplus: the name that calibrations know.
-    del built.leverage._buffers["surplus"]
-    assert model_name(built) == names[-1]
 
 
 def test_ghost_atoms_are_left_out():

@@ -166,7 +166,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
-    assert report.regions == 2 and readout.leverage.region_kinds.tolist() == [0, 1]
+    assert report.regions == 2 and readout.leverage.regions().tolist() == [1, 1]
     np.testing.assert_allclose(readout.leverage.centres[1], x[species == 1].mean(0), rtol=1e-6)
     log_variance = E2IP.log_variance(run(make_readout(), frames)[0]).numpy()
     typical = [log_variance[species == kind].mean() for kind in (0, 1)]
@@ -180,7 +180,7 @@ def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
     )
-    assert report.regions == len(readout.leverage.region_kinds) == regions
+    assert report.regions == readout.leverage.regions()[0] == regions
     found = readout(frame.x, frame.x, frame.species)["e2ip_leverage"]
     assert found.mean().item() == pytest.approx(1.0, abs=1e-6)
 
@@ -197,7 +197,7 @@ def test_no_more_regions_than_all_species_together_may_have(monkeypatch):
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
     )
-    assert readout.leverage.region_kinds.tolist() == [0, 0, 0, 1, 1, 1] and report.regions == 6
+    assert readout.leverage.regions().tolist() == [3, 3] and report.regions == 6
 
 
 def test_two_phases_are_two_regions_that_share_a_little():
