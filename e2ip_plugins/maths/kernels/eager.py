@@ -34,7 +34,8 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k; the loss needs exp(B) with B = -T/2, Σ0 exp(T/2)."""
 
-    undamped_up_to: Tensor  # (8,) or (7,): rows that are all below this are finite and below their knees
+    order: Tensor  # (8,) or (7,): columns of the coefficients in the order s, t, raw ν, unless coupled raw κ
+    undamped_up_to: Tensor  # (8, 1) or (7, 1): rows that are all below this are finite and below their knees
     knee: Tensor  # (2, 1): of s and t
     width: Tensor  # (2, 1): from knee to ceiling
     slope: Tensor  # (2, 1): 1/width
@@ -96,7 +97,8 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
 
     largest = torch.finfo(work).max
     return _Tables(
-        undamped_up_to=put([knees[0]] + 5 * [knees[1] / math.sqrt(5.0)] + evidence_rows * [largest]),
+        order=torch.tensor([0, 3, 4, 5, 6, 7, 1, 2][: 6 + evidence_rows], device=device),
+        undamped_up_to=column([knees[0]] + 5 * [knees[1] / math.sqrt(5.0)] + evidence_rows * [largest]),
         knee=column(knees),
         width=column(width),
         slope=column([1.0 / x for x in width]),
@@ -127,9 +129,10 @@ def _setup(constants: Constants, force_unit: Tensor, coefficients: Tensor, *furt
     # MPS has no float64.
     work = out if device.type == "mps" else torch.float64
     tables = _tables(out == torch.float64, work, device, constants)
-    columns = coefficients.t()
-    evidence_columns = columns[1 : 2 if constants.coupled else 3]
-    rows = torch.cat([columns[:1], columns[3:], evidence_columns, *(x.t() for x in further)]).to(work)
+    rows = coefficients.t().index_select(0, tables.order)
+    if further:
+        rows = torch.cat([rows, *(x.t() for x in further)])
+    rows = rows.to(work)
     if device.type == "cpu" and force_unit.stride(0) == 0 and len(force_unit):
         # Elsewhere reading it would make the host wait.
         unit = force_unit[0].item()
@@ -150,10 +153,9 @@ def _damp(
     may_overflow = not widened
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
-        largest = torch.linalg.vector_norm(rows, math.inf, dim=1)
-        if (largest <= tables.undamped_up_to).all().item():
+        if torch.linalg.vector_norm(rows / tables.undamped_up_to, math.inf).item() <= 1.0:
             return rows[:6], tables.zero.expand(1, n), None
-        may_overflow = may_overflow and not (largest[:6] < 1e18).all().item()
+        may_overflow = may_overflow and not torch.linalg.vector_norm(rows[:6], math.inf).item() < 1e18
     coefficients = rows[:6].clone()
     coefficients[0] += (rows - rows).sum(0)
     t, knee, width, slope = coefficients[1:], tables.knee, tables.width, tables.slope
@@ -289,11 +291,11 @@ def backward(
 
 def distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants) -> Tuple[Tensor, ...]:
     """As `e2ip_plugins.maths.kernels.distribution`, arguments as in `forward`."""
-    (rows,) = _by_chunks(_distribution, coefficients, force_unit, constants=constants)
-    return rows[:6].t(), rows[6:12].t(), rows[12], rows[13], rows[14]
+    log_sigma0, sigma0, nu, kappa, plateau = _by_chunks(_distribution, coefficients, force_unit, constants=constants)
+    return log_sigma0.t(), sigma0.t(), nu, kappa, plateau
 
 
-def _distribution(coefficients, force_unit, constants: Constants) -> Tuple[Tensor]:
+def _distribution(coefficients, force_unit, constants: Constants) -> Tuple[Tensor, ...]:
     n = coefficients.shape[0]
     tables, _, log_unit, rows = _setup(constants, force_unit, coefficients)
     damped, plateau, _ = _damp(rows, tables, rows.dtype != coefficients.dtype, gradients=False)
@@ -307,5 +309,5 @@ def _distribution(coefficients, force_unit, constants: Constants) -> Tuple[Tenso
     root = (a.unsqueeze(1) * matrices).sum(0)
     sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
-    evidence_rows = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
-    return (torch.cat([log_sigma0[:6], sigma0, evidence_rows, plateau]).to(coefficients.dtype),)
+    nu, kappa = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
+    return tuple(x.to(coefficients.dtype) for x in (log_sigma0[:6], sigma0, nu, kappa, plateau[0]))
