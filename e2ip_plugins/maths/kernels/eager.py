@@ -154,7 +154,7 @@ def _damp(
     if rows.device.type == "cpu" and n > 0:
         # The usual case, at half the cost. Elsewhere asking would make the host wait.
         if torch.linalg.vector_norm(rows / tables.undamped_up_to, math.inf).item() <= 1.0:
-            return rows[:6], tables.zero.expand(1, n), None
+            return rows[:6], rows.new_zeros(1, n), None
         may_overflow = may_overflow and not torch.linalg.vector_norm(rows[:6], math.inf).item() < 1e18
     coefficients = rows[:6].clone()
     coefficients[0] += (rows - rows).sum(0)

@@ -180,6 +180,21 @@ def test_below_every_knee_nothing_is_damped(path, draw, leaves, assert_same):
         torch.testing.assert_close(a, b[:30], rtol=1e-14, atol=1e-15)
 
 
+def test_what_inference_keeps_is_of_use_to_autograd(draw, leaves, gradients):
+    """Tables are made once, whatever the mode of the first call; results are nobody else's."""
+    eager._tables.cache_clear()
+    arguments = torch.full((), UNIT, dtype=F64), True, *DAMPERS
+    coefficients, residual = (0.1 * x for x in draw(4, F64))  # below every knee
+    with torch.inference_mode():
+        expected = distribution(coefficients, *arguments, path="eager")
+        expected[4].fill_(7.0)
+    recorded = leaves([coefficients, residual])
+    found = distribution(recorded[0], *arguments, path="eager")
+    assert torch.equal(found[1], expected[1]) and not found[4].any()
+    assert torch.autograd.grad(found[1].sum(), recorded[0])[0].any()
+    assert all(gradient.any() for gradient in gradients(recorded, nll_terms(*recorded, *arguments, path="eager")))
+
+
 @pytest.mark.parametrize("size", [1e19, 1e160, 1e305])
 def test_no_finite_coefficient_overflows(path, size, draw, assert_same):
     coefficients = draw(5)[0]
