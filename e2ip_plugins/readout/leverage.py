@@ -204,16 +204,16 @@ class Leverage(nn.Module):
             self._buffers = fresh._buffers
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        centres = state_dict.get(prefix + "centres")
-        if prefix + "whitening" not in state_dict:
-            # Saved before there was a leverage, from a stock model, or when regions were kept otherwise: as if never
-            # fitted.
-            for name in [name for name in state_dict if name.startswith(prefix)]:
+        # What earlier versions kept otherwise is not read, also where a fit has put what is read now beside it.
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            if name[len(prefix) :] not in self._buffers:
                 del state_dict[name]
+        if prefix + "whitening" not in state_dict:
+            # Saved before there was a leverage, from a stock model, or by an earlier version: as if never fitted.
             for name, own in self._buffers.items():
                 assert own is not None
                 state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-        elif centres.shape == self.centres.shape:
+        elif state_dict[prefix + "centres"].shape == self.centres.shape:
             # As many regions as its training set asked for. Of another network it is refused below, and must leave
             # this one as it is: hosts may go on with it.
             for name, own in list(self._buffers.items()):

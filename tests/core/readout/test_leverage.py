@@ -403,6 +403,9 @@ def test_saved_by_an_earlier_version_is_as_if_never_fitted(leverage):
     for found in (loaded, unpickled):
         assert not found.fitted and (found(*draw(), random_neighbours()).leverage == -1.0).all()
         assert found.state_dict().keys() == leverage.state_dict().keys()
+    # A fit of such a file adds what is read now.
+    loaded.load_state_dict({**leverage.state_dict(), "region_kinds": torch.tensor([0, 1])})
+    check_same(loaded(*draw(), random_neighbours()), leverage(*draw(), random_neighbours()))
 
 
 def test_state_dict_of_another_network_is_refused_and_changes_no_shape(leverage):
