@@ -39,7 +39,8 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
     e2ip_axes, e2ip_regions : int
-        Kinds' axes and regions that its leverage has room for: MACE then copies tensors of the same shape.
+        Kinds' axes, and regions of each kind, that its leverage has room for: MACE then copies tensors of the same
+        shape.
     **kwargs
         Of the stock class.
     """

@@ -81,11 +81,11 @@ class Leverage(nn.Module):
     growth: Tensor
     surplus: Tensor
     fitted: Tensor
-    whitening: Tensor
-    axes: Tensor
-    region_stretch: Tensor
-    region_offsets: Tensor
-    region_norms: Tensor
+    whitening: Tensor  # (D, A, D): Uᵀ(Λ + ρ)^(-1/2)/√τ of the A kinds that were seen
+    axes: Tensor  # (kinds,): which of them is a kind's
+    region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
+    region_offsets: Tensor  # (kinds, R, D)
+    region_norms: Tensor  # (kinds, R): what makes the mean of h 1
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
@@ -160,9 +160,9 @@ class Leverage(nn.Module):
         # The sign is lost in the square.
         stretch, offsets = self.region_stretch.index_select(0, kinds), self.region_offsets.index_select(0, kinds)
         psi = torch.addcmul(offsets, own, stretch, value=-1.0).square().add_(1.0).sqrt_() - 1.0
-        # Within bounds, lest powers overflow. A larger power bends more sharply where regions meet, and biased dynamics
-        # conserves its energy less well.
-        h = (psi.sum(-1) * self.region_norms.index_select(0, kinds)).clamp(1e-9, 1e9)
+        # Within bounds, lest powers of sixteen regions overflow in float32. A larger power bends more sharply where
+        # regions meet, and biased dynamics conserves its energy less well.
+        h = (psi.sum(-1) * self.region_norms.index_select(0, kinds)).clamp(5e-10, 1e9)
         nearness = h.reciprocal()
         cube = nearness.pow(3)
         return (cube.sum(1) / (cube * nearness).sum(1)).clamp(max=self.far)
@@ -204,10 +204,10 @@ class Leverage(nn.Module):
             self._buffers = fresh._buffers
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # What earlier versions kept otherwise is not read, also where a fit has put what is read now beside it.
-        for name in [name for name in state_dict if name.startswith(prefix)]:
-            if name[len(prefix) :] not in self._buffers:
-                del state_dict[name]
+        # Earlier versions kept all regions in one list, which is not read, also where a fit has put today's buffers
+        # beside it.
+        for name in ("region_kinds", "region_axes", "region_whitening"):
+            state_dict.pop(prefix + name, None)
         if prefix + "whitening" not in state_dict:
             # Saved before there was a leverage, from a stock model, or by an earlier version: as if never fitted.
             for name, own in self._buffers.items():
