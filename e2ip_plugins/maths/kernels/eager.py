@@ -95,7 +95,8 @@ def _tables(double: bool, work: torch.dtype, device: torch.device, constants: Co
     def column(x: Sequence) -> Tensor:
         return put(x).unsqueeze(1)
 
-    largest = torch.finfo(work).max
+    # Not the largest number there is, by which ordinary ones are divided: what comes out would be subnormal, and slow.
+    largest = math.sqrt(torch.finfo(work).max)
     return _Tables(
         order=torch.tensor([0, 3, 4, 5, 6, 7, 1, 2][: 6 + evidence_rows], device=device),
         undamped_up_to=column([knees[0]] + 5 * [knees[1] / math.sqrt(5.0)] + evidence_rows * [largest]),
