@@ -162,11 +162,12 @@ def run(arguments: argparse.Namespace) -> dict:
                         skipped.append(entry | {"failed": f"left out: would need about {needed / 2**30:.0f} GiB"})
                     else:
                         doable.append(task)
-                measured = (
-                    in_own_process(dataclasses.replace(settings, tasks=tuple(doable)), Path(folder), arguments.threads)
-                    if doable
-                    else {"results": []}
-                )
+                asked = dataclasses.replace(settings, tasks=tuple(doable))
+                processes = [
+                    in_own_process(asked, Path(folder), arguments.threads)
+                    for _ in range(arguments.processes if doable else 0)
+                ]
+                measured = joined(processes) if processes else {"results": []}
                 report |= {key: value for key, value in measured.items() if key != "results"}
                 report["results"] += skipped + measured["results"]
                 for result in skipped + measured["results"]:
@@ -208,14 +209,38 @@ def in_own_process(settings: Settings, folder: Path, threads: int) -> dict:
     return measured
 
 
+def joined(processes: list[dict]) -> dict:
+    """Results of several processes as one: the rounds of all, and ``by_process`` the ratio of each."""
+    first, *others = processes
+    for result in first["results"] if others else ():
+        same = [result, *(other for p in others for other in p["results"] if other["task"] == result["task"])]
+        failed = [each["failed"] for each in same if "failed" in each]
+        if failed:
+            result["failed"] = failed[0]
+            continue
+        result["by_process"] = [ratio(each["times"]) for each in same]
+        if "same_forces" in result:
+            result["same_forces"] = all(each["same_forces"] for each in same)
+        for variant, clocks in result["times"].items():
+            for clock in clocks:
+                clocks[clock] = [seconds for each in same for seconds in each["times"][variant][clock]]
+    return first
+
+
+def ratio(times: dict) -> float:
+    """Median over rounds of e²IP's time relative to the baseline's."""
+    return statistics.median(a / b for a, b in zip(times["e2ip"]["wall"], times["baseline"]["wall"], strict=True))
+
+
 def summary(result: dict) -> str:
     label = f"{result['system']}, {result['mode']}, {result['task']}"
     if "failed" in result:
         return f"{label}: {result['failed']}"
     times = {variant: timed["wall"] for variant, timed in result["times"].items()}
     medians = ", ".join(f"{variant} {1e3 * statistics.median(seconds):.1f} ms" for variant, seconds in times.items())
-    ratio = statistics.median(a / b for a, b in zip(times["e2ip"], times["baseline"], strict=True))
-    return f"{label}: {medians}; e2ip / baseline {ratio:.3f}, {len(times['e2ip'])} rounds"
+    text = f"{label}: {medians}; e2ip / baseline {ratio(result['times']):.3f}, {len(times['e2ip'])} rounds"
+    processes = result.get("by_process", ())
+    return text + (f", processes {min(processes):.3f} to {max(processes):.3f}" if processes else "")
 
 
 def protect_others_from_want_of_memory() -> None:
@@ -263,6 +288,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, default=15, help="at most, per system and task")
     parser.add_argument("--seconds", type=float, default=300.0, help="per system and task, then no more rounds")
     parser.add_argument("--threads", type=positive, default=1, help="of torch")
+    parser.add_argument(
+        "--processes",
+        type=positive,
+        default=1,
+        help="per system; ratios of a few ms depend on where a process has its memory",
+    )
     parser.add_argument("--frames", type=positive, default=1, help="frames per batch; compile: 2 at least, aoti: 1")
     parser.add_argument("--max-train-atoms", type=int, default=3000, help="no training steps for larger systems")
     parser.add_argument("--cutoff", type=float, default=0.0, help="in Å; default 5: memory grows with its cube")

@@ -145,24 +145,27 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
             "with e2ip strip"
         )
 
-    name, components_first = _tapped(sequence), False
-    if name is not None:
-        layer = getattr(sequence, name)
-        components_first = hasattr(layer, "tapped")
-        tap = FeatureTap(dict(layer.irreps_in), layer.tapped if components_first else 1.0)
-        sequence.insert("e2ip_tap", tap, before=name)
+    name = _tapped(sequence)
+    layer: Any = None if name is None else getattr(sequence, name)
+    between_layers = hasattr(layer, "tapped")
+    if layer is not None:
+        sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in), getattr(layer, "tapped", 1.0)), before=name)
     readout = GraphReadout(
-        dict(sequence.irreps_out),
+        dict(layer.irreps_out if between_layers else sequence.irreps_out),
         graph_model.model_dtype,
         len(graph_model.type_names),
         settings,
         seed,
-        components_first,
+        between_layers,
     )
     parameter = next(graph_model.parameters(), None)
     if parameter is not None:
         readout.to(parameter.device)
-    sequence.append("e2ip_readout", readout)
+    if between_layers:
+        # Before features are brought into e3nn's order, which is left out of compiled models then.
+        sequence.insert("e2ip_readout", readout, after=name)
+    else:
+        sequence.append("e2ip_readout", readout)
     for outer in (force_module, graph_model):
         outer.irreps_out.update({k: v for k, v in readout.irreps_out.items() if k not in outer.irreps_out})
 

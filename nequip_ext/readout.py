@@ -72,8 +72,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         NequIP's atom types.
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
-    components_first : bool
-        Whether the tapped features hold all channels of x first, then those of y and z; e3nn's order otherwise.
+    between_layers : bool
+        Whether all features are as `nequip_ext.backbones` has them between layers: channels of x first, then those of y
+        and z, and isolated atoms in the last rows. Otherwise in e3nn's order, of the atoms alone.
     """
 
     _init_irreps: Callable[..., None]
@@ -86,10 +87,11 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         num_species: int,
         settings: Settings,
         seed: int,
-        components_first: bool = False,
+        between_layers: bool = False,
     ) -> None:
         super().__init__()
         tapped = irreps_in.get(TAP_KEY)
+        self.between_layers = between_layers
         self.scalars_from_edges = AtomicDataDict.NODE_FEATURES_KEY not in irreps_in
         self.scalar_key = AtomicDataDict.NODE_FEATURES_KEY
         self.radial_key = AtomicDataDict.EDGE_EMBEDDING_KEY
@@ -102,7 +104,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             scalars=_blocks(irreps_in[self.scalar_key], 0, 1),
             vectors=_blocks(tapped, 1, -1),
             tensors=_blocks(tapped, 2, 1),
-            components_first=components_first,
+            components_first=between_layers,
             num_radial=count(self.radial_blocks),
             num_senders=max(1, count(self.sender_blocks)),
             num_species=num_species,
@@ -167,6 +169,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         if self.scalars_from_edges:
             centre = data[AtomicDataDict.EDGE_INDEX_KEY][0]
             invariant = sum_over_edges(invariant, centre, AtomicDataDict.num_nodes(data))
+        elif self.between_layers:
+            invariant = invariant[: AtomicDataDict.num_nodes(data)]
         equivariant = data.get(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
         species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]

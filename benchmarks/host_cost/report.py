@@ -75,7 +75,9 @@ def _table(results: list[dict], clock: str) -> str:
         cells = [r["system"], str(len(times["e2ip"]))]
         cells += [_quartiles(1e3 * times[v]) if v in times else "" for v in VARIANTS]
         cells += [_digits(1e3 * np.median(times[v]) / r["atoms"]) if v in times else "" for v in VARIANTS]
-        cells += [_ratio(times["e2ip"] / times["baseline"])]
+        processes = r.get("by_process", ())
+        range_ = f"; processes {min(processes):.3f}–{max(processes):.3f}" if processes else ""
+        cells += [_ratio(times["e2ip"] / times["baseline"]) + range_]
         cells += [_ratio(times["committee"] / times["e2ip"]) if "committee" in times else ""]
         lines.append("| " + " | ".join([*cells, _memory_ratio(r.get("memory", {}))]) + " |")
     return "\n".join(lines)

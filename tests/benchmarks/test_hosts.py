@@ -110,6 +110,22 @@ def test_table_and_plot(hosts, tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 0
 
 
+def test_rounds_of_several_processes_count_together(hosts):
+    from host_cost.report import _table
+
+    runs = [{"results": [result(21, 1.0, overhead, 0.0)]} for overhead in (0.1, 0.2, 0.3)]
+    rounds = len(runs[0]["results"][0]["times"]["e2ip"]["wall"])
+    (found,) = hosts.joined([runs[0]])["results"]
+    assert "by_process" not in found and "processes" not in _table([found], "wall")
+    (found,) = hosts.joined(runs)["results"]
+    assert found["by_process"] == pytest.approx([1.1, 1.2, 1.3])
+    assert all(len(clocks["wall"]) == 3 * rounds for clocks in found["times"].values())
+    assert hosts.ratio(found["times"]) == pytest.approx(1.2)
+    assert "; processes 1.100–1.300 |" in _table([found], "wall") and "processes 1.100 to 1.300" in hosts.summary(found)
+    dead = {"task": "inference", "failed": "the reason"}
+    assert hosts.joined([*runs, {"results": [dead]}])["results"][0]["failed"] == "the reason"
+
+
 def test_systems_that_would_not_fit_are_foreseen(hosts):
     from host_cost.settings import Settings
 

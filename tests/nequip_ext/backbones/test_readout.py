@@ -49,7 +49,9 @@ def test_energies_are_those_without_it_and_vectors_come_from_before_the_last_mix
         assert torch.equal(expected[key], output[key]), key
     assert set(model.model.func._modules) - set(stock.model.func._modules) == {"e2ip_tap", "e2ip_readout"}
     names = list(model.model.func._modules)
-    assert names[names.index("e2ip_tap") + 1] == "layer1_mixing"
+    # Right after the last layer: what brings the features into e3nn's order, nobody reads.
+    at = names.index("e2ip_tap")
+    assert names[at : at + 4] == ["e2ip_tap", "layer1_mixing", "e2ip_readout", "per_atom_energy_readout"]
     readout, channels = find_readout(model), stock.irreps_out["node_features"][0].mul
     assert readout.has_pool and readout.vector_blocks == [(channels, channels)]
     assert readout.scalar_blocks == [(0, channels)] and "e2ip_tapped_features" not in output
