@@ -11,7 +11,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from nequip_ext.compat import IS_0_16
 from nequip_ext.compiler import mend
-from nequip_ext.readout import FeatureTap, GraphReadout, find_readout
+from nequip_ext.readout import LAST_KEY, FeatureTap, GraphReadout, find_readout
 
 #: Inner models that have been trained.
 _TRAINED = ("ModelFromCheckpoint", "ModelFromPackage")
@@ -146,26 +146,22 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
         )
 
     name = _tapped(sequence)
-    layer: Any = None if name is None else getattr(sequence, name)
-    between_layers = hasattr(layer, "tapped")
-    if layer is not None:
-        sequence.insert("e2ip_tap", FeatureTap(dict(layer.irreps_in), getattr(layer, "tapped", 1.0)), before=name)
+    if name is not None:
+        layer = getattr(sequence, name)
+        own = hasattr(layer, "tapped")
+        tap = FeatureTap(dict(layer.irreps_in), factor=layer.tapped if own else 1.0)
+        sequence.insert("e2ip_tap", tap, before=name)
+        if own:
+            # After this layer features are brought into e3nn's order, which compiled models leave out for it.
+            sequence.insert("e2ip_last_tap", FeatureTap(dict(layer.irreps_out), LAST_KEY), after=name)
+    # At the end: NequIP's averages of weights are kept in the order of the modules.
     readout = GraphReadout(
-        dict(layer.irreps_out if between_layers else sequence.irreps_out),
-        graph_model.model_dtype,
-        len(graph_model.type_names),
-        settings,
-        seed,
-        between_layers,
+        dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
     )
     parameter = next(graph_model.parameters(), None)
     if parameter is not None:
         readout.to(parameter.device)
-    if between_layers:
-        # Before features are brought into e3nn's order, which is left out of compiled models then.
-        sequence.insert("e2ip_readout", readout, after=name)
-    else:
-        sequence.append("e2ip_readout", readout)
+    sequence.append("e2ip_readout", readout)
     for outer in (force_module, graph_model):
         outer.irreps_out.update({k: v for k, v in readout.irreps_out.items() if k not in outer.irreps_out})
 

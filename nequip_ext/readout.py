@@ -20,35 +20,41 @@ from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
-#: Between tap and readout only; never an output.
+#: Between taps and readout only; never an output.
 TAP_KEY = "e2ip_tapped_features"
+
+#: Features after the last layer of `nequip_ext.backbones`, as these have them between layers: all channels of x first,
+#: then those of y and z, and isolated atoms in the last rows.
+LAST_KEY = "e2ip_last_features"
 
 #: Put into the inputs outside training, it keeps the graph of the readout's outputs (`nequip_ext.gradient`).
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
 
 class FeatureTap(GraphModuleMixin, torch.nn.Module):
-    """Keeps a reference to the node features that go into the last layer.
+    """Keeps a reference to node features, mostly those that go into the last layer.
 
     A last convolution puts out scalars only; its input still has l > 0.
 
     Parameters
     ----------
     irreps_in : dict
+    key : str
     factor : float
         On what is kept.
     """
 
     _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
-    def __init__(self, irreps_in: Dict[str, Irreps], factor: float = 1.0) -> None:
+    def __init__(self, irreps_in: Dict[str, Irreps], key: str = TAP_KEY, factor: float = 1.0) -> None:
         super().__init__()
+        self.key = key
         self.factor = factor
-        self._init_irreps(irreps_in=irreps_in, irreps_out={TAP_KEY: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
+        self._init_irreps(irreps_in=irreps_in, irreps_out={key: str(irreps_in[AtomicDataDict.NODE_FEATURES_KEY])})
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         features = data[AtomicDataDict.NODE_FEATURES_KEY]
-        data[TAP_KEY] = features if self.factor == 1.0 else self.factor * features
+        data[self.key] = features if self.factor == 1.0 else self.factor * features
         return data
 
 
@@ -65,16 +71,13 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
     Parameters
     ----------
     irreps_in : dict
-        Of the energy model's outputs, with `TAP_KEY` if there is a tap.
+        Of the energy model's outputs, with `TAP_KEY` and `LAST_KEY` if there are such taps.
     model_dtype : torch.dtype
         Of the network; outputs are float64 like NequIP's forces.
     num_species : int
         NequIP's atom types.
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
-    between_layers : bool
-        Whether all features are as `nequip_ext.backbones` has them between layers: channels of x first, then those of y
-        and z, and isolated atoms in the last rows. Otherwise in e3nn's order, of the atoms alone.
     """
 
     _init_irreps: Callable[..., None]
@@ -87,13 +90,11 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         num_species: int,
         settings: Settings,
         seed: int,
-        between_layers: bool = False,
     ) -> None:
         super().__init__()
         tapped = irreps_in.get(TAP_KEY)
-        self.between_layers = between_layers
         self.scalars_from_edges = AtomicDataDict.NODE_FEATURES_KEY not in irreps_in
-        self.scalar_key = AtomicDataDict.NODE_FEATURES_KEY
+        self.scalar_key = LAST_KEY if LAST_KEY in irreps_in else AtomicDataDict.NODE_FEATURES_KEY
         self.radial_key = AtomicDataDict.EDGE_EMBEDDING_KEY
         if self.scalars_from_edges:
             # Like the radial embedding, they vanish at the cutoff, which keeps the uncertainty smooth.
@@ -104,7 +105,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             scalars=_blocks(irreps_in[self.scalar_key], 0, 1),
             vectors=_blocks(tapped, 1, -1),
             tensors=_blocks(tapped, 2, 1),
-            components_first=between_layers,
+            components_first=self.scalar_key == LAST_KEY,
             num_radial=count(self.radial_blocks),
             num_senders=max(1, count(self.sender_blocks)),
             num_species=num_species,
@@ -126,7 +127,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         kind = "1o" if family.takes_forces else "0e"
         irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x{kind}+{family.num_tensors}x2e"
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
-        self.irreps_out.pop(TAP_KEY, None)
+        for key in (TAP_KEY, LAST_KEY):
+            self.irreps_out.pop(key, None)
 
     def _get_metadata_contributions(self) -> Dict[str, str]:
         """What NequIP writes into the files that it compiles."""
@@ -145,7 +147,8 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             outputs = self._read_out(source, create_graph=False)
         else:
             outputs = self._infer(source)
-        data.pop(TAP_KEY, None)
+        for key in (TAP_KEY, LAST_KEY):
+            data.pop(key, None)
         for name, value in outputs.items():
             data[name] = value.unsqueeze(-1) if value.dim() == 1 else value
         return data
@@ -169,7 +172,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         if self.scalars_from_edges:
             centre = data[AtomicDataDict.EDGE_INDEX_KEY][0]
             invariant = sum_over_edges(invariant, centre, AtomicDataDict.num_nodes(data))
-        elif self.between_layers:
+        elif self.scalar_key == LAST_KEY:
             invariant = invariant[: AtomicDataDict.num_nodes(data)]
         equivariant = data.get(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None

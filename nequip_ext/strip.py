@@ -123,7 +123,7 @@ def _strip_package(model: Path, output: Path) -> None:
             raise InputError(f"{model}: has no readout to be stripped of")
         force_module = graph_model.model
         sequence = force_module.func
-        names = [name for name in ("e2ip_tap", "e2ip_readout") if name in sequence._modules]
+        names = [name for name in ("e2ip_tap", "e2ip_last_tap", "e2ip_readout") if name in sequence._modules]
         added = {key for name in names for key in _added(sequence._modules[name])}
         for name in names:
             del sequence._modules[name]

@@ -9,7 +9,7 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from nequip_ext import E2IPModel, uncertainty_gradient
 from nequip_ext.passes import fit_model
-from nequip_ext.readout import find_readout
+from nequip_ext.readout import LAST_KEY, TAP_KEY, find_readout
 
 TARGETS = ["nequip_ext.PaiNNModel", "nequip_ext.AlphaNetModel"]
 #: Families whose covariance turns with the atoms.
@@ -47,14 +47,16 @@ def test_energies_are_those_without_it_and_vectors_come_from_before_the_last_mix
     expected, output = stock(dict(data)), model(dict(data))
     for key in ("total_energy", "atomic_energy", "forces", "stress"):
         assert torch.equal(expected[key], output[key]), key
-    assert set(model.model.func._modules) - set(stock.model.func._modules) == {"e2ip_tap", "e2ip_readout"}
+    # Scalars from right after the last layer, and the readout where the averages of weights in checkpoints expect it.
     names = list(model.model.func._modules)
-    # Right after the last layer: what brings the features into e3nn's order, nobody reads.
+    assert [name for name in names if name in stock.model.func._modules] == list(stock.model.func._modules)
     at = names.index("e2ip_tap")
-    assert names[at : at + 4] == ["e2ip_tap", "layer1_mixing", "e2ip_readout", "per_atom_energy_readout"]
+    assert names[at : at + 4] == ["e2ip_tap", "layer1_mixing", "e2ip_last_tap", "per_atom_energy_readout"]
+    assert set(names) - set(stock.model.func._modules) == {"e2ip_tap", "e2ip_last_tap", names[-1]}
+    assert names[-1] == "e2ip_readout"
     readout, channels = find_readout(model), stock.irreps_out["node_features"][0].mul
     assert readout.has_pool and readout.vector_blocks == [(channels, channels)]
-    assert readout.scalar_blocks == [(0, channels)] and "e2ip_tapped_features" not in output
+    assert readout.scalar_blocks == [(0, channels)] and not {TAP_KEY, LAST_KEY} & set(output)
     # Nothing that the energy does not train is read.
     model.train()
     forces = model(dict(data))
