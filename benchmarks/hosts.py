@@ -4,7 +4,8 @@
     python benchmarks/hosts.py --host mace          # in the MACE environment; writes runs/hosts_mace.json
     python benchmarks/hosts.py --table runs/hosts_nequip.json runs/hosts_mace.json --plot cost.png
 
-Measured are prediction and training step, times and peak memory, from 21 to 10 000 atoms. Every system runs in a
+Measured are prediction and training step, times and peak memory, from 21 to 10 000 atoms. With E2IP_DATA set, the
+folder of reference data, the 21 atoms are aspirin; without it seven water molecules. Every system runs in a
 process of its own: one that fails, for want of memory for example, is reported and the others go on. Machines that do
 other work at the same time give noisy times; ratios are taken within rounds and hold up better, and ``--clock cpu``
 shows the time that the process itself used.
@@ -277,7 +278,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     action.add_argument("--host", choices=("nequip", "mace"), help="measure in this host, which must be installed")
     action.add_argument("--table", nargs="+", type=Path, metavar="JSON", help="print tables of earlier results")
     action.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="JSON, written anew after every system; default runs/hosts_HOST.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="JSON, written anew after every system; default runs/hosts_NAME.json, of host or backbone",
+    )
     parser.add_argument("--plot", type=Path, help="with --table: file for the plot of cost against atoms")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="with --table: which times")
     parser.add_argument("--systems", type=numbers, help=f"atoms, 21 is the molecule; default {SYSTEMS}")
@@ -304,7 +309,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny models, few rounds: shows that everything runs")
     arguments = parser.parse_args(argv)
     if arguments.host and arguments.out is None:
-        arguments.out = ROOT.parent / "runs" / f"hosts_{arguments.host}.json"
+        arguments.out = ROOT.parent / "runs" / f"hosts_{arguments.backbone or arguments.host}.json"
     arguments.size = arguments.backbone or ("tiny" if arguments.quick else "full")
     if arguments.backbone and arguments.host != "nequip":
         parser.error("--backbone goes with --host nequip")

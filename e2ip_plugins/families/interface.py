@@ -297,7 +297,8 @@ def inflate(
     log_variance : (N,)
         `Family.log_variance` without support.
     max_ratio : float
-        Bound of the excess, and its inverse; a parameter because TorchScript reads no globals.
+        Bound of the excess, and its inverse, and of (a · r)²; what exceeds it goes into log_factor. A parameter because
+        TorchScript reads no globals.
     trusted, far_slope : float
         The slope of r goes from 1 to far_slope: r is the distance times far_slope + (1 - far_slope) / (1 +
         (distance / trusted)⁶)^(1/6). A power of 8 would overflow in float32, distances being 2e6 at most.
@@ -322,11 +323,14 @@ def inflate(
     sixth, steepness = distance.pow(6), (1.0 - far_slope) * trusted
     flattened = (sixth + trusted**6).pow(-1.0 / 6.0)
     grown = support.growth * torch.addcmul(far_slope * distance, distance, flattened, value=steepness)
+    grown = grown.clamp(max=max_ratio**0.5)
     excess = grown * (grown + 2.0) * relative
     more = torch.expm1(support.surplus * (sixth / (sixth + strange**6)))
     excess = torch.addcmul(excess, excess + 1.0, more)
     usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
     log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
+    # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
+    log_factor = log_factor + (excess / max_ratio).clamp(1.0, 1e30).log()
     return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
 
 

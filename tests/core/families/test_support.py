@@ -100,6 +100,20 @@ def test_far_away_mostly_the_species_variance_counts(own):
     assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
+    """However little variance it says: a fifth of the logarithm counts, also past the bound of the ratio."""
+    own = torch.linspace(-30.0, 0.0, 31, dtype=dtype)
+    one = torch.ones_like(own)
+    support = Support(one, 2e6 * one, 0.5 * one, 0.0 * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    log_factor, excess = inflate(support, own)
+    log_epistemic = own + log_factor + excess.log()
+    torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
+    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    expected = math.log(MAX_RATIO) - 2.0 * math.log(1.0 + 0.5 * usual)
+    assert log_epistemic[-1].item() == pytest.approx(expected, abs=3e-3)
+
+
 @pytest.mark.parametrize("surplus", [0.0, 1.0])
 @pytest.mark.parametrize("own", [-3.0, 0.0, 3.0])
 def test_factor_grows_everywhere(own, surplus):
