@@ -152,7 +152,7 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
         tap = FeatureTap(dict(layer.irreps_in), factor=layer.tapped if own else 1.0)
         sequence.insert("e2ip_tap", tap, before=name)
         if own:
-            # After this layer features are brought into e3nn's order, which compiled models leave out for it.
+            # What follows brings features into e3nn's order: a compiled model leaves that out if nobody reads it.
             sequence.insert("e2ip_last_tap", FeatureTap(dict(layer.irreps_out), LAST_KEY), after=name)
     # At the end: NequIP's averages of weights are kept in the order of the modules.
     readout = GraphReadout(
