@@ -195,7 +195,7 @@ def fit_leverage(
     leverage, report = readout.leverage, Report()
     leverage.reset()
     # For species and heads without atoms to fit them to.
-    for buffer in (leverage.centres, leverage.log_variance, leverage.log_factor, leverage.surplus):
+    for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
         buffer.zero_()
     leverage.growth.fill_(PRIOR_GROWTH)
     atoms = TrainingAtoms(len(leverage.centres))

@@ -79,6 +79,8 @@ class TrainingAtoms:
         seen = np.flatnonzero(self.count).tolist()
         features = {kind: self.features(kind) for kind in seen}
         moments = Moments(features, ridge, leverage.species_per_head())
+        # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
+        leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
         for kind in seen:
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
         moments.store(leverage, features)

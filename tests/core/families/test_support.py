@@ -110,8 +110,8 @@ def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
     log_epistemic = own + log_factor + excess.log()
     torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
     usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
-    expected = math.log(MAX_RATIO) - 2.0 * math.log(1.0 + 0.5 * usual)
-    assert log_epistemic[-1].item() == pytest.approx(expected, abs=3e-3)
+    expected = math.log(1e3 * (1e3 + 2.0)) - 2.0 * math.log(1.0 + 0.5 * usual)
+    assert log_epistemic[-1].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("surplus", [0.0, 1.0])

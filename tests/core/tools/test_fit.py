@@ -691,6 +691,23 @@ def check_same(found, expected, rtol=1e-6):
         )
 
 
+def test_of_a_species_without_training_atoms_the_others_variance_is_typical():
+    readout = make_readout()
+    fit_frames(readout, make_frames(40, species=(0,)), make_frames(10, seed=1, species=(0,)))
+    known, lacking = readout.leverage.log_variance[:2]
+    assert abs(known) > 0.1 and lacking == known
+    outputs = run(readout, make_frames(4, seed=2, species=(1,)))[0]
+    assert (outputs["e2ip_leverage"] == FAR).all()
+    # A million of the typical variances, but for a fifth of the atom's own logarithm.
+    own = E2IP.log_variance(run(make_readout(), make_frames(4, seed=2, species=(1,)))[0])
+    growth = readout.leverage.growth[0]
+    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    scale = readout.leverage.log_factor[1] + readout.leverage.surplus[0]
+    expected = torch.exp(0.8 * known + 0.2 * own + scale) * 1e6 / (1.0 + usual * growth) ** 2
+    epistemic = torch.exp(E2IP.log_variance(outputs)) * 1e6 / (1e6 + 1.0)
+    torch.testing.assert_close(epistemic, expected.to(epistemic), rtol=3e-3, atol=0.0)
+
+
 @pytest.mark.parametrize("constant", [False, True])
 def test_order_and_batches_do_not_matter(constant):
     rng = np.random.default_rng(0)
