@@ -19,7 +19,7 @@ import ase.io
 import numpy as np
 from steps import Step, run, seen_from
 
-from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.predictions.prediction_files import read_predictions
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "demo" / "data"

@@ -19,7 +19,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.neighborlist import natural_cutoffs, neighbor_list
 
 from e2ip_plugins.md import combined_force
-from e2ip_plugins.report.predictions import read_predictions
+from e2ip_plugins.predictions.prediction_files import read_predictions
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "results" / "derived.json"
 

@@ -180,7 +180,7 @@ def mace_predictions(path: str):
 def nequip_predictions(path: str):
     """From an ASE frame to its atoms, by a NequIP checkpoint with a readout."""
     from nequip_ext import E2IPCalculator
-    from nequip_ext.readout import TAP_KEY, FeatureTap, find_readout
+    from nequip_ext.model.readout import TAP_KEY, FeatureTap, find_readout
 
     calculator = E2IPCalculator.from_saved_model(path, device="cpu")
     readout = find_readout(calculator.model)

@@ -16,8 +16,8 @@ import torch
 import torch_sim
 from mace.calculators import MACECalculator
 
-from mace_ext.batches import open_model
-from mace_ext.torchsim import TorchSimModel
+from mace_ext.inference.batches import open_model
+from mace_ext.inference.torchsim import TorchSimModel
 
 
 def main() -> None:

@@ -9,6 +9,6 @@ __all__ = ["uncertainty_gradient"]
 def __getattr__(name: str):
     if name != "uncertainty_gradient":
         raise AttributeError(f"module 'mace_ext' has no attribute '{name}'")
-    from mace_ext.gradient import uncertainty_gradient
+    from mace_ext.inference.gradient import uncertainty_gradient
 
     return uncertainty_gradient

@@ -13,16 +13,16 @@ from typing import Any
 from nequip_ext import contract
 
 _EXPORTS = {
-    "E2IPModel": "model",
-    "E2IPLoss": "loss",
-    "E2IPMetrics": "metrics",
-    "E2IPDataStatisticsManager": "statistics",
-    "E2IPCalculator": "calculator",
-    "E2IPInputCheck": "checks",
-    "E2IPXYZFileWriter": "evaluate",
-    "uncertainty_gradient": "gradient",
-    "PaiNNModel": "backbones.models",
-    "AlphaNetModel": "backbones.models",
+    "E2IPModel": "model.model",
+    "E2IPLoss": "training.loss",
+    "E2IPMetrics": "training.metrics",
+    "E2IPDataStatisticsManager": "training.statistics",
+    "E2IPCalculator": "inference.calculator",
+    "E2IPInputCheck": "training.checks",
+    "E2IPXYZFileWriter": "inference.xyz",
+    "uncertainty_gradient": "inference.gradient",
+    "PaiNNModel": "model.backbones.models",
+    "AlphaNetModel": "model.backbones.models",
 }
 
 __all__ = list(_EXPORTS)
@@ -31,7 +31,7 @@ __all__ = list(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
-    contract.check(_EXPORTS[name].partition(".")[0])
+    contract.check("backbones" if "backbones" in _EXPORTS[name] else "")
     _register()
     return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
 

@@ -1,5 +1,5 @@
 """Lightning's entry point ``lightning.pytorch.callbacks_factory``: every Trainer gets our set-up, and only NequIP's
-training modules notice (`nequip_ext.checks`, `nequip_ext.fit_after_training`)."""
+training modules notice (`nequip_ext.training.checks`, `nequip_ext.fitting.after_training`)."""
 
 from typing import Any, List
 
@@ -10,7 +10,7 @@ def callbacks() -> List[Any]:
     """Callbacks for a new Trainer; none where NequIP is not in use or lacks what they need."""
     if not contract.holds():
         return []
-    from nequip_ext.checks import E2IPInputCheck
-    from nequip_ext.fit_after_training import E2IPFit
+    from nequip_ext.fitting.after_training import E2IPFit
+    from nequip_ext.training.checks import E2IPInputCheck
 
     return [E2IPInputCheck(), E2IPFit()]

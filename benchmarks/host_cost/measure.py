@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from e2ip_plugins.tools.moments import number_of_regions
+from e2ip_plugins.fitting.moments import number_of_regions
 
 _MIN_ROUNDS, _MIN_ROUNDS_SLOW, _SLOW = 5, 3, 10.0
 

@@ -18,7 +18,7 @@ from nequip.utils.global_state import set_global_state
 from host_cost.measure import as_fitted
 from host_cost.settings import Settings
 from host_cost.systems import SPECIES, with_labels
-from nequip_ext.readout import find_readout
+from nequip_ext.model.readout import find_readout
 
 warnings.filterwarnings("ignore", message=".*trainer.*reference is not registered")  # its steps log through a trainer
 

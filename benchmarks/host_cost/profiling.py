@@ -26,12 +26,12 @@ _FUNCTIONS = {
     ("e2ip_plugins.families.e2ip", "distribution"): "map to Σ0, ν, κ",
     ("e2ip_plugins.families.niw", "_views"): "derived keys",
 }
-_LOSS = {"nequip": ("nequip_ext.loss", "force_loss"), "mace": ("mace_ext.loss", "force_loss")}
+_LOSS = {"nequip": ("nequip_ext.training.loss", "force_loss"), "mace": ("mace_ext.training.loss", "force_loss")}
 
 #: Where all of the readout happens in a prediction.
 _WHOLE = {
-    "nequip": ("nequip_ext.readout", "GraphReadout", "forward"),
-    "mace": ("mace_ext.model", "ScaleShiftMACE", "_outputs"),
+    "nequip": ("nequip_ext.model.readout", "GraphReadout", "forward"),
+    "mace": ("mace_ext.model.model", "ScaleShiftMACE", "_outputs"),
 }
 
 #: Class of a module -> part; nested parts are subtracted from the outer one.

@@ -11,7 +11,7 @@ import numpy as np
 from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.tools.chunks import check_whole, chunks, open_frames
+from e2ip_plugins.predictions.chunks import check_whole, chunks, open_frames
 
 #: Seed of the rotations of `rotated`.
 SEED = 0

@@ -10,11 +10,11 @@ from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
+from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
 from e2ip_plugins.report.compare import Model, compare, load_models
 from e2ip_plugins.report.ensemble import combine
-from e2ip_plugins.report.predictions import distinct, read_predictions
+from e2ip_plugins.scores.calibration_fit import Sample, calibrate
 from e2ip_plugins.scores.metrics import summarise
-from e2ip_plugins.tools.calibrate import Sample, calibrate
 
 #: What the covariances go through before they are judged -> method of `e2ip calibrate` and the frames it is fitted to.
 CALIBRATIONS: Dict[str, Optional[Tuple[str, str]]] = {

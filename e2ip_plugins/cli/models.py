@@ -30,7 +30,7 @@ def fit_command(
     """
     import numpy as np
 
-    from e2ip_plugins.tools.frames import once, read_frames, same_frames
+    from e2ip_plugins.predictions.labelled import once, read_frames, same_frames
 
     host = checks.host_of(model)
     if output is None:
@@ -67,7 +67,7 @@ def _packages_readout(model: Path) -> bool:
     if not zipfile.is_zipfile(model):
         return False
     with zipfile.ZipFile(model) as archive:
-        return any(name.endswith("nequip_ext/readout.py") for name in archive.namelist())
+        return any(name.endswith("nequip_ext/model/readout.py") for name in archive.namelist())
 
 
 def evaluate_command(
@@ -106,9 +106,9 @@ def evaluate_command(
     --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after
     another (cat) are the whole.
     """
+    from e2ip_plugins.evaluation.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
+    from e2ip_plugins.evaluation.progress import progress
     from e2ip_plugins.scores.calibration import Calibration
-    from e2ip_plugins.tools.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
-    from e2ip_plugins.tools.progress import progress
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     options = Options(

@@ -115,8 +115,8 @@ def ensemble_command(
     Mean forces and energies; the covariance is that of the members' forces (K - 1 in the denominator)
     plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
     """
+    from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
-    from e2ip_plugins.tools.trajectories import TEXT
 
     checks.check_output(output, files, overwrite, TEXT)
     for text in combine(files, output, ref_forces, ref_energy, isotropic):
@@ -159,10 +159,10 @@ def calibrate_command(
     if not file.is_file():
         raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
     checks.check_output(output, [file], overwrite)
-    from e2ip_plugins.report.predictions import distinct, read_predictions
+    from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
+    from e2ip_plugins.scores import calibration_fit as calibrate
     from e2ip_plugins.scores import frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
-    from e2ip_plugins.tools import calibrate
 
     methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
     calibrate.check(methods, levels)

@@ -71,7 +71,7 @@ def md_command(
     at them on the way and warns, collects frames or stops. Positions and forces that are no numbers end the run.
     """
     from e2ip_plugins.md import run as runs
-    from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
+    from e2ip_plugins.predictions.trajectories import TEXT, read_trajectory
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     first, last = (runs.Settings.temperature, None) if temperature is None else runs.parse_temperature(temperature)
@@ -194,12 +194,12 @@ def select_command(
 
     import ase.io
 
+    from e2ip_plugins.active import select as selecting
+    from e2ip_plugins.active.validity import Validity
     from e2ip_plugins.files import replacing
-    from e2ip_plugins.tools import select as selecting
-    from e2ip_plugins.tools.frames import read_frames
-    from e2ip_plugins.tools.predicted import without_labels
-    from e2ip_plugins.tools.trajectories import TEXT, read_trajectory
-    from e2ip_plugins.tools.validity import Validity
+    from e2ip_plugins.predictions.columns import without_labels
+    from e2ip_plugins.predictions.labelled import read_frames
+    from e2ip_plugins.predictions.trajectories import TEXT, read_trajectory
 
     host = checks.host_of(model)
     checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
@@ -258,8 +258,8 @@ def label_command(
     Interrupted? Run it again: it goes on where it was. Frames whose calculation fails are skipped and listed, with exit
     status 1, and tried again by the next call.
     """
-    from e2ip_plugins.tools.label import calculator_of, label
-    from e2ip_plugins.tools.trajectories import read_trajectory
+    from e2ip_plugins.active.label import calculator_of, label
+    from e2ip_plugins.predictions.trajectories import read_trajectory
 
     found, note = read_trajectory(frames)
     if output.exists() and output.samefile(frames):
@@ -316,7 +316,7 @@ def lammps_command(
     """
     from e2ip_plugins.md.lammps_script import run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
-    from e2ip_plugins.tools.trajectories import TEXT
+    from e2ip_plugins.predictions.trajectories import TEXT
 
     split(script)
     watching = {"--action": action, "--interval": interval, "--window": window, "--frames": frames}

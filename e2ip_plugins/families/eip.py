@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, Support, force_views
+from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, force_views
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import damp
 from e2ip_plugins.maths.student import softplus
 

@@ -18,13 +18,13 @@ from e2ip_plugins.families.interface import (
     SCALAR_DAMPER,
     TENSOR_DAMPER,
     Family,
-    Support,
     convert_log_matrix,
     force_views,
     pulled,
     resolve_beta,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
 
 

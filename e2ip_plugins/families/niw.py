@@ -20,13 +20,12 @@ from e2ip_plugins.families.interface import (
     SCALAR_DAMPER,
     Family,
     Option,
-    Support,
     convert_log_matrix,
     force_views,
-    inflate,
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.leverage.form import Support, inflate
 from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 

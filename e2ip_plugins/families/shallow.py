@@ -21,8 +21,16 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
-from e2ip_plugins.families.interface import BETA, SCALAR_DAMPER, Option, Support, force_views, pulled, resolve_beta
+from e2ip_plugins.families.interface import (
+    BETA,
+    SCALAR_DAMPER,
+    Option,
+    force_views,
+    pulled,
+    resolve_beta,
+)
 from e2ip_plugins.keys import FORCE_UNIT_KEY
+from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.log import SymmetricLog, sym6_adjugate, sym6_determinant
 from e2ip_plugins.maths.spd import matrix_to_sym6, sym6_matvec, sym6_to_matrix
 

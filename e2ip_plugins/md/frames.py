@@ -7,7 +7,7 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.tools.predicted import STOCK, predicted, without_labels
+from e2ip_plugins.predictions.columns import STOCK, predicted, without_labels
 
 
 def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:

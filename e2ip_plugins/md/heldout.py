@@ -9,10 +9,10 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Union
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, MODEL_KEY, PRINCIPAL_STD
-from e2ip_plugins.report.predictions import distinct, read_predictions
+from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.calibration_fit import configurations_for
 from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
-from e2ip_plugins.tools.calibrate import configurations_for
 
 
 @dataclass(frozen=True)

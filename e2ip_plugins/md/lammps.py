@@ -22,7 +22,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import LEVERAGE, UNFITTED, OutputKey
 from e2ip_plugins.md.frames import evaluate_first
-from e2ip_plugins.tools.predicted import uncertainties
+from e2ip_plugins.predictions.columns import uncertainties
 
 #: Ids of the two fixes, of forces and of uncertainties.
 FORCES, OUTPUTS = "e2ip", "e2ip_outputs"

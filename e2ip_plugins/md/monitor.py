@@ -15,9 +15,9 @@ from e2ip_plugins.keys import CONFORMAL_EXTENT, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.md.frames import with_results
 from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.md.thresholds import WATCHED, Threshold, parse
+from e2ip_plugins.predictions.columns import without_labels
+from e2ip_plugins.predictions.trajectories import append_frame, check_end
 from e2ip_plugins.scores.frame_maxima import principal_std
-from e2ip_plugins.tools.predicted import without_labels
-from e2ip_plugins.tools.trajectories import append_frame, check_end
 
 ACTIONS = ("warn", "collect", "stop")
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.leverage import Leverage, Neighbours
 from e2ip_plugins.readout.settings import Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 

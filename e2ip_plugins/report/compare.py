@@ -11,7 +11,7 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import KCAL_PER_MOL
-from e2ip_plugins.report.predictions import Predictions, distinct, read_predictions
+from e2ip_plugins.predictions.prediction_files import Predictions, distinct, read_predictions
 from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
 from e2ip_plugins.scores.calibration import Calibration

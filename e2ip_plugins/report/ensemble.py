@@ -13,9 +13,9 @@ from e2ip_plugins.families.interface import force_views
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
+from e2ip_plugins.predictions.fingerprints import STATE
+from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.report.compare import read_same_frames
-from e2ip_plugins.report.predictions import Predictions
-from e2ip_plugins.scores.calibration import STATE
 
 #: From this many members on a sample covariance of three components may have full rank.
 FULL_RANK = 4

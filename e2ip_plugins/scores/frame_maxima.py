@@ -86,7 +86,7 @@ def of_predictions(predictions: Any, calibration: Any = None, levels: Iterable[f
 
     Parameters
     ----------
-    predictions : e2ip_plugins.report.predictions.Predictions
+    predictions : e2ip_plugins.predictions.prediction_files.Predictions
         With a distribution.
     calibration : e2ip_plugins.scores.calibration.Calibration, optional
         To be applied before; atoms of species that it does not know are left out.

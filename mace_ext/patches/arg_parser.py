@@ -3,9 +3,9 @@
 import sys
 
 from e2ip_plugins.errors import InputError
-from mace_ext.checks import check_options
-from mace_ext.options import add_options
 from mace_ext.patches import wrap
+from mace_ext.training.checks import check_options
+from mace_ext.training.options import add_options
 
 
 def apply(module):

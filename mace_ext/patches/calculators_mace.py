@@ -1,6 +1,6 @@
 """`mace.calculators.mace`: `MACECalculator` returns uncertainties."""
 
-from mace_ext import calculator
+from mace_ext.inference import calculator
 from mace_ext.patches import wrap
 
 

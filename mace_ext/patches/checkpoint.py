@@ -8,8 +8,8 @@ from typing import Any, Dict, Optional
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, outdated
+from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
-from mace_ext.readout import find_readout
 
 #: What checkpoints carry: `Settings.to_dict`.
 KEY = "e2ip_settings"
@@ -48,7 +48,7 @@ def load_latest(stock, self, state, *args, **kwargs):
     epoch = stock(self, state, *args, **kwargs)
     training = getattr(self, "e2ip_training", None)
     if training is not None:
-        from mace_ext.fit import fit_trained
+        from mace_ext.fitting.fit import fit_trained
 
         fit_trained(state.model, training)
     return epoch

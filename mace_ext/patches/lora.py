@@ -1,7 +1,7 @@
 """`mace.modules.lora`: LoRA adapts the pretrained model; the readout is new and learns with all its weights."""
 
+from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
-from mace_ext.readout import find_readout
 
 
 def apply(module):

@@ -2,8 +2,8 @@
 
 import logging
 
-from mace_ext.options import has_readout
 from mace_ext.patches import wrap
+from mace_ext.training.options import has_readout
 
 
 def apply(module):
@@ -13,8 +13,8 @@ def apply(module):
 
 def configure_model(stock, args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
     """Of an e²IP foundation model, the stock function sees the stock part."""
-    from mace_ext.configure import configure_e2ip_model
-    from mace_ext.foundation import without_readout
+    from mace_ext.model.foundation import without_readout
+    from mace_ext.training.configure import configure_e2ip_model
 
     if has_readout(args):
         return configure_e2ip_model(stock, args, train_loader, atomic_energies, model_foundation, *rest, **kwargs)

@@ -2,9 +2,9 @@
 
 import logging
 
-from mace_ext.options import has_readout, settings_of
+from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
-from mace_ext.readout import find_readout
+from mace_ext.training.options import has_readout, settings_of
 
 
 def apply(module):
@@ -14,7 +14,7 @@ def apply(module):
 
 
 def _with_force_term(args, loss_fn):
-    from mace_ext.loss import E2IPLoss
+    from mace_ext.training.loss import E2IPLoss
 
     return E2IPLoss(loss_fn, settings_of(args)) if has_readout(args) else loss_fn
 
@@ -56,7 +56,7 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
 
 def remove_pt_head(stock, model, *args, **kwargs):
     """With the kept MACE head's trunk and leverage."""
-    from mace_ext.foundation import with_readout_of_head, without_readout
+    from mace_ext.model.foundation import with_readout_of_head, without_readout
 
     new, readout = stock(without_readout(model), *args, **kwargs), find_readout(model)
     if readout is not None:

@@ -1,8 +1,8 @@
 """`mace.tools.tables_utils`: our columns in the error tables."""
 
-from mace_ext import metrics
 from mace_ext.patches import wrap
-from mace_ext.remembered import remembering
+from mace_ext.training import metrics
+from mace_ext.training.remembered import remembering
 
 
 def apply(module):

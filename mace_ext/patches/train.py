@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from mace_ext import metrics
+from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
-from mace_ext.readout import find_readout
-from mace_ext.remembered import remembering
+from mace_ext.training import metrics
+from mace_ext.training.remembered import remembering
 
 
 def apply(module):
@@ -33,7 +33,7 @@ def train(stock, *args, **kwargs):
     with remembering(given["model"]):
         stock(*args, **kwargs)
     if readout is not None:
-        from mace_ext.fit import Training
+        from mace_ext.fitting.fit import Training
 
         noted = Training(given["train_loader"], given["valid_loaders"], given["device"])
         given["checkpoint_handler"].e2ip_training = noted

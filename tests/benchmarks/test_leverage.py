@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins.fitting.fit import Labelled, fit_leverage
+from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
-from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
-from e2ip_plugins.tools.fit import Labelled, fit_leverage
 
 SIZE, ATOMS = 6, 10
 

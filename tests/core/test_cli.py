@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import e2ip_plugins
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.tools.constants import Constants
-from e2ip_plugins.tools.fit import Report
+from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.fitting.fit import Report
 
 
 def run(*arguments):
@@ -123,7 +123,7 @@ def test_fit_names_its_output_after_the_model(fit, files, calls, model, host, ou
 
 def test_fit_names_its_output_after_a_package_with_a_readout(fit, files, calls):
     with zipfile.ZipFile(files / "a.nequip.zip", "w") as archive:
-        archive.writestr("a/nequip_ext/readout.py", "")
+        archive.writestr("a/nequip_ext/model/readout.py", "")
     assert fit("a.nequip.zip").exit_code == 0
     assert calls[1][0][3] == files / "a-e2ip.nequip.zip"
 

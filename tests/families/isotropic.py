@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.families.interface import Family, Support, force_views
+from e2ip_plugins.families.interface import Family, force_views
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
+from e2ip_plugins.leverage.form import Support
 
 
 class Isotropic(Family):

@@ -37,7 +37,7 @@ def make_model():
     from mace import modules
 
     from e2ip_plugins.readout.settings import Settings
-    from mace_ext.model import add_readout
+    from mace_ext.model.model import add_readout
 
     def make(*args, **settings):
         return copy.deepcopy(build(*args, **settings))

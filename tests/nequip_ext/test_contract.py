@@ -23,10 +23,10 @@ from e2ip_plugins.contract import name_of
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
-from nequip_ext.batches import transforms_of
-from nequip_ext.checkpoints import explained
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
-from nequip_ext.evaluate import name_models_in_files
+from nequip_ext.inference.batches import transforms_of
+from nequip_ext.inference.xyz import name_models_in_files
+from nequip_ext.model.checkpoints import explained
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli, families
 from nequip_ext import E2IPCalculator
-from nequip_ext.calculator import open_model
+from nequip_ext.inference.calculator import open_model
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import multivariate_t
 
 from e2ip_plugins import families
-from e2ip_plugins.families.interface import Support
+from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
 F64 = torch.float64

@@ -8,8 +8,8 @@ from ase import Atoms
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import with_results
-from e2ip_plugins.report.predictions import read_predictions
-from e2ip_plugins.tools.predicted import without_labels
+from e2ip_plugins.predictions.columns import without_labels
+from e2ip_plugins.predictions.prediction_files import read_predictions
 
 KEYS = {key.name: key for key in families.get("e2ip").output_keys()}
 

@@ -8,8 +8,8 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Edges, Layout
-from e2ip_plugins.readout.leverage import Neighbours
 from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import Settings
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.compare import load_models
 from e2ip_plugins.report.ensemble import moments
-from e2ip_plugins.report.predictions import read_predictions
 
 SIZES = (5, 7, 9)
 

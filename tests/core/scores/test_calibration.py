@@ -11,7 +11,8 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.scores.calibration import Calibration, Constant, fingerprint
+from e2ip_plugins.predictions.fingerprints import fingerprint
+from e2ip_plugins.scores.calibration import Calibration, Constant
 
 E2IP = families.get("e2ip")
 

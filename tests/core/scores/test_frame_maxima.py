@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from e2ip_plugins import families
-from e2ip_plugins.report.predictions import Predictions
+from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores.calibration import Calibration, Constant
 from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, of_predictions, principal_std, quantile, table
 

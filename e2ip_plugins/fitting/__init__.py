@@ -1,0 +1,1 @@
+"""Fit of the leverage: features to moments, residuals to constants."""

@@ -1,1 +1,0 @@
-"""What is done with trained models and their frames: fits, predictions, calibrations, selection, labels."""

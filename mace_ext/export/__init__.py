@@ -1,0 +1,1 @@
+"""Stock MACE models out of those with a readout."""

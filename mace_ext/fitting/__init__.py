@@ -1,0 +1,1 @@
+"""Fit of the leverage of MACE models: after a training, and of model files."""

@@ -1,0 +1,209 @@
+"""The e²IP model: the stock `ScaleShiftMACE` and a readout that shares its node features."""
+
+import warnings
+from types import FunctionType
+from typing import Any, Callable, Dict, Final, Optional
+
+import torch
+from e3nn.util.jit import compile_mode
+from mace.modules import models
+from mace.modules.utils import get_edge_vectors_and_lengths
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.readout.layout import Edges
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings, outdated
+from mace_ext import seams
+from mace_ext.model.pickling import constructor
+from mace_ext.model.readout import build_readout
+
+
+def _renamed(function: Callable, name: str) -> Callable:
+    """A method under another name. TorchScript knows no ``super()`` and compiles methods by ``__name__``."""
+    copied = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+    copied.__annotations__ = function.__annotations__
+    return copied
+
+
+@compile_mode("script")
+class ScaleShiftMACE(models.ScaleShiftMACE):
+    """MACE's model with an e²IP readout on its node features; energy and forces are MACE's to the last bit.
+
+    MACE tells models apart by the name of their class, hence the name. Saved models are pickles of the
+    whole object: the class stays importable under this path for ever.
+
+    Parameters
+    ----------
+    e2ip_settings : dict
+        `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
+    e2ip_axes, e2ip_regions : int
+        Kinds' axes, and regions of each kind, that its leverage has room for: MACE then copies tensors of the same
+        shape.
+    **kwargs
+        Of the stock class.
+    """
+
+    #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
+    learns_alone: Final[bool] = False
+
+    host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
+
+    def __init__(
+        self, *, e2ip_settings: Dict[str, Any], e2ip_axes: int = 1, e2ip_regions: int = 1, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.set_readout(build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0))
+        self.e2ip_readout.leverage.resize(e2ip_axes, e2ip_regions)
+
+    def set_readout(self, readout: Readout) -> None:
+        """Take a readout that `mace_ext.model.readout.build_readout` made for this model."""
+        self.e2ip_readout = readout
+        self.learns_alone = readout.settings.detached  # type: ignore[misc]
+
+    def __reduce__(self):
+        return constructor("model.model", "open_model"), (self.e2ip_readout.settings.to_dict(),), self.__dict__
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        readout = self.e2ip_readout
+        if not hasattr(readout, "leverage"):  # saved before there was one
+            parameter: Tensor = readout.trunks[0].hidden.weight  # type: ignore[assignment, union-attr]
+            leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
+            readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
+            # TorchScript reads attributes of the object alone, and the saved one lacks the later ones.
+            readout.family = readout.settings.build()
+
+    def forward(
+        self,
+        data: Dict[str, Tensor],
+        training: bool = False,
+        compute_force: bool = True,
+        compute_virials: bool = False,
+        compute_stress: bool = False,
+        compute_displacement: bool = False,
+        compute_hessian: bool = False,
+        compute_edge_forces: bool = False,
+        compute_atomic_stresses: bool = False,
+        lammps_mliap: bool = False,
+    ) -> Dict[str, Optional[Tensor]]:
+        """The stock outputs and, unless ``lammps_mliap``, those of `e2ip_plugins.readout.readout.Readout`."""
+        outputs: Dict[str, Tensor] = {}
+        takes_forces = self.e2ip_readout.takes_forces and compute_force and not lammps_mliap
+        if takes_forces and not training:
+            # A pass of its own: MACE frees the graph that this needs, or with ``training`` rounds forces otherwise.
+            outputs = self._outputs_with_forces(data.copy(), False)
+        output = self.host_forward(
+            data,
+            training,
+            compute_force,
+            compute_virials,
+            compute_stress,
+            compute_displacement,
+            compute_hessian,
+            compute_edge_forces,
+            compute_atomic_stresses,
+            lammps_mliap,
+        )
+        node_feats = output["node_feats"]
+        if lammps_mliap or node_feats is None:
+            return output
+        if takes_forces:
+            if training:
+                positions = data["positions"]
+                outputs = self._outputs(data, node_feats, positions.detach(), data["shifts"].detach(), positions, True)
+        else:
+            if self.learns_alone or not training:
+                node_feats = node_feats.detach()
+            # Detached: nothing before the pool's own weights learns from its edges.
+            outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach(), None, False)
+        for key, value in outputs.items():
+            output[key] = value
+        return output
+
+    def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        """The readout's outputs with their graph back to ``data["positions"]``; no forces.
+
+        Without gradients a readout that takes forces gives its leverage alone.
+        """
+        return self._outputs_with_forces(data, True)
+
+    def _outputs_with_forces(self, data: Dict[str, Tensor], create_graph: bool) -> Dict[str, Tensor]:
+        node_feats = self.host_forward(data, compute_force=False)["node_feats"]
+        assert node_feats is not None
+        positions, shifts = data["positions"], data["shifts"]
+        differentiated: Optional[Tensor] = None
+        if torch.is_grad_enabled():
+            differentiated = positions
+        if not create_graph:
+            positions, shifts = positions.detach(), shifts.detach()
+        return self._outputs(data, node_feats, positions, shifts, differentiated, create_graph)
+
+    def _outputs(
+        self,
+        data: Dict[str, Tensor],
+        node_feats: Tensor,
+        positions: Tensor,
+        shifts: Tensor,
+        differentiated: Optional[Tensor],
+        create_graph: bool,
+    ) -> Dict[str, Tensor]:
+        """The readout's outputs for node features (N, F), the last two as `Readout` takes them."""
+        index = data["edge_index"]
+        vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
+        cutoff = self.radial_embedding.cutoff_fn(lengths)
+        neighbours = Neighbours(lengths.squeeze(-1), cutoff.squeeze(-1), index[0], index[1])
+        edges: Optional[Edges] = None
+        if self.e2ip_readout.has_pool:
+            # As its own radial embedding, but with the cutoff that is there already.
+            reach = lengths
+            if hasattr(self.radial_embedding, "distance_transform"):
+                reach = self.radial_embedding.distance_transform(
+                    lengths, data["node_attrs"], index, self.atomic_numbers
+                )
+            radial = self.radial_embedding.bessel_fn(reach) * cutoff
+            edges = Edges(vectors, radial, index[0], index[1], None)
+        node_heads = torch.zeros_like(data["batch"])
+        if "head" in data:
+            node_heads = data["head"][data["batch"]]
+        species = torch.argmax(data["node_attrs"], dim=1)
+        return self.e2ip_readout(
+            node_feats, node_feats, species, neighbours, edges, node_heads, differentiated, create_graph
+        )
+
+
+def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:
+    """A model without any state, once its settings are known to be readable: what a ``.model`` file calls first.
+
+    See `mace_ext.model.pickling`.
+    """
+    Settings.from_dict(settings, "this model")
+    problem = seams.problem()
+    if problem:
+        warnings.warn(f"this model predicts uncertainties, but MACE's tools show none here: {problem}", stacklevel=2)
+    else:
+        seams.warn_if_untested()
+    return ScaleShiftMACE.__new__(ScaleShiftMACE)
+
+
+def empty_model() -> ScaleShiftMACE:
+    """What ``.model`` files of version 1 call first."""
+    raise InputError(outdated("this model"))
+
+
+def add_readout(model: models.ScaleShiftMACE, settings: Settings, seed: int = 0) -> None:
+    """Turn a stock model into an e²IP model in place, its weights untouched.
+
+    Raises
+    ------
+    InputError
+        If the model is not MACE's own `ScaleShiftMACE`.
+    """
+    if type(model) is not models.ScaleShiftMACE:
+        raise InputError(
+            f"--readout {settings.family} needs --model MACE or ScaleShiftMACE, not {type(model).__name__}"
+        )
+    readout = build_readout(model, settings, seed)
+    model.__class__ = ScaleShiftMACE
+    model.set_readout(readout)

@@ -1,0 +1,1 @@
+"""Training with ``mace_run_train``: options, checks, loss and metrics."""

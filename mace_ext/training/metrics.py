@@ -1,0 +1,111 @@
+"""What MACE logs about the uncertainty, beside its own figures and through its own loggers.
+
+Figures are called ``FAMILY_FIGURE``, in the words of `e2ip_plugins.scores.training.FIGURES`. Loaded while MACE is:
+imports of SciPy wait until they are used.
+"""
+
+import logging
+import sys
+from typing import Any, Dict, List, NamedTuple
+
+import torch
+
+from e2ip_plugins import families
+from mace_ext.compat import finite_errors
+
+
+class Logged(NamedTuple):
+    """A figure as logged: its key, heading in tables, and formatted value."""
+
+    key: str
+    heading: str
+    text: str
+
+
+def mace_loss_with_figures(stock: type) -> type:
+    """`MACELoss` that also measures the force distributions, when the loss is `mace_ext.training.loss.E2IPLoss`.
+
+    Atoms whose reference force is not finite are left out of the stock force errors, too.
+    """
+
+    class MACELoss(stock):
+        def __init__(self, loss_fn):
+            super().__init__(loss_fn=loss_fn)
+            family = getattr(loss_fn, "family", None)
+            self.uq_family = None if family is None else type(family)
+            if self.uq_family is not None:
+                # Rows of the core's table of atoms, flat, so that they fit what torchmetrics puts in for a rank
+                # without atoms. Not a metric of its own inside this one: torchmetrics' forward resets and restores
+                # only states, and would count every batch twice.
+                self.add_state("e2ip_atoms", default=[], dist_reduce_fx="cat")
+
+        def update(self, batch, output):
+            if self.uq_family is None:
+                return super().update(batch, output)
+            from e2ip_plugins.scores.training import rows
+
+            finite = torch.isfinite(batch.forces).all(-1)
+            frames = len(self.fs)
+            super().update(batch, output)
+            if len(self.fs) > frames:
+                self.fs[-1] = self.fs[-1][finite]
+            sizes = batch.ptr[1:] - batch.ptr[:-1]
+            labelled = torch.repeat_interleave(batch.weight * batch.forces_weight > 0, sizes)
+            if labelled.any():
+                self.delta_fs[-1] = finite_errors(self.delta_fs[-1], finite, labelled)
+                table = rows(self.uq_family, batch.forces, output["forces"], output)
+                self.e2ip_atoms.append(table[labelled].reshape(-1))
+
+        def compute(self):
+            loss, aux = super().compute()
+            if self.uq_family is not None and len(self.e2ip_atoms) > 0:
+                from e2ip_plugins.scores.training import FIGURES, figures
+
+                values = figures(self.uq_family, self.e2ip_atoms)
+                aux.update({f"{self.uq_family.name}_{figure.name}": values[figure.name] for figure in FIGURES})
+            return loss, aux
+
+    MACELoss.__qualname__ = stock.__qualname__
+    MACELoss.__module__ = stock.__module__
+    return MACELoss
+
+
+def find_figures(metrics: Dict[str, Any]) -> List[Logged]:
+    """Our figures among MACE's validation metrics."""
+    from e2ip_plugins.scores.training import FIGURES
+
+    return [
+        Logged(f"{name}_{figure.name}", f"{name} {figure.heading}", f"{metrics[f'{name}_{figure.name}']:{figure.form}}")
+        for name in families.table()
+        for figure in FIGURES
+        if f"{name}_{figure.name}" in metrics
+    ]
+
+
+def log_validation(metrics: Dict[str, Any], epoch: Any, head: str) -> None:
+    """The line after the stock validation line, and W&B where a run is open."""
+    found = find_figures(metrics)
+    if not found:
+        return
+    phrase = "Initial" if epoch is None else f"Epoch {epoch}"
+    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in found)}")
+    if epoch is not None:
+        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in found}, commit=False)
+
+
+def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
+    """Add figures to an open W&B run; with ``commit=False`` they join the stock code's next step."""
+    wandb: Any = sys.modules.get("wandb")
+    if getattr(wandb, "run", None) is not None:
+        wandb.log(figures, commit=commit)
+
+
+def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
+    """Our columns at the right of the stock error table; ``metrics`` has one dict per row."""
+    found = [find_figures(row) for row in metrics]
+    if len(metrics) != len(table.rows) or not all(found):
+        return
+    for column in zip(*found, strict=True):
+        table.add_column(column[0].heading, [cell.text for cell in column])
+    for row, values, cells in zip(table.rows, metrics, found, strict=True):
+        log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)

@@ -1,0 +1,1 @@
+"""Stock NequIP models out of those with a readout."""

@@ -1,0 +1,138 @@
+"""``e2ip strip`` for NequIP: the stock model out of a checkpoint or package with a readout."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any, Dict
+
+from hydra.utils import get_method
+from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.train.lightning import _SOLE_MODEL_KEY
+from nequip.utils.global_state import set_global_state
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
+from nequip_ext.fitting.fit import MODEL, read_checkpoint, training_module
+from nequip_ext.fitting.package import Package
+from nequip_ext.model.checkpoints import averages_for, explained, rebuild
+from nequip_ext.model.readout import find_readout
+
+#: What takes the place of ours, with the arguments that both know.
+_OURS = {
+    "nequip_ext.E2IPLoss": "nequip.train.EnergyForce{}Loss",
+    "nequip_ext.E2IPMetrics": "nequip.train.EnergyForce{}Metrics",
+    "nequip_ext.E2IPDataStatisticsManager": "nequip.data.CommonDataStatisticsManager",
+}
+#: Networks of ours, which stay.
+_BACKBONES = ("nequip_ext.PaiNNModel", "nequip_ext.AlphaNetModel")
+
+_FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
+
+
+def strip_file(model: Path, output: Path) -> None:
+    """Write a checkpoint or package without its readout: stock NequIP's, which predicts the same to the last bit.
+
+    What has a network of `nequip_ext.model.backbones` in it still needs this plugin.
+
+    In a checkpoint, NequIP's own loss, metrics and statistics take the place of this plugin's, callbacks of this plugin
+    are left out, and so is the state of the optimiser: training from it begins anew.
+
+    Raises
+    ------
+    InputError
+        For files of another kind, and models without a readout.
+    """
+    set_global_state()
+    if model.name.endswith(".zip"):
+        _strip_package(model, output)
+    else:
+        _strip_checkpoint(model, output)
+
+
+def _strip_checkpoint(model: Path, output: Path) -> None:
+    checkpoint = read_checkpoint(model)
+    kind, hparams = training_module(checkpoint, model, free_standing=True)
+    if hparams["model"]["_target_"] != MODEL:
+        source = hparams["model"].get("package_path")
+        told = f"; if it is in {source}, strip that package" if source else ""
+        raise InputError(f"{model}: has no readout to be stripped of{told}")
+    if "schedulefree_optimizer_state_dict" in checkpoint:
+        raise InputError(
+            f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
+            "package it with nequip-package and strip the package"
+        )
+    with only_apply_persistent_modifiers(persistent_only=True), explained(model):
+        twin = rebuild(kind, hparams, checkpoint)
+        hparams = _stock(hparams)
+        versions = hparams["info_dict"].get("versions", {})
+        hparams["info_dict"]["versions"] = {
+            name: version for name, version in versions.items() if name not in ("nequip_ext", "e2ip_plugins")
+        }
+        stock = kind(**copy.deepcopy(hparams))
+    checkpoint["state_dict"] = _without_readout(twin, stock)
+    checkpoint["hyper_parameters"] = hparams
+    # Of an optimiser that knew the readout.
+    for name in ("optimizer_states", "lr_schedulers"):
+        checkpoint.pop(name, None)
+    save(checkpoint, output)
+
+
+def _stock(config: Any) -> Any:
+    """A config without anything of this plugin."""
+    if isinstance(config, (list, tuple)):
+        return type(config)(_stock(value) for value in config if not _is_callback(value))
+    if not isinstance(config, dict):
+        return config
+    target = str(config.get("_target_", ""))
+    if target == MODEL:
+        inner = {**config["model"], **{k: config[k] for k in ("model_dtype", "compile_mode") if config.get(k)}}
+        return _stock(inner)
+    if target in _OURS:
+        found = {name: value for name, value in config.items() if value is not None}
+        coeffs = found.pop("coeffs", None) or {}
+        theirs_alone = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
+        if any(value is not None for value in theirs_alone.values()):
+            found["coeffs"] = theirs_alone  # without weights, the host's own
+        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
+        known = inspect.signature(get_method(theirs)).parameters
+        return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
+    return {name: None if _is_callback(value) else _stock(value) for name, value in config.items()}
+
+
+def _is_callback(config: Any) -> bool:
+    """Whether a config is of something of this plugin that nothing takes the place of."""
+    target = str(config.get("_target_", "")) if isinstance(config, dict) else ""
+    return target.startswith("nequip_ext.") and target not in (MODEL, *_OURS, *_BACKBONES)
+
+
+def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:
+    """State of a training module in one whose model has no readout."""
+    before, state = twin.state_dict(), stock.state_dict()
+    state.update({name: before[name] for name in state if name in before and not name.startswith(("ema.", "loss."))})
+    state.update(averages_for(stock, twin))
+    return state
+
+
+def _strip_package(model: Path, output: Path) -> None:
+    package = Package.read(model)
+    if not output.name.endswith(".nequip.zip"):
+        raise InputError(f"--output {output}: what is made of {model} is a package: its name must end with .nequip.zip")
+    for models in package.models.values():
+        graph_model = models[_SOLE_MODEL_KEY]
+        if find_readout(graph_model) is None:
+            raise InputError(f"{model}: has no readout to be stripped of")
+        force_module = graph_model.model
+        sequence = force_module.func
+        names = [name for name in ("e2ip_tap", "e2ip_last_tap", "e2ip_readout") if name in sequence._modules]
+        added = {key for name in names for key in _added(sequence._modules[name])}
+        for name in names:
+            del sequence._modules[name]
+        for outer in (*sequence._modules.values(), sequence, force_module, graph_model):
+            for irreps in (getattr(outer, "irreps_in", {}), getattr(outer, "irreps_out", {})):
+                for key in added & set(irreps):
+                    del irreps[key]
+    package.write(output)
+
+
+def _added(module: Any) -> set:
+    return set(module.irreps_out) - set(module.irreps_in)

@@ -1,0 +1,1 @@
+"""Fit of the leverage of NequIP models: after a training, of checkpoints and of packages."""

@@ -1,0 +1,1 @@
+"""Predictions of NequIP models: ASE calculator, batches and xyz files."""

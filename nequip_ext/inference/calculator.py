@@ -1,0 +1,206 @@
+"""``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
+
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Tuple, Type, Union
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import all_changes
+from nequip.data import AtomicDataDict
+from nequip.nn import graph_model
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY
+from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.readout.gradient import Uncertainty, in_units
+from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.scores.calibration import Calibration
+from nequip_ext.compat import NequIPCalculator
+from nequip_ext.inference.gradient import uncertainty_gradient
+from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
+from nequip_ext.model.elements import types_of
+from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.registration import register
+from nequip_ext.training.reference import known_species
+
+
+def _properties(of: Iterable[Type[Family]]) -> List[str]:
+    names = [key.name for family in of for key in family.output_keys()]
+    names.append(LEVERAGE.name)
+    return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
+
+
+class E2IPCalculator(NequIPCalculator):
+    """``NequIPCalculator`` whose ``results`` also hold every output of the model's readout, and ``uq_family``.
+
+    ``atoms.calc.results["forces_cov"]`` is the (N, 3, 3) covariance in eV²/Å², and so on. Load compiled
+    models made with ``nequip-compile --target e2ip_ase`` through ``from_compiled_model``.
+    """
+
+    #: Of the class those of all families; of a calculator those of its model, where that can be seen.
+    implemented_properties = _properties(families.table().values())
+
+    #: Readout whose compile target is loaded; see `from_compiled_model`.
+    readout: ClassVar[str] = families.DEFAULT
+
+    def __init__(self, *args: Any, calibration: Union[str, Path, None] = None, **settings: Any) -> None:
+        """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
+        self.calibration = None if calibration is None else Calibration.read(calibration)
+        super().__init__(*args, **settings)
+        self._uq_model = find_model_name(self.model)
+        if self.calibration is not None:
+            self.calibration.check_model(self._uq_model, "the model")
+        readout = find_readout(self.model)
+        if readout is not None:
+            self.implemented_properties = _properties([families.get(readout.settings.family)])
+
+    @classmethod
+    def from_compiled_model(
+        cls, compile_path: str, *args: Any, readout: str = families.DEFAULT, **settings: Any
+    ) -> "E2IPCalculator":
+        """Calculator with a model that was compiled with ``--target <readout>_ase``.
+
+        Parameters
+        ----------
+        compile_path : str
+            ``….nequip.pt2``.
+        readout : str
+            Predictive family of the model.
+        *args, **settings
+            As for ``NequIPCalculator.from_compiled_model``, and ``calibration``, a file of ``e2ip calibrate``.
+        """
+        # NequIP asks the class for the target.
+        made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
+        try:
+            return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
+        except ValueError as error:
+            if "keys do not match" not in str(error):
+                raise
+            raise InputError(
+                f"{compile_path}: was not compiled with nequip-compile --target {readout}_ase; if it is of another "
+                "readout's target for ASE, name that: readout=..."
+            ) from error
+
+    @classmethod
+    def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":
+        """Calculator with the eager model of a checkpoint or package; slower than a compiled one, but with gradients.
+
+        Parameters
+        ----------
+        path : str
+            ``….ckpt`` or ``….nequip.zip``.
+        **settings
+            ``device``, ``chemical_species_to_atom_type_map`` (default: as in the training) and others as for
+            ``from_compiled_model``.
+
+        Raises
+        ------
+        InputError
+            For a compiled file, and a checkpoint that the installed NequIP makes another model of.
+        """
+        if str(path).endswith(".pt2"):
+            raise InputError(f"{path}: is compiled; E2IPCalculator.from_compiled_model opens it")
+        with explained(path):
+            settings.setdefault("chemical_species_to_atom_type_map", types_of(path))
+            calculator = cls._from_saved_model(path, **settings)
+        warning = unfitted(find_readout(calculator.model))
+        if warning:
+            warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
+        return calculator
+
+    @classmethod
+    def _get_aoti_compile_target(cls) -> Dict[str, Any]:
+        from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
+
+        # Whoever imports this module before NequIP has no target of ours yet.
+        register()
+        return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
+
+    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+        """As ``NequIPCalculator``; `InputError` for a structure that NequIP would predict meaningless numbers of."""
+        self._check(atoms)
+        super().calculate(atoms, properties, system_changes)
+
+    def _check(self, atoms: Optional[Atoms]) -> None:
+        if atoms is not None:
+            check_structure(atoms, "the structure", known_species(self.transforms))
+
+    def uncertainty_gradient(
+        self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """An uncertainty of an ASE frame, and the gradient of its sum in the positions, in eV and Å.
+
+        See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file. Positions are read as they
+        are, like NequIP's own forces: with ``length_units_to_A`` other than 1 they are in the model's length unit.
+        """
+        self._check(atoms)
+        factor = self.energy_units_to_eV / self.length_units_to_A
+        data = self.atoms_to_data(atoms)
+        readout = find_readout(self.model)
+        if readout is not None:
+            family, calibrated = families.get(readout.settings.family), None
+            if self.calibration is not None:
+                calibrated = self.calibration.with_gradient(family, factor, atoms.symbols)
+            uncertainty = in_units(uncertainty, family, factor, calibrated)
+        value, gradient = uncertainty_gradient(self.model, data, uncertainty)
+        return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
+
+    def save_extra_outputs(self, out: AtomicDataDict.Type) -> None:
+        """Put the outputs of the readout into ``results``, in eV and Å like everything else there."""
+        family = families.of_outputs(out)
+        if family is None:
+            raise InputError(
+                "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, give it one (e2ip fit), or "
+                "use NequIPCalculator"
+            )
+        keys = [key for key in family.output_keys() if key.name in out]
+        outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
+        factor = self.energy_units_to_eV / self.length_units_to_A
+        if self.calibration is not None:
+            self.results.update(self.calibration.results(family, outputs, factor, self.atoms.symbols))
+        else:
+            found = family.outputs_in_units(outputs, factor)
+            self.results.update({name: value.numpy() for name, value in found.items()})
+        if LEVERAGE.name in out:  # not in what was saved before there was one
+            self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
+        self.results[FAMILY_KEY] = family.uq_family
+        if self._uq_model is not None:
+            self.results[MODEL_KEY] = self._uq_model
+
+
+def open_model(
+    path: Union[str, Path],
+    device: str = "cpu",
+    calibration: Union[str, Path, None] = None,
+    head: Optional[str] = None,
+    dtype: Optional[str] = None,
+) -> NequIPCalculator:
+    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``.
+
+    ``head`` and ``dtype`` are for MACE: `InputError` for a head, and for a precision that is not the model's.
+    """
+    refuse_head(head)
+    if Path(path).suffix == ".pt2":
+        with explained(path):
+            compiled = E2IPCalculator.from_compiled_model(
+                str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
+            )
+        refuse_conversion(compiled.model.model.get_metadata()[graph_model.MODEL_DTYPE_KEY], dtype, path)
+        return compiled
+    with explained(path):
+        calculator = NequIPCalculator._from_saved_model(
+            str(path), device=device, chemical_species_to_atom_type_map=types_of(path)
+        )
+    refuse_conversion(calculator.model.metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
+    readout = find_readout(calculator.model)
+    if readout is None:
+        if calibration is not None:
+            raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")
+        return calculator
+    warning = unfitted(readout)
+    if warning:
+        warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
+    return E2IPCalculator(calculator.model, device, transforms=calculator.transforms, calibration=calibration)

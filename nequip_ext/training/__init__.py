@@ -1,0 +1,1 @@
+"""Training with ``nequip-train``: loss, metrics, statistics and checks."""

@@ -1,0 +1,127 @@
+"""``E2IPMetrics``: NequIP's energy, force and stress errors with the quality of the uncertainty."""
+
+from typing import Any, Dict, List, Optional
+
+import torch
+from nequip.data import AtomicDataDict, PerAtomModifier
+from nequip.train import MaximumAbsoluteError, MeanAbsoluteError, MetricsManager, RootMeanSquaredError
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import PLATEAU_KEY
+from e2ip_plugins.readout.settings import Settings
+from e2ip_plugins.scores.training import FIGURES, ForceUncertainty
+from nequip_ext.training.loss import check_outputs
+from nequip_ext.training.reference import FiniteForces, reference_forces
+
+_ERRORS = {"rmse": RootMeanSquaredError, "mae": MeanAbsoluteError, "maxabserr": MaximumAbsoluteError}
+_FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
+
+
+def E2IPMetrics(
+    coeffs: Dict[str, Optional[float]] = {"total_energy_rmse": 1.0, "forces_rmse": 1.0},  # noqa: B006 (NequIP's way)
+    readout: Optional[str] = None,
+    type_names: Optional[List[str]] = None,
+    ignore_nan: Optional[Dict[str, bool]] = None,
+    extra_metrics: Optional[List[Dict[str, Any]]] = None,
+) -> MetricsManager:
+    """Metrics in the manner of ``EnergyForceMetrics``, with those on the uncertainty of forces added.
+
+    Error metrics are ``{total_energy,per_atom_energy,forces}_{rmse,mae,maxabserr}``, and those of ``stress``
+    if ``coeffs`` names one of them. Uncertainty metrics begin with the name of the readout: ``e2ip_nll`` (nats,
+    density in (eV/Å)⁻³), ``e2ip_coverage95``, ``e2ip_spearman``, ``e2ip_condition`` and ``e2ip_condition_max``, median
+    and largest condition number of ``forces_cov``, and ``e2ip_plateau``, the share of atoms with a damper past its
+    knee. Atoms with NaN or infinite reference forces are left out.
+
+    Parameters
+    ----------
+    coeffs : dict
+        Weights of any of these metrics in ``weighted_sum``; null or left out: logged only.
+    readout : str, optional
+        Predictive family of the model; default ``e2ip``.
+    type_names, ignore_nan, extra_metrics
+        As in NequIP's own metrics.
+
+    Raises
+    ------
+    InputError
+        For a metric or readout that does not exist; before training where the readout is not the model's.
+    """
+    readout = readout or families.DEFAULT
+    shared = ForceUncertainty(families.get(readout))
+    figures = {f"{readout}_{figure.name}": ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
+    fields = [field for field in _FIELDS if field != "stress" or any(name.startswith("stress") for name in coeffs)]
+    known = [f"{field}_{error}" for field in _FIELDS for error in _ERRORS] + list(figures)
+    unknown = sorted(set(coeffs) - set(known))
+    if unknown:
+        raise InputError(f"unknown metrics in coeffs of E2IPMetrics: {', '.join(unknown)}; known: {', '.join(known)}")
+    ignore_nan = ignore_nan or {}
+    metrics: List[Dict[str, Any]] = []
+    for field in fields:
+        for error, metric in _ERRORS.items():
+            name = f"{field}_{error}"
+            entry = {"name": name, "metric": metric(), "coeff": coeffs.get(name)}
+            if field == "forces":
+                entry.update(field=FiniteForces(), ignore_nan=True)
+            elif field == "per_atom_energy":
+                entry.update(field=PerAtomModifier("total_energy"), ignore_nan=ignore_nan.get("total_energy", False))
+            else:
+                entry.update(field=field, ignore_nan=ignore_nan.get(field, False))
+            metrics.append(entry)
+    metrics += [{"name": name, "metric": figure, "coeff": coeffs.get(name)} for name, figure in figures.items()]
+    return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
+
+
+class ForceFigure(torch.nn.Module):
+    """One figure of the force uncertainty, as NequIP's `MetricsManager` wants it: a metric of its own.
+
+    The figures of one manager share their atoms. The first one has them added to the shared metric, whose values the
+    others read off; the manager calls its metrics in their order.
+
+    Parameters
+    ----------
+    name : str
+        Of `e2ip_plugins.scores.training.FIGURES`.
+    shared : ForceUncertainty
+    first : bool
+        Whether this is the first figure.
+    """
+
+    #: What users call it, for messages.
+    owner = "E2IPMetrics"
+
+    def __init__(self, name: str, shared: ForceUncertainty, first: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.first = first
+        if first:
+            self.owned = shared  # moves between devices with this figure
+        self._shared = (shared,)  # a tuple: not a submodule
+
+    @property
+    def shared(self) -> ForceUncertainty:
+        """The metric that has the atoms of all figures."""
+        return self._shared[0]
+
+    def bind(self, settings: Settings) -> Settings:
+        """The settings of a model, `InputError` unless its readout is the one that is measured here."""
+        return settings.with_aliases(self.shared.family.name, {}, self.owner)
+
+    def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
+        """Value for one batch, whose atoms are added."""
+        if self.first:
+            names = [key.name for key in self.shared.family.parameter_keys]
+            check_outputs(preds, [*names, PLATEAU_KEY], self.owner)
+            self.shared(reference_forces(target), preds[AtomicDataDict.FORCE_KEY], preds)
+        return self._value(self.shared.latest)
+
+    def compute(self) -> torch.Tensor:
+        """Value over all atoms added."""
+        return self._value(self.shared.compute())
+
+    def reset(self) -> None:
+        """Forget all atoms, for all figures."""
+        self.shared.reset()
+
+    def _value(self, values: Dict[str, float]) -> torch.Tensor:
+        return torch.tensor(values[self.name], device=self.shared.device)

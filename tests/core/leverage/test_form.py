@@ -1,0 +1,239 @@
+"""What a fitted support does to a covariance: the factor itself, and evidence mode ``leverage`` of e2ip."""
+
+import math
+
+import pytest
+import torch
+
+from e2ip_plugins import families
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.leverage.form import MAX_RATIO, Support, inflate
+
+F64 = torch.float64
+UNIT = torch.tensor(0.05, dtype=F64)
+
+
+def family(evidence="leverage", **options):
+    return E2IP(E2IP.resolve({"evidence": evidence, **options}))
+
+
+def coefficients(count=20, seed=0):
+    return torch.randn(count, 8, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def trained(count=20):
+    """Outputs before there was a fit: those of mode ``coupled``."""
+    return family("coupled")(coefficients(count), UNIT)
+
+
+def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, fitted=True, surplus=0.0):
+    """``relative``: logarithm of the species' mean variance over the atom's own."""
+    own = E2IP.log_variance(outputs)
+    full = torch.ones_like(own)
+    distance = distance * full
+    leverage = distance / 2.0
+    return Support(
+        leverage=leverage if fitted else -full,
+        distance=distance,
+        growth=torch.tensor([growth], dtype=F64),
+        surplus=torch.tensor([surplus], dtype=F64),
+        log_variance=own + relative,
+        log_scale=log_scale * full,
+        fitted=torch.tensor(fitted),
+    )
+
+
+# The factor
+
+
+@pytest.mark.parametrize("surplus", [0.0, math.log(3.0)])
+def test_factor_by_hand(surplus):
+    """a = 0.5, distance 8, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w.
+
+    With a surplus 1 + that has a factor for it.
+    """
+    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
+    log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
+    reach, usual = (d * (0.1 + 0.9 / (1.0 + (d / 11.0) ** 6) ** (1 / 6)) for d in (8.0, 2.0))
+    strange = (8.0 / 3.0) ** 6 / (1.0 + (8.0 / 3.0) ** 6)
+    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65) * math.exp(surplus * strange)
+    assert excess.item() == pytest.approx(total - 1.0)
+    assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-12, 2.0, 1e3, 2e6])
+@pytest.mark.parametrize("relative", [-20.0, 0.0, 20.0])
+@pytest.mark.parametrize("growth, surplus", [(1e-3, 0.0), (2.5, 1.0), (1e3, 3.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, surplus, dtype):
+    one = torch.ones(1, dtype=dtype)
+    own = (-5.0 * one).requires_grad_()
+    far = (distance * one).requires_grad_()
+    support = Support(one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True))
+    log_factor, excess = inflate(support, own)
+    assert 0.999 / MAX_RATIO <= excess.item() <= 1.001 * MAX_RATIO and log_factor.isfinite()
+    for gradient in torch.autograd.grad(excess.log().sum(), (own, far)):
+        assert gradient.isfinite().all()
+
+
+def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themselves():
+    outputs = trained(1)
+    distances = torch.linspace(0.01, 100.0, 50, dtype=F64)
+    one, spread = support_of(outputs), torch.ones(50, dtype=F64)
+    support = one._replace(distance=distances, log_variance=one.log_variance * spread)
+    _, excess = inflate(support, one.log_variance * spread)
+    assert (excess.diff() > 0).all()
+    _, of_large = inflate(support, one.log_variance * spread + 2.0)
+    assert (of_large.diff() > 0).all()
+    torch.testing.assert_close(of_large[0], excess[0] / math.e)
+
+
+@pytest.mark.parametrize("own", [-6.0, 0.0, 6.0])
+def test_far_away_mostly_the_species_variance_counts(own):
+    """What the network says there is an extrapolation, up or down."""
+    support = Support(*torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
+    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), max_ratio=1e12)
+    epistemic = math.exp(own + log_factor.item()) * excess.item()
+    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    grown = ((1.0 + 2.5 * (0.1 * 6e4 + 0.9 * 11.0)) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
+    assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
+    """However little variance it says: a fifth of the logarithm counts, also past the bound of the ratio."""
+    own = torch.linspace(-30.0, 0.0, 31, dtype=dtype)
+    one = torch.ones_like(own)
+    support = Support(one, 2e6 * one, 0.5 * one, 0.0 * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    log_factor, excess = inflate(support, own)
+    log_epistemic = own + log_factor + excess.log()
+    torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
+    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    expected = math.log(1e3 * (1e3 + 2.0)) - 2.0 * math.log(1.0 + 0.5 * usual)
+    assert log_epistemic[-1].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("surplus", [0.0, 1.0])
+@pytest.mark.parametrize("own", [-3.0, 0.0, 3.0])
+def test_factor_grows_everywhere(own, surplus):
+    """Also where its slope is least, and for atoms whose variance has grown by itself to 20 times their species'."""
+    distance = torch.linspace(0.1, 200.0, 4000, dtype=F64)
+    one = torch.ones_like(distance)
+    support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    _, excess = inflate(support, own * one)
+    assert (excess.diff() > 0).all()
+
+
+# Evidence mode leverage
+
+
+@pytest.mark.parametrize("support", ["unfitted", "none"])
+def test_until_it_is_fitted_everything_is_as_in_mode_coupled(support):
+    expected = trained()
+    given = None if support == "none" else support_of(expected, distance=7.0, fitted=False)
+    found = family()(coefficients(), UNIT, given)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("evidence", ["coupled", "independent"])
+def test_other_modes_ignore_a_support(evidence):
+    module, expected = family(evidence), family(evidence)(coefficients(), UNIT)
+    found = module(coefficients(), UNIT, support_of(expected, distance=7.0))
+    assert not module.takes_support and all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_supported_atom_gets_the_trained_covariance_times_the_scale():
+    expected = trained()
+    found = family()(coefficients(), UNIT, support_of(expected, distance=2.0, log_scale=0.4))
+    torch.testing.assert_close(found["forces_cov"], math.exp(0.4) * expected["forces_cov"], rtol=1e-12, atol=0)
+
+
+def test_the_covariance_is_the_trained_one_times_the_factor():
+    expected, generator = trained(), torch.Generator().manual_seed(1)
+    distance = torch.rand(20, dtype=F64, generator=generator) * 50.0
+    relative = torch.randn(20, dtype=F64, generator=generator)
+    support = support_of(expected, distance, relative=relative, surplus=0.5)
+    found = family()(coefficients(), UNIT, support)
+    log_factor, excess = inflate(support, E2IP.log_variance(expected))
+    factor = (torch.exp(log_factor) * (1.0 + excess))[:, None, None]
+    torch.testing.assert_close(found["forces_cov"], factor * expected["forces_cov"], rtol=1e-11, atol=0)
+    aleatoric = torch.exp(log_factor)[:, None, None] * expected["forces_cov"]
+    torch.testing.assert_close(found["forces_aleatoric_cov"], aleatoric, rtol=1e-11, atol=0)
+    torch.testing.assert_close(found["e2ip_kappa"], 1.0 / excess)
+    assert torch.equal(found["e2ip_nu"], expected["e2ip_nu"]), "what the tails of the distribution are"
+    # The parameters are the interchange: every view follows from them.
+    for name, value in E2IP.derive({key.name: found[key.name] for key in E2IP.parameter_keys}).items():
+        torch.testing.assert_close(value, found[name], rtol=1e-10, atol=0)
+    # And the whole law grows, not its covariance alone.
+    laws = [E2IP.law({k.name: out[k.name].numpy() for k in E2IP.parameter_keys}) for out in (found, expected)]
+    log_scale = laws[1].log_scale + (log_factor + torch.log1p(excess)).numpy()[:, None]
+    torch.testing.assert_close(torch.from_numpy(laws[0].log_scale), torch.from_numpy(log_scale))
+
+
+def test_kappa_and_covariances_stay_within_bounds_however_far_an_atom_is():
+    expected = trained(5)
+    distance = torch.tensor([0.0, 1.0, 1e3, 1e6, 2e6], dtype=F64)
+    for dtype in (F64, torch.float32):
+        support = Support(*(v if v.dtype == torch.bool else v.to(dtype) for v in support_of(expected, distance)))
+        found = family()(coefficients(5).to(dtype), UNIT.to(dtype), support)
+        kappa = found["e2ip_kappa"]
+        assert (kappa >= 0.999 / MAX_RATIO).all() and (kappa <= 1.001 * MAX_RATIO).all()
+        assert (kappa.diff() <= 0).all()
+        for name, value in found.items():
+            assert value.isfinite().all(), name
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+def test_mode_leverage_scripts(fitted):
+    expected = trained()
+    support = support_of(expected, torch.linspace(0.5, 90.0, 20, dtype=F64), fitted=fitted)
+    module = family()
+    scripted = torch.jit.script(module)(coefficients(), UNIT, support)
+    for name, value in module(coefficients(), UNIT, support).items():
+        torch.testing.assert_close(scripted[name], value)
+
+
+def test_the_loss_does_not_see_the_support():
+    """It starts from the coefficients: a fitted model that is trained on learns the covariance of training atoms."""
+    losses = []
+    for support in (None, support_of(trained(), 30.0)):
+        outputs = family()(coefficients(), UNIT, support)
+        outputs["e2ip_coefficients"], outputs["e2ip_force_unit"] = coefficients(), UNIT.expand(20)
+        losses.append(family().force_loss(0.1 * torch.ones(20, 3, dtype=F64), outputs))
+    assert torch.equal(*losses)
+
+
+def test_constant_coefficients_offer_tails_from_heavy_to_gaussian():
+    module = family()
+    chosen = torch.zeros(len(module.constant_scalars()), 8, dtype=F64)
+    chosen[:, :3] = torch.tensor(module.constant_scalars(), dtype=F64)
+    nu = module(chosen, UNIT)["e2ip_nu"]
+    assert 5.0 < nu[0] < 5.2 and nu[-1] > 30.0 and (nu.diff() > 0).all()
+    assert torch.equal(chosen[:, 0], chosen[:1, 0].expand(len(nu)))
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.0])
+def test_mode_leverage_has_no_regulariser(weight):
+    with pytest.raises(InputError, match=r"evidence mode 'leverage' has no regulariser.*'independent'"):
+        E2IP.resolve({"evidence": "leverage", "evidence_weight": weight})
+    assert E2IP.resolve({"evidence": "leverage"})["evidence_weight"] == 0.0
+
+
+def test_log_variance_is_the_geometric_mean_over_directions():
+    outputs = trained()
+    nu, kappa = outputs["e2ip_nu"], outputs["e2ip_kappa"]
+    # Of the covariance ν/(ν-4) (1 + 1/κ) Σ0 without its first factor, which no support changes.
+    per_component = torch.linalg.det(outputs["forces_cov"]).log() / 3.0 - torch.log(nu / (nu - 4.0))
+    torch.testing.assert_close(E2IP.log_variance(outputs), per_component)
+    assert (kappa > 0).all()
+
+
+def test_families_that_take_no_support_ignore_it(toy_family):
+    module = families.get(toy_family.name)({})
+    assert not module.takes_support
+    support = support_of(trained(4), 100.0)
+    outputs = module(coefficients(4)[:, :1], UNIT, support)
+    assert torch.equal(outputs["forces_cov"], module(coefficients(4)[:, :1], UNIT)["forces_cov"])

@@ -1,0 +1,96 @@
+"""``e2ip strip``: NequIP's own model out of a checkpoint or package with a readout."""
+
+import pickletools
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from nequip.model import ModelFromCheckpoint
+
+from e2ip_plugins.errors import InputError
+from nequip_ext.compat import NequIPCalculator
+from nequip_ext.export.strip import _stock, strip_file
+from nequip_ext.model.readout import find_readout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, train, train_files):
+    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files, "max_epochs=2", "run=[train]")
+
+
+def predictions(path, files):
+    calculator = NequIPCalculator._from_saved_model(path, device="cpu", chemical_species_to_atom_type_map=True)
+    found = []
+    for atoms in ase.io.read(files["val"], ":"):
+        calculator.calculate(atoms)
+        found.append(calculator.results)
+    return found
+
+
+def assert_same(one, two, files):
+    for theirs, ours in zip(predictions(one, files), predictions(two, files), strict=True):
+        assert theirs["energy"] == ours["energy"] and np.array_equal(theirs["forces"], ours["forces"])
+
+
+def strings(path, ending="data.pkl"):
+    with zipfile.ZipFile(path) as archive:
+        pickles = [archive.read(name) for name in archive.namelist() if name.endswith(ending)]
+    return {str(x) for pickle in pickles for _, x, _ in pickletools.genops(pickle) if isinstance(x, str)}
+
+
+def test_a_checkpoint_becomes_one_of_stock_nequip(run, tmp_path, train, train_files):
+    stripped = tmp_path / "stock.ckpt"
+    strip_file(run / "best.ckpt", stripped)
+    assert_same(run / "best.ckpt", stripped, train_files)
+    assert find_readout(ModelFromCheckpoint(str(stripped))) is None
+    # Opens where there is no plugin.
+    assert any("nequip_ext" in text for text in strings(run / "best.ckpt"))
+    assert not [text for text in strings(stripped) if "nequip_ext" in text or text.startswith("e2ip_plugins")]
+    # Training goes on from it.
+    config = {"_target_": "nequip.model.ModelFromCheckpoint", "checkpoint_path": str(stripped)}
+    model = "{" + ",".join(f"{name}: '{value}'" for name, value in config.items()) + "}"
+    changes = ("~training_module.model", f"+training_module.model={model}")
+    train("nequip_baseline", tmp_path / "again", train_files, "max_epochs=1", "run=[train]", *changes)
+
+
+def test_a_package_becomes_one_of_stock_nequip(run, tmp_path, train_files, environment):
+    package, stripped = tmp_path / "with.nequip.zip", tmp_path / "without.nequip.zip"
+    script = str(Path(sys.executable).with_name("nequip-package"))
+    subprocess.run([script, "build", str(run / "best.ckpt"), str(package)], check=True, env=environment, cwd=tmp_path)
+    strip_file(package, stripped)
+    assert_same(package, stripped, train_files)
+    with zipfile.ZipFile(package) as before, zipfile.ZipFile(stripped) as after:
+        assert any("/nequip_ext/" in name for name in before.namelist())
+        assert not [name for name in after.namelist() if "/nequip_ext/" in name or "/e2ip_plugins/" in name]
+    with pytest.raises(InputError, match="has no readout to be stripped of"):
+        strip_file(stripped, tmp_path / "again.nequip.zip")
+    with pytest.raises(InputError, match=r"must end with \.nequip\.zip"):
+        strip_file(package, tmp_path / "again.ckpt")
+
+
+@pytest.mark.parametrize("stress", [{}, {"stress": 1.0}])
+def test_what_takes_the_place_of_loss_and_metrics_can_be_made(stress):
+    """Also of arguments that NequIP's own do not have."""
+    shared = {"ignore_nan": {"total_energy": True}, "type_names": ["H"], "readout": "e2ip"}
+    loss = {"_target_": "nequip_ext.E2IPLoss", "coeffs": {"total_energy": 1.0, "forces": 2.0, **stress}, **shared}
+    errors = {"forces_rmse": 1.0, "e2ip_nll": 1.0, **{f"{name}_rmse": 1.0 for name in stress}}
+    metrics = {"_target_": "nequip_ext.E2IPMetrics", "coeffs": errors, **shared}
+    for config in (loss, metrics):
+        theirs = _stock(config)
+        assert theirs["_target_"].startswith("nequip.train.EnergyForce") and "e2ip_nll" not in theirs["coeffs"]
+        assert ("stress_mse" in instantiate(theirs)) == (bool(stress) and config is loss)
+    # Without a weight of its own there would be nothing to choose checkpoints by.
+    assert "coeffs" not in _stock({**metrics, "coeffs": {"e2ip_nll": 1.0, "forces_mae": None}})
+    assert _stock([{"_target_": "nequip_ext.E2IPXYZFileWriter"}, {"_target_": "other"}]) == [{"_target_": "other"}]
+
+
+def test_bad_input(tmp_path):
+    (tmp_path / "text.ckpt").write_text("text")
+    with pytest.raises(InputError, match="is no checkpoint of nequip-train"):
+        strip_file(tmp_path / "text.ckpt", tmp_path / "out.ckpt")
+    assert not (tmp_path / "out.ckpt").exists()

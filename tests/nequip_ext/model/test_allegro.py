@@ -1,0 +1,157 @@
+"""Allegro: edge features only, through E2IPModel, stock ``nequip-train`` and export."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from e2ip_plugins import families
+from e2ip_plugins.keys import LEVERAGE
+from nequip_ext import E2IPCalculator
+from nequip_ext.model.readout import find_readout
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("allegro") is None, reason="Allegro is not installed (pip install nequip-allegro)"
+)
+
+
+@pytest.fixture
+def allegro_config():
+    """Config of a tiny Allegro model over H, C, O."""
+    parts = ("scalar_embed", "allegro", "readout")
+    return {
+        "_target_": "allegro.model.AllegroModel",
+        "seed": 1,
+        "model_dtype": "float64",
+        "type_names": ["H", "C", "O"],
+        "r_max": 4.0,
+        "l_max": 1,
+        "num_layers": 2,
+        "num_scalar_features": 8,
+        "num_tensor_features": 2,
+        "radial_chemical_embed": {"_target_": "allegro.nn.TwoBodyBesselScalarEmbed", "num_bessels": 4},
+        "avg_num_neighbors": 8.0,
+        **{f"{part}_mlp_hidden_layers_width": 8 for part in parts},
+    }
+
+
+def test_energies_and_physics(make_model, allegro_config, frames, to_data):
+    """Stock energies and forces; covariances that turn with the frame and are smooth at the cutoff."""
+    baseline, model = make_model(allegro_config)
+    readout = find_readout(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in readout.parameters():
+            parameter.copy_(2.0 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    data = to_data(frames[1])
+    expected, output = baseline(dict(data)), model(dict(data))
+    for key in ("total_energy", "atomic_energy", "forces", "stress"):
+        assert torch.equal(expected[key], output[key]), key
+    assert readout.has_pool and output["forces_cov"].shape == (len(frames[1]), 3, 3)
+    covariance = output["forces_cov"]
+    isotropic = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(3)
+    assert (covariance - isotropic).abs().max() > 0.05 * covariance.abs().max(), "isotropic: nothing is tested"
+    move = -torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    turned = model({**data, "pos": data["pos"] @ move.T, "cell": data["cell"] @ move.T})["forces_cov"]
+    assert torch.allclose(turned, move @ covariance @ move.T, rtol=1e-8, atol=1e-10 * covariance.abs().max().item())
+
+
+def as_in_lammps(data):
+    """What pair_allegro gives a model: neighbours beyond the box as ghost atoms, no cell."""
+    from allegro._compile import allegro_data_settings
+
+    return allegro_data_settings({name: value.clone() for name, value in data.items()})
+
+
+def test_ghost_atoms(make_model, allegro_config, frames, to_data):
+    """Uncertainties of LAMMPS's local atoms are those of the periodic structure."""
+    _, model = make_model(allegro_config)
+    with torch.no_grad():
+        for parameter in find_readout(model).parameters():
+            parameter.normal_()
+    data = to_data(frames[1])
+    ghosted = as_in_lammps(data)
+    count, total = len(data["pos"]), len(ghosted["pos"])
+    assert total > count and "cell" not in ghosted
+    expected, found = model(dict(data)), model(ghosted)
+    for key in (*families.get("e2ip").output_keys(), LEVERAGE):
+        assert len(found[key.name]) == total, "as many rows as pair_allegro reads"
+        assert torch.allclose(found[key.name][:count], expected[key.name], rtol=1e-9, atol=1e-12), key.name
+    # Ghost atoms have no neighbours of their own: their forces are parts that LAMMPS adds.
+    assert torch.allclose(found["forces"].sum(0), expected["forces"].sum(0), atol=1e-10)
+
+
+@pytest.mark.nightly
+def test_from_training_to_compiled_models(
+    tmp_path, allegro_config, command, environment, train_files, fast_compiler, frames, run_compiled
+):
+    """Stock ``nequip-train`` and ``nequip-compile --target e2ip_ase`` and ``e2ip_pair_allegro``."""
+    ready = Path(__file__).parents[3] / "configs" / "nequip_e2ip.yaml"
+    config = yaml.safe_load(ready.read_text())
+    statistics = config["training_module"]["model"]["model"]
+    names = ("avg_num_neighbors", "per_type_energy_shifts", "per_type_energy_scales", "type_names", "r_max")
+    changes = {"model_dtype": "float32", **{name: statistics[name] for name in names}}
+    config["training_module"]["model"]["model"] = {**allegro_config, **changes}
+    (tmp_path / "allegro.yaml").write_text(yaml.safe_dump(config))
+    run = [
+        part for part in command("allegro", tmp_path / "run", train_files, "max_epochs=1") if "model.model" not in part
+    ]
+    run[run.index("-cp") + 1] = str(tmp_path)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    checkpoint = tmp_path / "run" / "last.ckpt"
+    tool = [Path(sys.executable).with_name("nequip-compile"), checkpoint]
+    for target in ("ase", "pair_allegro"):
+        options = [tmp_path / f"{target}.nequip.pt2", "--mode", "aotinductor", "--device", "cpu"]
+        done = subprocess.run(
+            [*tool, *options, "--target", f"e2ip_{target}"], env=fast_compiler, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    with pytest.warns(UserWarning, match="never fitted"):  # the last checkpoint is not
+        reference = E2IPCalculator.from_saved_model(checkpoint)
+    compiled = tmp_path / "ase.nequip.pt2"
+    calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
+    ghosted = [as_in_lammps(reference.atoms_to_data(atoms)) for atoms in frames]
+    in_lammps = run_compiled(tmp_path / "pair_allegro.nequip.pt2", ghosted)
+    for atoms, outputs in zip(frames, in_lammps, strict=True):
+        reference.calculate(atoms)
+        calculator.calculate(atoms)
+        for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
+            expected = reference.results[name]
+            assert np.allclose(calculator.results[name], expected, rtol=1e-4, atol=1e-5), name
+            if name not in ("energy", "forces"):
+                assert outputs[name].dtype == np.float64
+                found = outputs[name][: len(atoms)].reshape(expected.shape)
+                assert np.allclose(found, expected, rtol=1e-4, atol=1e-5), name
+
+
+def test_leverage_stays_strictly_local(make_model, allegro_config, frames, to_data):
+    """An atom's leverage does not depend on what is beyond its cutoff, here 4 Å."""
+    from ase import Atoms
+    from nequip.data import AtomicDataDict
+
+    from nequip_ext.fitting.passes import fit_model
+
+    _, model = make_model(allegro_config, evidence="leverage")
+    model.eval()
+    batches = []
+    for seed in range(6):
+        moved = [atoms.copy() for atoms in frames]
+        for number, atoms in enumerate(moved):
+            atoms.rattle(0.05, seed=10 * seed + number)
+        batch = AtomicDataDict.batched_from_list([to_data(atoms) for atoms in moved])
+        batches.append({**batch, "forces": 0.1 * torch.ones_like(batch["pos"])})
+    fit_model(model, batches[:4], batches[4:])
+    assert find_readout(model).leverage.strictly_local
+    water = frames[2]
+    chain = [water + Atoms("OH", [[0.0, 3.5, z], [0.0, 6.5, z]]) for z in (0.0, 0.4)]
+    near = [model(to_data(atoms)) for atoms in (chain[0], chain[0][:4])]
+    for name in ("e2ip_leverage", "forces_cov"):
+        assert torch.allclose(near[0][name][:3], near[1][name][:3], rtol=1e-10), name
+    far = model(to_data(chain[1]))["e2ip_leverage"][:3]
+    assert not torch.allclose(far, near[0]["e2ip_leverage"][:3], rtol=1e-6), "the neighbour is out of range"

@@ -1,0 +1,242 @@
+"""What happens before the first batch, without a line in the user's config."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import lightning
+import pytest
+import torch
+from nequip.train import EnergyForceLoss
+from nequip.train.callbacks import LossCoefficientScheduler
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.layout import Layout
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.settings import Settings
+from nequip_ext import E2IPInputCheck, E2IPLoss, E2IPMetrics, setup
+from nequip_ext.model.readout import find_readout
+from nequip_ext.training import checks
+
+LOSS = {"_target_": "nequip_ext.E2IPLoss"}
+STOCK_LOSS = {"_target_": "nequip.train.EnergyForceLoss"}
+METRICS = {"_target_": "nequip_ext.E2IPMetrics"}
+
+
+@pytest.fixture
+def make_module(gnn_config, default_dtype):
+    """Function that builds a training module; options go to E2IPModel, or None for a stock model."""
+    from nequip.train import EMALightningModule
+
+    def make(options, loss=LOSS, metrics=METRICS, model=None):
+        inner = gnn_config()
+        wrapped = (
+            inner if options is None else {"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": inner, **options}
+        )
+        return EMALightningModule(
+            model=wrapped if model is None else model,
+            num_datasets={"train": 1, "val": 1, "test": 1, "predict": 0},
+            loss=loss,
+            val_metrics=metrics,
+            test_metrics=metrics,
+            info_dict={"runs": ["train"]},
+        )
+
+    return make
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A Trainer as ``nequip-train`` makes it, with the callback that older configs name, too."""
+    return lightning.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=[E2IPInputCheck()],
+    )
+
+
+def set_up(trainer, module, stage="fit"):
+    for callback in trainer.callbacks:
+        callback.setup(trainer, module, stage)
+
+
+def test_every_trainer_has_the_set_up(trainer):
+    assert [point.value for point in entry_points(group="lightning.pytorch.callbacks_factory", name="e2ip")] == [
+        "nequip_ext.setup:callbacks"
+    ]
+    assert sum(isinstance(callback, E2IPInputCheck) for callback in trainer.callbacks) == 2
+
+
+def test_only_the_first_callback_acts(trainer, make_module, monkeypatch):
+    calls = []
+    monkeypatch.setattr(checks, "bind", lambda module: calls.append(module))
+    set_up(trainer, make_module({}))
+    assert len(calls) == 1
+
+
+def test_loss_and_metrics_get_the_models_settings(trainer, make_module):
+    module = make_module({"preset": "paper", "evidence_weight": 0.3, "force_unit": 0.1})
+    set_up(trainer, module)
+    family = module.loss["forces_e2ip"].family
+    assert (family.coupled, family.mse_like, family.evidence_weight) == (False, False, 0.3)
+    set_up(trainer, module, "test")
+    assert module.loss["forces_e2ip"].family.evidence_weight == 0.3
+
+
+def test_the_readout_gets_what_the_loss_alone_was_told(trainer, make_module):
+    module = make_module({"evidence": "independent"}, {**LOSS, "evidence_weight": 0.3})
+    for stage in ("fit", "test"):
+        set_up(trainer, module, stage)
+        assert module.loss["forces_e2ip"].family.evidence_weight == 0.3
+        assert find_readout(module).settings.options["evidence_weight"] == 0.3
+
+
+class GraphReadout(torch.nn.Module):
+    """Stands for the readout in a model: it is found by its name, because packages carry a class of their own."""
+
+    def __init__(self, family="e2ip", **options):
+        super().__init__()
+        layout = Layout(scalars=[(0, 4)], vectors=[(0, 3)], tensors=[(9, 2)])
+        self.readout = Readout(Settings.of(family, options, 0.05), layout)
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "metrics", "message"),
+    [
+        ({}, {"evidence": "independent"}, {}, "E2IPLoss has evidence independent, the model leverage"),
+        ({"preset": "paper"}, {"preset": "default"}, {}, "E2IPLoss has preset default, the model paper"),
+        ({}, {"evidence_weight": 0.1}, {}, "evidence mode 'leverage' has no regulariser"),
+        ({"family": "isotropic"}, {}, {}, "E2IPLoss has readout 'e2ip', the model 'isotropic'"),
+        ({}, {"readout": "isotropic"}, {}, "E2IPLoss has readout 'isotropic', the model 'e2ip'"),
+        ({}, {}, {"readout": "isotropic"}, "E2IPMetrics has readout 'isotropic', the model 'e2ip'"),
+        (None, {}, {}, r"E2IPLoss needs a model with a readout.*nequip_ext\.E2IPModel"),
+        (None, None, {}, r"E2IPMetrics needs a model with a readout.*nequip_ext\.E2IPModel"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together(toy_family, options, loss, metrics, message):
+    parts = [torch.nn.Linear(1, 1) if options is None else GraphReadout(**options)]
+    parts += [] if loss is None else [E2IPLoss(**loss)]
+    with pytest.raises(InputError, match=message):
+        checks.bind(torch.nn.ModuleList([*parts, E2IPMetrics(**metrics)]))
+
+
+def test_a_schedule_must_name_terms_of_the_loss():
+    """NequIP would switch off the rest: with the names of a stock loss, all that the readout learns from."""
+    loss = E2IPLoss()
+    for name in ("forces_e2ip", "per_atom_energy_mse"):
+        checks.check_callbacks([LossCoefficientScheduler({3: {name: 1.0}})], loss)
+    schedule = LossCoefficientScheduler({3: {"per_atom_energy_mse": 1.0, "forces_mse": 5.0}})
+    with pytest.raises(
+        InputError, match=r"names forces_mse, which the loss does not have: its terms are .*forces_e2ip"
+    ):
+        checks.check_callbacks([schedule], loss)
+    checks.check_callbacks([schedule], EnergyForceLoss({"total_energy": 1.0, "forces": 1.0}))
+
+
+def test_weights_are_averaged_by_nequip_alone():
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+    with pytest.raises(InputError, match=r"WeightAveraging tests other weights.*EMALightningModule"):
+        checks.check_callbacks([averaging.WeightAveraging()], E2IPLoss())
+
+
+def test_stock_losses_and_modules_of_others_are_left_alone(trainer, make_module, monkeypatch):
+    told = []
+    monkeypatch.setattr(checks.logger, "warning", told.append)
+    set_up(trainer, make_module(None, STOCK_LOSS, {"_target_": "nequip.train.EnergyForceMetrics"}))
+    assert not told
+    set_up(trainer, make_module({}, STOCK_LOSS, {"_target_": "nequip.train.EnergyForceMetrics"}))
+    assert len(told) == 1 and "the readout of the model learns nothing" in told[0]
+    monkeypatch.setattr(checks, "bind", None)
+    set_up(trainer, lightning.LightningModule())
+
+
+def test_the_readout_is_found_wherever_it_is(make_module):
+    module = make_module({})
+    assert find_readout(module.model) is find_readout(module) is find_readout(module.model["sole_model"])
+    assert find_readout(torch.nn.Linear(1, 1)) is None
+
+
+def test_readouts_of_the_first_version_are_refused(make_module):
+    """Checkpoints by their weights' names, packages by their class."""
+    module = make_module({})
+    state = module.state_dict()
+    old = {name.replace(".readout.trunks.0.", ".head."): value for name, value in state.items()}
+    assert old.keys() != state.keys()
+    with pytest.raises(InputError, match=r"early version of e2ip-plugins.*commit \w+"):
+        module.load_state_dict(old)
+    pooled = {**state, "model.sole_model.model.func.e2ip_readout.head.out.bias": torch.zeros(1)}
+    with pytest.raises(InputError, match="early version"):
+        module.load_state_dict(pooled, strict=False)
+    packaged = type("EvidentialReadout", (torch.nn.Module,), {})()
+    with pytest.raises(InputError, match=r"this model was saved by an early version of e2ip-plugins"):
+        find_readout(torch.nn.Sequential(packaged))
+
+
+def test_no_callback_where_nequip_is_not_in_use(monkeypatch):
+    assert len(setup.callbacks()) == 2
+    monkeypatch.setattr(setup.contract, "problem", lambda: "something is missing")
+    assert setup.callbacks() == []
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "nequip")
+    assert setup.callbacks() == []
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_lightning_of_other_projects_does_not_get_nequip(installed):
+    """Neither where it is installed nor where it is not."""
+    script = """
+import importlib.metadata, sys
+original = importlib.metadata.version
+def version(name):
+    if name == "nequip":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return original(name)
+if not {installed}:
+    importlib.metadata.version = version
+import lightning
+trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+assert not any("e2ip" in type(callback).__module__ for callback in trainer.callbacks)
+assert not any("nequip_ext" in type(callback).__module__ for callback in trainer.callbacks)
+assert "nequip" not in sys.modules and "nequip_ext" in sys.modules
+import nequip_ext
+try:
+    nequip_ext.E2IPModel
+except ValueError as error:
+    assert "NequIP is not installed" in str(error) and not {installed}
+else:
+    assert {installed}
+    from nequip.data._key_registry import _NODE_FIELDS
+    assert "forces_cov" in _NODE_FIELDS
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("{installed}", str(installed))], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_nequip_train_ends_before_training(tmp_path, command, environment, train_files):
+    done = subprocess.run(
+        command("nequip_e2ip", tmp_path / "run", train_files, "++training_module.loss.evidence=independent"),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0 and "Epoch 0" not in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert "InputError: E2IPLoss has evidence independent, the model leverage: give them the same" in last
+
+
+def test_a_validation_set_of_training_frames_is_told_before_the_training(tmp_path, command, environment, train_files):
+    files = {**train_files, "val": train_files["train"]}
+    done = subprocess.run(
+        command("nequip_e2ip", tmp_path / "run", files, "max_epochs=1"),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = done.stdout + done.stderr
+    assert "validation frames are training frames: error bars come out too small" in told
