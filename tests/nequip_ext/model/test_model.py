@@ -9,7 +9,7 @@ from nequip.data import AtomicDataDict
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
-from e2ip_plugins.maths.kernels.eager import _tables
+from e2ip_plugins.maths.kernels.inference import _tables
 from e2ip_plugins.readout.loss import force_loss
 from nequip_ext import E2IPModel
 from nequip_ext.model.readout import TAP_KEY, find_readout
