@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.fit import seen_by
+from e2ip_plugins.fitting.force_errors import record_calls
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import Readout
@@ -90,21 +90,22 @@ def collect(model: Passes, frames: Sequence[Frame], forces: bool = False) -> Fea
         Species that the model does not know.
     """
     parts: Dict[str, List[np.ndarray]] = {"scalars": [], "kinds": [], "leverage": [], "forces": []}
-    with seen_by(model.readout) as seen:
-        for found in model.run(frames, forces):
-            outputs = {"scalars": seen["scalars"], "kinds": seen["kinds"], "leverage": seen["outputs"][LEVERAGE.name]}
-            for name, value in outputs.items():
-                parts[name].append(value.cpu().numpy())
-            missing = np.full((len(seen["kinds"]), 3), np.nan)
-            parts["forces"].append(missing if found is None else found.detach().cpu().double().numpy())
-    table = {name: np.concatenate(values) for name, values in parts.items()}
-    of_atoms = np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames])
+    with record_calls(model.readout) as call:
+        for predicted in model.run(frames, forces):
+            atoms = len(call["kinds"])
+            parts["scalars"].append(call["scalars"].cpu().numpy())
+            parts["kinds"].append(call["kinds"].cpu().numpy())
+            parts["leverage"].append(call["outputs"][LEVERAGE.name].cpu().numpy())
+            parts["forces"].append(
+                np.full((atoms, 3), np.nan) if predicted is None else predicted.detach().cpu().double().numpy()
+            )
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
     return Features(
-        table["scalars"].astype(np.float64),
-        table["kinds"],
-        of_atoms,
-        table["leverage"].astype(np.float64),
-        table["forces"],
+        columns["scalars"].astype(np.float64),
+        columns["kinds"],
+        np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames]),
+        columns["leverage"].astype(np.float64),
+        columns["forces"],
         len(frames),
     )
 

@@ -7,19 +7,8 @@ import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
 
+from e2ip_plugins.leverage.form import FORM, LeverageForm, softened
 from e2ip_plugins.leverage.module import Leverage
-
-#: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
-RIDGE = 1e-5
-
-#: τ of ψ: deviations count as squares up to some √τ standard deviations.
-SOFT = 6.0
-
-#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for a head's together.
-ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
-
-#: How much of its species' covariance enters that of a region: between two regions is not outside.
-SHARED = 0.1
 
 #: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
 ALIKE = 5e-7
@@ -61,8 +50,7 @@ class Moments:
     ----------
     features : dict of (n, D) arrays
         Atoms by kind; one at least.
-    ridge : float
-        See `RIDGE`.
+    form : LeverageForm
     per_head : int, optional
         Kinds that a head has, of which the first are 0 to that, and so on. Heads know nothing of each other: what
         supports one's predictions says nothing of another's. None: there is one.
@@ -75,12 +63,14 @@ class Moments:
         Empty where a kind has a single region, which is the kind itself.
     """
 
-    def __init__(self, features: Dict[int, np.ndarray], ridge: float = RIDGE, per_head: Optional[int] = None) -> None:
-        self.ridge, self.per_head = ridge, per_head
+    def __init__(
+        self, features: Dict[int, np.ndarray], form: LeverageForm = FORM, per_head: Optional[int] = None
+    ) -> None:
+        self.form, self.per_head = form, per_head
         self.total = {kind: Scatter(x) for kind, x in features.items()}
         self.regions: Dict[int, List[Scatter]] = {}
         for kind, x in features.items():
-            number = number_of_regions(len(x), x.shape[1], len(self._of_head(kind)))
+            number = number_of_regions(len(x), x.shape[1], len(self._of_head(kind)), form)
             self.regions[kind] = _regions(x, self._shrunk(kind), number)
 
     def weight(self, kind: int) -> float:
@@ -117,7 +107,7 @@ class Moments:
         """
         leverage = Leverage(features.shape[1], 1).double()
         self._fill(leverage, {0: kind})
-        return leverage, float(np.average(distances(leverage, features, 0), weights=weights))
+        return leverage, float(np.average(distances(leverage, features, 0, self.form), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
         """Into the leverage's buffers.
@@ -128,7 +118,7 @@ class Moments:
             Atoms by kind, over which the mean leverage is to be 1.
         """
         self._fill(leverage, {kind: kind for kind in self.total})
-        means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
+        means = {kind: float(distances(leverage, x, kind, self.form).mean()) for kind, x in features.items()}
         for kind in means:
             norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
             leverage.region_norms[kind] = norms[kind]
@@ -140,9 +130,9 @@ class Moments:
 
     def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
         """Region of a kind that atoms (n, D) are in (n,) int."""
-        white = self.whiten(kind, x) / np.sqrt(SOFT)
-        parts = [white * stretch - offset for stretch, offset in self._places(kind)]
-        return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in parts], axis=0)
+        white = self.whiten(kind, x) / np.sqrt(self.form.soft)
+        parts = [torch.from_numpy(white * stretch - offset) for stretch, offset in self._places(kind)]
+        return np.argmin([softened(z).sum(-1).numpy() for z in parts], axis=0)
 
     def _of_head(self, kind: int) -> List[int]:
         """Kinds of the same head."""
@@ -165,7 +155,7 @@ class Moments:
     def _std(self, variances: np.ndarray) -> np.ndarray:
         variances = variances.clip(min=0.0)
         # A species with a single atom, or all of them alike, has no variance at all.
-        return np.sqrt(variances + max(self.ridge * variances.mean(), 1e-12))
+        return np.sqrt(variances + max(self.form.ridge * variances.mean(), 1e-12))
 
     def _places(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
         """Of every region of a kind how many times narrower it is along the kind's axes, and its middle there (D,).
@@ -183,9 +173,9 @@ class Moments:
         for part in parts:
             weight = size / (size + part.count)
             local = (1.0 - weight) * part.covariance + weight * within
-            mixed = (1.0 - SHARED) * local + SHARED * covariance
+            mixed = (1.0 - self.form.shared) * local + self.form.shared * covariance
             stretch = std / self._std((axes * (mixed @ axes)).sum(0))
-            yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(SOFT)
+            yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(self.form.soft)
 
     def _fill(self, leverage: Leverage, kinds: Dict[int, int]) -> None:
         """Moments of some kinds, by the kind that they are to the leverage."""
@@ -195,7 +185,7 @@ class Moments:
             axes, std = self._axes(kind)
             leverage.axes[known_as] = row
             leverage.centres[known_as] = torch.from_numpy(self.total[kind].mean).to(leverage.centres)
-            leverage.whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(SOFT))).to(leverage.centres)
+            leverage.whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(self.form.soft))).to(leverage.centres)
             for region, (stretch, offset) in enumerate(places[known_as]):
                 leverage.region_stretch[known_as, region] = torch.from_numpy(stretch).to(leverage.centres)
                 leverage.region_offsets[known_as, region] = torch.from_numpy(offset).to(leverage.centres)
@@ -219,17 +209,17 @@ def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     return {kind: 1.0 / (mean if mean > least else usual) for kind, mean in means.items()}
 
 
-def distances(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray:
-    """The leverage's own distance of atoms (n, D), in its precision."""
+def distances(leverage: Leverage, features: np.ndarray, kind: int, form: LeverageForm = FORM) -> np.ndarray:
+    """Return h (n,) of atoms (n, D) of a kind, computed in the precision of the leverage."""
     scalars = torch.from_numpy(features).to(leverage.centres)
     with torch.no_grad():
-        parts = [leverage._distance(x, torch.full((len(x),), kind, device=x.device)) for x in scalars.split(4096)]
+        parts = [leverage.distances(x, torch.full((len(x),), kind, device=x.device), form) for x in scalars.split(4096)]
     return torch.cat(parts).double().cpu().numpy()
 
 
-def number_of_regions(count: int, size: int, kinds: int) -> int:
-    """Regions, at least one, that ``count`` atoms of one of ``kinds`` kinds are divided into by ``size`` features."""
-    return max(1, min(count // (ATOMS_PER_FEATURE * size), MAX_REGIONS_OF_SPECIES, MAX_REGIONS // kinds))
+def number_of_regions(count: int, size: int, kinds: int, form: LeverageForm = FORM) -> int:
+    """Return how many regions ``count`` atoms of one of ``kinds`` kinds are divided into by ``size`` features."""
+    return max(1, min(count // (form.atoms_per_feature * size), form.max_regions_of_kind, form.max_regions // kinds))
 
 
 def _regions(x: np.ndarray, covariance: np.ndarray, number: int) -> List[Scatter]:

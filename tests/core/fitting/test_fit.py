@@ -18,10 +18,12 @@ from scipy.stats import multivariate_t
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
-from e2ip_plugins.fitting import fit, moments, training_atoms
-from e2ip_plugins.fitting.constants import PRIOR_GROWTH, PRIOR_WIDTH, Constants
-from e2ip_plugins.fitting.fit import Labelled, fit_leverage, some
-from e2ip_plugins.leverage.form import FAR
+from e2ip_plugins.fitting import training_atoms
+from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.fitting.fit import fit_leverage, training_subset
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.leverage.form import FORM
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
@@ -94,7 +96,7 @@ def training_of(readout, frames, size=7, counted=None):
 def validation_of(readout, frames, size=7):
     for batch in batches(frames, size):
         _, number = run(readout, batch)
-        yield Labelled(torch.cat([frame.residual for frame in batch]), number)
+        yield ForceErrors(torch.cat([frame.residual for frame in batch]), number)
 
 
 def fit_frames(readout, training, validation, size=7, **settings):
@@ -161,9 +163,9 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
         assert report.shrinkage[0, kind] == pytest.approx(weight)
         covariance = (1 - weight) * own[kind] + weight * pool
         values, axes = np.linalg.eigh(covariance)
-        values += moments.RIDGE * values.mean()
+        values += FORM.ridge * values.mean()
         z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
-    psi = np.stack([(np.sqrt(1 + np.square(part) / moments.SOFT) - 1).sum(-1) for part in z])
+    psi = np.stack([(np.sqrt(1 + np.square(part) / FORM.soft) - 1).sum(-1) for part in z])
     expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
@@ -176,7 +178,7 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
 
 @pytest.mark.parametrize(("atoms", "regions"), [(31, 1), (32, 1), (63, 1), (64, 2), (95, 2), (96, 3), (1000, 16)])
 def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
-    assert moments.ATOMS_PER_FEATURE * SIZE == 32
+    assert FORM.atoms_per_feature * SIZE == 32
     readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
@@ -192,11 +194,13 @@ def _alone(readout, x, species):
     yield None
 
 
-def test_no_more_regions_than_all_species_together_may_have(monkeypatch):
-    monkeypatch.setattr(moments, "MAX_REGIONS", 6)
+def test_no_more_regions_than_all_species_together_may_have():
     readout, (frame,) = make_readout(), make_frames(1, 1000)
     report = fit_leverage(
-        readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1))
+        readout,
+        _alone(readout, frame.x, frame.species),
+        validation_of(readout, make_frames(3, seed=1)),
+        form=FORM._replace(max_regions=6),
     )
     assert readout.leverage.regions().tolist() == [3, 3] and report.regions == 6
 
@@ -226,11 +230,11 @@ def test_two_phases_are_two_regions_that_share_a_little():
         for part in parts:
             weight = SIZE / (SIZE + len(part))
             local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
-            covariance = (1 - moments.SHARED) * local + moments.SHARED * total
+            covariance = (1 - FORM.shared) * local + FORM.shared * total
             values = np.diag(axes.T @ covariance @ axes)
-            values = values + moments.RIDGE * values.mean()
+            values = values + FORM.ridge * values.mean()
             z = (atoms - part.mean(0)) @ axes / np.sqrt(values)
-            psi.append((np.sqrt(1 + np.square(z) / moments.SOFT) - 1).sum(-1))
+            psi.append((np.sqrt(1 + np.square(z) / FORM.soft) - 1).sum(-1))
         return np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
 
     usual = distances(features).mean()
@@ -284,7 +288,7 @@ def test_species_without_training_atoms_are_named_and_far():
     assert warning.startswith("no training atoms of Xe: their leverage is 1e+06")
     found, _ = run(readout, make_frames(2, seed=3))
     species = torch.cat([frame.species for frame in make_frames(2, seed=3)])
-    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), FAR))
+    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), FORM.far))
     torch.testing.assert_close(found["e2ip_kappa"][species == 1], torch.full((4,), 1e-6))
     assert report.atoms == {(0, 0): 100}
 
@@ -387,7 +391,7 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
 # Constants
 
 
-@pytest.mark.parametrize(("growth", "log_scale"), [(PRIOR_GROWTH, 0.3), (1.2, -0.5)])
+@pytest.mark.parametrize(("growth", "log_scale"), [(FORM.prior_growth, 0.3), (1.2, -0.5)])
 def test_constants_that_made_the_errors_are_found_again(training, growth, log_scale):
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
@@ -396,7 +400,7 @@ def test_constants_that_made_the_errors_are_found_again(training, growth, log_sc
     found = report.constants[0]
     low, high = found.growth_interval
     error = 0.5 * math.log(high / low)
-    assert error < 0.6 * PRIOR_WIDTH, "what was drawn says more than the prior"
+    assert error < 0.6 * FORM.prior_width, "what was drawn says more than the prior"
     assert abs(math.log(found.growth / growth)) < 2.5 * error
     assert 0.01 < found.log_scale_error < 0.2 and abs(found.log_scale - log_scale) < 2.5 * found.log_scale_error
     assert (found.configurations, found.atoms) == (900, 4500) and found.nll[1] < found.nll[0]
@@ -433,10 +437,10 @@ def posterior_mode(readout, validation):
             covariance = nu[i] / (nu[i] - 2) * (1 + 1 / kappa[i]) * sigma0[i] * factor[i]
             nll[i] = -multivariate_t.logpdf(residual[i], np.zeros(3), covariance, df=nu[i] - 2)
         effective = np.bincount(number.numpy()).sum() ** 2 / np.square(np.bincount(number.numpy())).sum()
-        prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+        prior = 0.5 * ((constants[0] - math.log(FORM.prior_growth)) / FORM.prior_width) ** 2
         return effective * nll.mean() + prior
 
-    simplex = math.log(PRIOR_GROWTH) * np.array([1.0, 0.0]) + np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
+    simplex = math.log(FORM.prior_growth) * np.array([1.0, 0.0]) + np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     options = {"xatol": 1e-5, "fatol": 1e-8, "initial_simplex": simplex}
     return minimize(objective, simplex[0], method="Nelder-Mead", options=options).x, objective
 
@@ -452,12 +456,12 @@ def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_ma
     found = report.constants[0]
     assert math.log(found.growth) == pytest.approx(log_growth, abs=2e-3)
     assert found.log_scale == pytest.approx(log_scale, abs=2e-3)
-    prior = 0.5 * ((math.log(found.growth) - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+    prior = 0.5 * ((math.log(found.growth) - math.log(FORM.prior_growth)) / FORM.prior_width) ** 2
     sizes = np.array([len(frame.x) for frame in validation])
     effective = sizes.sum() ** 2 / np.square(sizes).sum()
     at_the_mode = objective([math.log(found.growth), found.log_scale])
     assert effective * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
-    assert 0.5 < found.growth < PRIOR_GROWTH, "between what is true and what was expected"
+    assert 0.5 < found.growth < FORM.prior_growth, "between what is true and what was expected"
     outputs, _ = run(make_readout(), validation)
     law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
     nll = law.negative_log_likelihood(torch.cat([frame.residual for frame in validation]).numpy())
@@ -469,13 +473,13 @@ def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(tra
     fit_frames(readout, training, make_frames(5, seed=1))
     validation = drawn(readout, make_frames(10, seed=2), 0.3, 0.0)
     found = fit_frames(readout, training, validation).constants[0]
-    assert abs(math.log(found.growth / PRIOR_GROWTH)) < PRIOR_WIDTH
+    assert abs(math.log(found.growth / FORM.prior_growth)) < FORM.prior_width
 
 
 def test_standard_errors_are_those_of_resampled_configurations(training):
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
-    validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::15]), PRIOR_GROWTH, 0.2)
+    validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::15]), FORM.prior_growth, 0.2)
     few = training[:20]
     found = fit_frames(readout, few, validation, size=60).constants[0]
     rng = np.random.default_rng(0)
@@ -487,7 +491,7 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
     growth, scale = np.std(samples, axis=0)
     low, high = found.growth_interval
     # Resampled frames do not resample the prior: what it adds is on top.
-    assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * PRIOR_WIDTH
+    assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * FORM.prior_width
     assert 0.6 * scale < found.log_scale_error < 1.7 * scale
 
 
@@ -500,7 +504,7 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     seen, validation = drawn(readout, training * 2, 2.0, 0.3, seed=1), drawn(readout, validation, 2.0, 0.3, seed=2)
     seen = [frame._replace(residual=factor * frame.residual) for frame in seen]
     found, none = (
-        fit_frames(one, training, validation, constant=constant, known=known).constants[0]
+        fit_frames(one, training, validation, constant=constant, training_errors=known).constants[0]
         for one, known in ((readout, validation_of(readout, seen)), (plain, ()))
     )
     expected = max(0.0, -2.0 * math.log(factor))
@@ -525,7 +529,9 @@ def test_few_configurations_say_little_of_the_optimism(training):
     for count in (2, 200):
         seen, validation = (drawn(readout, make_frames(count, seed=s), 2.5, 0.0, seed=s) for s in (4, 5))
         seen = [frame._replace(residual=0.5 * frame.residual) for frame in seen]
-        found[count] = fit_frames(readout, training, validation, known=validation_of(readout, seen)).constants[0]
+        found[count] = fit_frames(
+            readout, training, validation, training_errors=validation_of(readout, seen)
+        ).constants[0]
     assert found[2].optimism < 0.7 * found[200].optimism and found[2].optimism_error > 0.15
 
 
@@ -534,13 +540,13 @@ def test_training_configurations_without_forces_tell_no_optimism(training):
     bare = [frame._replace(residual=torch.full_like(frame.residual, math.nan)) for frame in training]
     exact = [frame._replace(residual=torch.zeros_like(frame.residual)) for frame in training]
     for known in (bare, exact):
-        report = fit_frames(readout, training, validation, known=validation_of(readout, known))
+        report = fit_frames(readout, training, validation, training_errors=validation_of(readout, known))
         assert report.constants[0].optimism == 0.0 and len(report.lines()) == 2
 
 
 @pytest.mark.parametrize("sizes, chosen", [((3, 50), 3), ((450, 50), 225), ((1000, 50), 200), ((10, 0), 1)])
 def test_training_configurations_to_compare_with(sizes, chosen):
-    found = some(*sizes)
+    found = training_subset(*sizes)
     assert len(found) == chosen and found[0] == 0 and found[-1] < sizes[0]
 
 
@@ -624,7 +630,7 @@ def test_references_in_other_units_are_told(training):
                 run(readout, [frame])
                 forces = torch.from_numpy(rng.normal(size=frame.residual.shape))
                 reference = factor * (forces + frame.residual)
-                yield Labelled(reference - forces, torch.zeros(len(forces), dtype=torch.long), forces)
+                yield ForceErrors(reference - forces, torch.zeros(len(forces), dtype=torch.long), forces)
 
         readout = make_readout()
         report = fit_leverage(readout, training_of(readout, training, 1), validation(readout))
@@ -698,7 +704,7 @@ def test_of_a_species_without_training_atoms_the_others_variance_is_typical():
     known, lacking = readout.leverage.log_variance[:2]
     assert abs(known) > 0.1 and lacking == known
     outputs = run(readout, make_frames(4, seed=2, species=(1,)))[0]
-    assert (outputs["e2ip_leverage"] == FAR).all()
+    assert (outputs["e2ip_leverage"] == FORM.far).all()
     # A million of the typical variances, but for a fifth of the atom's own logarithm.
     own = E2IP.log_variance(run(make_readout(), make_frames(4, seed=2, species=(1,)))[0])
     growth = readout.leverage.growth[0]
@@ -802,7 +808,7 @@ def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning(
     report = fit_frames(readout, training, make_frames(12, seed=1))
     (warning,) = report.warnings
     assert warning.startswith("no validation atoms with forces for head 1: the growth is the expected 2.5")
-    assert set(report.constants) == {0} and readout.leverage.growth[1] == PRIOR_GROWTH
+    assert set(report.constants) == {0} and readout.leverage.growth[1] == FORM.prior_growth
     assert readout.leverage.log_factor[2:].tolist() == [0.0, 0.0]
     # One of the other head's atoms has them.
     assert readout.leverage.log_factor[:2].ne(0).all() and leverages(readout, training).isfinite().all()
@@ -822,7 +828,7 @@ def test_families_that_do_not_take_it_get_moments_alone(toy_family, training):
 
 def test_report_in_words():
     constants = Constants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
-    report = fit.Report({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
+    report = FitReport({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",
         "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL on 30 "
@@ -888,7 +894,7 @@ def share(rank, world):
 def fit_of_process(rank, world):
     readout, (training, validation) = make_readout(), share(rank, world)
     known = [frame._replace(residual=0.4 * frame.residual) for frame in training]
-    report = fit_frames(readout, training, validation, size=4, known=validation_of(readout, known))
+    report = fit_frames(readout, training, validation, size=4, training_errors=validation_of(readout, known))
     _, wide = share(0, 1)
     return {
         "leverage": leverages(readout, wide).tolist(),

@@ -8,7 +8,7 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
-from e2ip_plugins.leverage.form import MAX_RATIO, Support, inflate
+from e2ip_plugins.leverage.form import FORM, Support, inflate
 
 F64 = torch.float64
 UNIT = torch.tensor(0.05, dtype=F64)
@@ -72,7 +72,7 @@ def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, 
     far = (distance * one).requires_grad_()
     support = Support(one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True))
     log_factor, excess = inflate(support, own)
-    assert 0.999 / MAX_RATIO <= excess.item() <= 1.001 * MAX_RATIO and log_factor.isfinite()
+    assert 0.999 / FORM.max_ratio <= excess.item() <= 1.001 * FORM.max_ratio and log_factor.isfinite()
     for gradient in torch.autograd.grad(excess.log().sum(), (own, far)):
         assert gradient.isfinite().all()
 
@@ -93,7 +93,7 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
 def test_far_away_mostly_the_species_variance_counts(own):
     """What the network says there is an extrapolation, up or down."""
     support = Support(*torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
-    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), max_ratio=1e12)
+    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
     usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
     grown = ((1.0 + 2.5 * (0.1 * 6e4 + 0.9 * 11.0)) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
@@ -180,7 +180,7 @@ def test_kappa_and_covariances_stay_within_bounds_however_far_an_atom_is():
         support = Support(*(v if v.dtype == torch.bool else v.to(dtype) for v in support_of(expected, distance)))
         found = family()(coefficients(5).to(dtype), UNIT.to(dtype), support)
         kappa = found["e2ip_kappa"]
-        assert (kappa >= 0.999 / MAX_RATIO).all() and (kappa <= 1.001 * MAX_RATIO).all()
+        assert (kappa >= 0.999 / FORM.max_ratio).all() and (kappa <= 1.001 * FORM.max_ratio).all()
         assert (kappa.diff() <= 0).all()
         for name, value in found.items():
             assert value.isfinite().all(), name
