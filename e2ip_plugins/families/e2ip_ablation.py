@@ -5,12 +5,11 @@ paper's own way: a matrix exponential in the model's precision, and a Cholesky f
 Everything else is that of ``e2ip``.
 """
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.interface import Option
 from e2ip_plugins.families.niw import NIW
@@ -21,9 +20,6 @@ from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_
 
 #: What training ends with once the published numerics fail.
 FACTORISATION_FAILED = "Cholesky factorisation of Σ0 failed"
-
-NUMERICS = ("closed", "published")
-DAMPERS = ("on", "off")
 
 #: Knee and ceiling that nothing reaches.
 NO_DAMPER = (1e6, 2e6)
@@ -44,8 +40,13 @@ class E2IPAblation(E2IP):
     name = "e2ip-ablation"
     options = (
         *NIW.options,
-        Option("numerics", "closed (the default) or published: matrix exponential and Cholesky factorisation"),
-        Option("damper", "of the coefficients of the covariance: on (the default) or off"),
+        Option(
+            "numerics",
+            "closed (the default) or published: matrix exponential and Cholesky factorisation",
+            "closed",
+            choices=("closed", "published"),
+        ),
+        Option("damper", "of the coefficients of the covariance: on (the default) or off", "on", choices=("on", "off")),
     )
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -54,16 +55,6 @@ class E2IPAblation(E2IP):
         if options["damper"] == "off":
             self.scalar_damper = self.tensor_damper = NO_DAMPER
         self.squarings = SQUARINGS  # TorchScript reads no globals
-
-    @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """See `Family`."""
-        own = {"numerics": NUMERICS, "damper": DAMPERS}
-        chosen = {name: given.get(name, known[0]) for name, known in own.items()}
-        for name, value in chosen.items():
-            if value not in own[name]:
-                raise InputError(f"{name} is '{value}'; choose from: {', '.join(own[name])}")
-        return {**super().resolve({name: value for name, value in given.items() if name not in own}), **chosen}
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
@@ -100,6 +91,3 @@ class E2IPAblation(E2IP):
     def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor) -> Tensor:
         """log Σ0/(eV²/Å²) as sym6 (N, 6)."""
         return log_sigma0_of(s, t, force_unit, Constants(self.coupled, self.scalar_damper, self.tensor_damper))
-
-
-FAMILY = E2IPAblation

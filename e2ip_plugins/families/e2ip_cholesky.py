@@ -94,6 +94,3 @@ def _product(log_diagonal: Tensor, rows: Tensor) -> Tensor:
         ],
         dim=-1,
     )
-
-
-FAMILY = E2IPCholesky

@@ -1,7 +1,8 @@
 """``eip``: a Normal-Inverse-Gamma for every Cartesian component (Xu et al. 2025, https://arxiv.org/abs/2407.13994).
 
-The diagonal rival of ``e2ip``: three independent distributions along the axes of a fixed frame, with evidence of their
-own, from invariant features. Per component NIG(γ, ν, α, β) with γ the host's force, in units of σ_ref. Two likelihoods:
+The diagonal counterpart of ``e2ip``: three independent distributions along the axes of a fixed frame, with evidence of
+their own, from invariant features. Per component NIG(γ, ν, α, β), γ being the predicted force, in units of σ_ref. Two
+likelihoods:
 
 ``quantile``
     As published: evidential quantile regression (Hüttel et al. 2023) at q = 0.6. With
@@ -15,7 +16,6 @@ Files carry these Student-t distributions, not ν, α and β: z is a variance th
 so that β does not convert to other units.
 """
 
-import importlib
 import math
 from typing import Any, Dict, Final, Mapping, Optional, Tuple
 
@@ -23,14 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, force_views
+from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, checked_number, force_views
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import damp
 from e2ip_plugins.maths.student import softplus
-
-LIKELIHOODS = ("quantile", "nig")
 
 #: q, and weight of the regulariser (the authors' programs).
 QUANTILE, REGULARISER_WEIGHT = 0.6, 0.1
@@ -43,11 +40,16 @@ class EIP(Family):
 
     name = "eip"
     uq_family = "nig"
+    law_name = "componentwise"
     equivariant = False
     options = (
-        Option("likelihood", "quantile (the default, as published) or nig"),
+        Option("likelihood", "quantile (the default, as published) or nig", "quantile", choices=("quantile", "nig")),
         Option(
-            "regulariser_weight", f"weight of the evidence regulariser (default: {REGULARISER_WEIGHT})", float, True
+            "regulariser_weight",
+            f"weight of the evidence regulariser (default: {REGULARISER_WEIGHT})",
+            REGULARISER_WEIGHT,
+            float,
+            loss_only=True,
         ),
     )
     parameter_keys = (
@@ -73,14 +75,8 @@ class EIP(Family):
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        likelihood = given.get("likelihood", LIKELIHOODS[0])
-        if likelihood not in LIKELIHOODS:
-            raise InputError(f"unknown likelihood '{likelihood}'; choose from: {', '.join(LIKELIHOODS)}")
-        weight = given.get("regulariser_weight", REGULARISER_WEIGHT)
-        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"regulariser_weight must be a finite number >= 0, got {weight}")
-        return {"likelihood": likelihood, "regulariser_weight": float(weight)}
+        options = super().resolve(given)
+        return {**options, "regulariser_weight": checked_number(options, "regulariser_weight")}
 
     def evidence(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """ν, α and β (N, 3), the last in units of σ_ref²."""
@@ -161,21 +157,16 @@ class EIP(Family):
         return {**parameters, "eip_log_scale2": widened}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """Three independent Student-t distributions."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        return laws.Componentwise(
-            shift=parameters["eip_shift"],
-            log_scale=parameters["eip_log_scale2"],
-            dof=parameters["eip_dof"],
-            epistemic_share=parameters["eip_epistemic_share"],
-        )
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; three independent Student-t distributions."""
+        return {
+            "shift": parameters["eip_shift"],
+            "log_scale": parameters["eip_log_scale2"],
+            "dof": parameters["eip_dof"],
+            "epistemic_share": parameters["eip_epistemic_share"],
+        }
 
 
 def _views(log_scale2: Tensor, dof: Tensor, share: Tensor) -> Dict[str, Tensor]:
     variance = torch.exp(log_scale2) * dof / (dof - 2.0)
     return force_views(torch.diag_embed((1.0 - share) * variance), torch.diag_embed(share * variance))
-
-
-FAMILY = EIP

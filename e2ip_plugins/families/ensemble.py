@@ -3,8 +3,7 @@
 ``e2ip ensemble`` makes such predictions from files of several models; a family of this kind is trained so.
 """
 
-import importlib
-from typing import Any, Dict
+from typing import Dict
 
 import numpy as np
 from torch import Tensor
@@ -49,9 +48,7 @@ class Ensemble(Family):
         return {**parameters, "ensemble_log_cov": log_of_widened(parameters["ensemble_log_cov"], factor, floor)}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The Gaussian with this covariance."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        log_eigenvalues, axes = laws.log_eigen(parameters["ensemble_log_cov"])
-        return laws.Elliptical(log_eigenvalues, axes, epistemic_share=parameters["ensemble_epistemic_share"])
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; the Gaussian with this covariance."""
+        share = parameters["ensemble_epistemic_share"]
+        return {"log_matrix": parameters["ensemble_log_cov"], "epistemic_share": share}

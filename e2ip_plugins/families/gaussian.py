@@ -5,23 +5,22 @@ learned from errors says nothing of what the model has not seen. Several runs ma
 is epistemic (`e2ip_plugins.families.interface.committee_views`).
 """
 
-import importlib
 import math
-from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import (
-    BETA,
     SCALAR_DAMPER,
     TENSOR_DAMPER,
     Family,
+    beta_option,
+    checked_number,
     convert_log_matrix,
     force_views,
     pulled,
-    resolve_beta,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
@@ -37,13 +36,12 @@ class Gaussian(Family):
     """
 
     uq_family = "gaussian"
-    options = (BETA,)
+    options = (beta_option(0.0),)
     parameter_keys = (
         OutputKey(
             "gaussian_log_cov", (6,), "log(eV²/Å²)", "matrix logarithm of the covariance, xx, yy, zz, yz, xz, xy"
         ),
     )
-    default_beta: ClassVar[float] = 0.0
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -54,8 +52,7 @@ class Gaussian(Family):
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        return {"beta": resolve_beta(given.get("beta", cls.default_beta))}
+        return {"beta": checked_number(super().resolve(given), "beta", 1.0)}
 
     def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
         """Of the logarithm of the covariance in units of σ_ref²: trace/√3 (N,) and coordinates of the rest (N, k)."""
@@ -115,11 +112,9 @@ class Gaussian(Family):
         return {**parameters, "gaussian_log_cov": log_of_widened(parameters["gaussian_log_cov"], factor, floor)}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The Gaussian with this covariance."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        return laws.Elliptical(*laws.log_eigen(parameters["gaussian_log_cov"]))
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; the Gaussian with this covariance."""
+        return {"log_matrix": parameters["gaussian_log_cov"]}
 
 
 def _views(log_covariance: Tensor) -> Dict[str, Tensor]:

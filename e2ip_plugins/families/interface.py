@@ -1,13 +1,13 @@
 """What a predictive family is: all that the rest of this package asks of one.
 
-A family turns coefficients, which the trunk computes from a host's features, into the parameters of a distribution over
-every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`; its law for
-NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as in
-`e2ip_plugins.families.niw`.
+A family turns coefficients, which the trunk computes from a model's features, into the parameters of a distribution
+over every atom's force. To add one: (1) write a file of this folder with a subclass of `Family`, (2) add the class to
+`e2ip_plugins.families.FAMILIES`, (3) write its tests. tests/families/isotropic.py is a short example.
 """
 
 import inspect
 import math
+import sys
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -32,25 +32,28 @@ class Option(NamedTuple):
     Attributes
     ----------
     name, help : str
+    default
+        None: `Family.resolve` says what it is.
     type : callable
-        From a string to the value: what MACE's command line gives, and NequIP's YAML may.
+        From a string to the value: MACE's command line gives strings, and NequIP's YAML may.
     loss_only : bool
         Whether the weights of a readout mean the same whatever it is.
+    choices : tuple of str
+        Values; empty: any, or what `Family.resolve` checks.
     """
 
     name: str
     help: str
+    default: Any = None
     type: Callable[[str], Any] = str
     loss_only: bool = False
+    choices: Tuple[str, ...] = ()
 
 
-#: Of families whose loss is `pulled`.
-BETA = Option(
-    "beta",
-    "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)",
-    float,
-    loss_only=True,
-)
+def beta_option(default: float) -> Option:
+    """Return the option of families whose loss is `pulled`."""
+    description = "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)"
+    return Option("beta", description, default, float, loss_only=True)
 
 
 class Family(nn.Module):
@@ -80,7 +83,9 @@ class Family(nn.Module):
         Whether its 0e coefficients are atoms' shares of energies, in any unit per atom, of which it is given the
         forces instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
     equivariant : bool
-        Whether its covariance turns with the structure. Rivals in a fixed frame do not.
+        Whether its covariance turns with the structure. That of families in a fixed frame does not.
+    law_name : str
+        Law of `law_arguments`, by its name in `e2ip_plugins.families.laws`.
     """
 
     name: ClassVar[str]
@@ -89,16 +94,18 @@ class Family(nn.Module):
     parameter_keys: ClassVar[Tuple[OutputKey, ...]]
     own_views: ClassVar[Tuple[OutputKey, ...]] = ()
     equivariant: ClassVar[bool] = True
+    law_name: ClassVar[str] = "elliptical"
 
     num_scalars: int
     num_tensors: int
     initial_scalars: Tuple[float, ...]
-    takes_support: bool = False
+    takes_support: bool
     takes_forces: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """``options`` are complete, as `resolve` gives them."""
         super().__init__()
+        self.takes_support = False
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
@@ -168,8 +175,8 @@ class Family(nn.Module):
         raise NotImplementedError
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The distributions as an `e2ip_plugins.families.laws.Law`, from NumPy parameters (N, …)."""
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """Return the arguments of the family's law from NumPy parameters (N, …), see `e2ip_plugins.families.laws`."""
         raise NotImplementedError
 
     @classmethod
@@ -193,17 +200,19 @@ class Family(nn.Module):
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options from those that the user gave; `InputError` for what does not go together.
-
-        A family with options fills in its defaults here.
-        """
+        """Return complete options from those that the user gave; `InputError` for what does not go together."""
         cls.check_names(given)
-        return dict(given)
+        options = {option.name: given.get(option.name, option.default) for option in cls.options}
+        for option in cls.options:
+            if option.choices and options[option.name] not in option.choices:
+                listed = ", ".join(option.choices)
+                raise InputError(f"unknown {option.name} '{options[option.name]}'; choose from: {listed}")
+        return options
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """Options with those made equal under which the weights of a readout mean the same."""
-        return dict(options)
+        """Return the options that change what the weights of a readout mean; values that mean the same made equal."""
+        return {option.name: options[option.name] for option in cls.options if not option.loss_only}
 
     @classmethod
     def check_names(cls, given: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
@@ -247,11 +256,13 @@ def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
     return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
 
 
-def resolve_beta(beta: Any) -> float:
-    """The β of `pulled` that a user gave; `InputError` unless it is a number from 0 to 1."""
-    if isinstance(beta, str) or not 0.0 <= beta <= 1.0:
-        raise InputError(f"beta must be a number from 0 to 1, got {beta}")
-    return float(beta)
+def checked_number(options: Mapping[str, Any], name: str, most: float = sys.float_info.max) -> float:
+    """Return an option that is a number from 0 to ``most``; `InputError` for others."""
+    value = options[name]
+    if isinstance(value, str) or not 0.0 <= value <= most:
+        wanted = "finite number >= 0" if most == sys.float_info.max else f"number from 0 to {most:g}"
+        raise InputError(f"{name} must be a {wanted}, got {value}")
+    return float(value)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:

@@ -1,24 +1,21 @@
 """Predicted force distributions of N atoms, and what they say of errors (NumPy, float64).
 
-Notation: e = y - γ is the reference minus the predicted force of an atom. A family makes a `Law` of its parameters;
-everything that judges predictions asks the law and knows no family.
+Notation: e = y - γ is the reference minus the predicted force of an atom. `law_of` makes a `Law` of the parameters of a
+family; everything that judges predictions asks the law and knows no family. Packaged models do not carry this file, and
+with it SciPy: no family may import it.
 """
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Tuple
+from typing import Callable, Dict, Optional, Type, Union
 
 import numpy as np
 from scipy.special import chdtr, elliprg, fdtr, poch, stdtr
 
+from e2ip_plugins.families.interface import Family
+
 #: Draws per atom, and their seed, where a law has no closed form for a score.
 SAMPLES, SEED = 500, 0
-
-
-def log_eigen(log_matrix: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (N, 3), ascending, and eigenvectors as columns (N, 3, 3) of sym6 matrices (N, 6)."""
-    xx, yy, zz, yz, xz, xy = np.asarray(log_matrix, dtype=np.float64).T
-    return np.linalg.eigh(np.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).reshape(-1, 3, 3))
 
 
 class Law(ABC):
@@ -134,13 +131,28 @@ class Elliptical(Law):
         self,
         log_scale: np.ndarray,
         axes: np.ndarray,
-        dof: "np.ndarray | None" = None,
-        epistemic_share: "np.ndarray | None" = None,
+        dof: Optional[np.ndarray] = None,
+        epistemic_share: Optional[np.ndarray] = None,
     ) -> None:
         self.log_scale, self.axes = log_scale, axes
         n = len(log_scale)
         self.dof = np.full(n, np.inf) if dof is None else dof
         self.epistemic_share = np.zeros(n) if epistemic_share is None else epistemic_share
+
+    @classmethod
+    def of_log_matrix(
+        cls,
+        log_matrix: np.ndarray,
+        log_factor: Optional[np.ndarray] = None,
+        dof: Optional[np.ndarray] = None,
+        epistemic_share: Optional[np.ndarray] = None,
+    ) -> "Elliptical":
+        """Return the law whose Λ has this logarithm, sym6 (N, 6), times exp(``log_factor``) (N,)."""
+        xx, yy, zz, yz, xz, xy = np.asarray(log_matrix, dtype=np.float64).T
+        log_scale, axes = np.linalg.eigh(np.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).reshape(-1, 3, 3))
+        if log_factor is not None:
+            log_scale = log_scale + log_factor[:, None]
+        return cls(log_scale, axes, dof, epistemic_share)
 
     @cached_property
     def _covariance_factor(self) -> np.ndarray:
@@ -315,3 +327,12 @@ class Componentwise(Law):
         """See `Law`."""
         deviates = rng.standard_t(self.dof, size=(count, *self.dof.shape))
         return self.shift + np.exp(0.5 * self.log_scale) * deviates
+
+
+#: Laws by `Family.law_name`; they take what `Family.law_arguments` gives.
+_LAWS: Dict[str, Callable[..., Law]] = {"elliptical": Elliptical.of_log_matrix, "componentwise": Componentwise}
+
+
+def law_of(family: Union[Family, Type[Family]], parameters: Dict[str, np.ndarray]) -> Law:
+    """Return the distributions that a family means by its NumPy parameters (N, …)."""
+    return _LAWS[family.law_name](**family.law_arguments(parameters))

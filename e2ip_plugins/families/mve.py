@@ -33,6 +33,3 @@ class MVE(Gaussian):
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
         """See `Gaussian`."""
         return torch.cat([rest + (isotropic / math.sqrt(3.0)).unsqueeze(-1), torch.zeros_like(rest)], dim=1)
-
-
-FAMILY = MVE

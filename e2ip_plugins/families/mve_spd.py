@@ -9,7 +9,7 @@ from typing import Tuple
 from torch import Tensor
 
 from e2ip_plugins.families.gaussian import Gaussian
-from e2ip_plugins.families.interface import INITIAL_SIGMA
+from e2ip_plugins.families.interface import INITIAL_SIGMA, beta_option
 from e2ip_plugins.maths.spd import tangent_to_sym6
 
 
@@ -17,7 +17,7 @@ class MVESPD(Gaussian):
     """See the module and `Gaussian`. Coefficients are s and t of the logarithm (paper, Eq. 10)."""
 
     name = "mve-spd"
-    default_beta = 0.5
+    options = (beta_option(0.5),)
 
     num_scalars = 1
     num_tensors = 1
@@ -30,6 +30,3 @@ class MVESPD(Gaussian):
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
         """See `Gaussian`."""
         return tangent_to_sym6(isotropic, rest)
-
-
-FAMILY = MVESPD

@@ -6,7 +6,6 @@ m = ν - 2 degrees of freedom, location γ (the host's forces) and scale matrix 
 ``mse_like`` losses pull on the forces as `e2ip_plugins.families.interface.pulled` says, with β = `PULL_POWER`.
 """
 
-import importlib
 import math
 from typing import Any, ClassVar, Dict, Final, Mapping, NamedTuple, Optional, Tuple
 
@@ -20,6 +19,7 @@ from e2ip_plugins.families.interface import (
     SCALAR_DAMPER,
     Family,
     Option,
+    checked_number,
     convert_log_matrix,
     force_views,
     pulled,
@@ -83,12 +83,14 @@ class NIW(Family):
 
     uq_family = "niw"
     options: ClassVar[Tuple[Option, ...]] = (
-        Option("preset", "settings of readout and loss: default (the default) or paper"),
+        Option(
+            "preset", "settings of readout and loss: default (the default) or paper", "default", choices=(*PRESETS,)
+        ),
         Option("evidence", "leverage, coupled or independent (default: the preset's)"),
         Option(
             "evidence_weight",
             "weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)",
-            float,
+            type=float,
             loss_only=True,
         ),
     )
@@ -101,8 +103,6 @@ class NIW(Family):
     own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
 
     coupled: Final[bool]
-    # For models that were pickled before there was a leverage.
-    takes_support: bool = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -137,15 +137,11 @@ class NIW(Family):
         >>> NIW.resolve({"evidence": "independent"})
         {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
         """
-        cls.check_names(given)
-        name = given.get("preset", "default")
-        if name not in PRESETS:
-            raise InputError(f"unknown preset '{name}'; choose from: {', '.join(PRESETS)}")
-        preset = PRESETS[name]
-        evidence = given.get("evidence", preset.evidence)
+        options = super().resolve(given)
+        preset = PRESETS[options["preset"]]
+        evidence, weight = options["evidence"] or preset.evidence, options["evidence_weight"]
         if evidence not in EVIDENCE_MODES:
             raise InputError(f"unknown evidence mode '{evidence}'; choose from: {', '.join(EVIDENCE_MODES)}")
-        weight = given.get("evidence_weight")
         if weight is not None and evidence != "independent":
             raise InputError(
                 f"evidence_weight is {weight}, but evidence mode '{evidence}' has no regulariser; "
@@ -155,14 +151,14 @@ class NIW(Family):
             # A preset that is made independent by hand has no weight of its own.
             default = preset.evidence_weight if preset.evidence == "independent" else 0.01
             weight = default if evidence == "independent" else 0.0
-        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
-        return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
+        options |= {"evidence": evidence, "evidence_weight": weight}
+        return {**options, "evidence_weight": checked_number(options, "evidence_weight")}
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        return {**options, "evidence": "coupled"} if options["evidence"] == "leverage" else dict(options)
+        coupled = {"evidence": "coupled"} if options["evidence"] == "leverage" else {}
+        return {**super().of_weights(options), **coupled}
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
@@ -233,18 +229,15 @@ class NIW(Family):
         return {**parameters, "e2ip_log_sigma0": log_of_widened(parameters["e2ip_log_sigma0"], factor, floor0)}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
         nu, kappa = (torch.as_tensor(parameters[name], dtype=torch.float64) for name in ("e2ip_nu", "e2ip_kappa"))
-        log_eigenvalues, axes = laws.log_eigen(parameters["e2ip_log_sigma0"])
-        return laws.Elliptical(
-            log_scale=log_eigenvalues + torch.log(predictive_scale_factor(nu, kappa)).numpy()[:, None],
-            axes=axes,
-            dof=nu.numpy() - 2.0,
-            epistemic_share=1.0 / (1.0 + kappa.numpy()),
-        )
+        return {
+            "log_matrix": parameters["e2ip_log_sigma0"],
+            "log_factor": torch.log(predictive_scale_factor(nu, kappa)).numpy(),
+            "dof": nu.numpy() - 2.0,
+            "epistemic_share": 1.0 / (1.0 + kappa.numpy()),
+        }
 
 
 def _log_sigma2(log_sigma0: Tensor) -> Tensor:

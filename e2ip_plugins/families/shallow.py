@@ -22,12 +22,12 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import (
-    BETA,
     SCALAR_DAMPER,
     Option,
+    beta_option,
+    checked_number,
     force_views,
     pulled,
-    resolve_beta,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY
 from e2ip_plugins.leverage.form import Support
@@ -60,13 +60,15 @@ class Shallow(Ensemble):
 
     name = "shallow"
     options = (
-        Option("members", f"energies on the shared backbone, at least 2 (default: {MEMBERS})", int),
+        Option("members", f"energies on the shared backbone, at least 2 (default: {MEMBERS})", MEMBERS, int),
         Option(
             "likelihood",
             "full: of the covariance (the default), or components: of variances along axes, as published",
+            LIKELIHOODS[0],
             loss_only=True,
+            choices=LIKELIHOODS,
         ),
-        BETA,
+        beta_option(BETA_DEFAULT),
     )
     takes_forces = True
     num_scalars = MEMBERS - 1
@@ -86,14 +88,11 @@ class Shallow(Ensemble):
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        members = given.get("members", MEMBERS)
+        options = super().resolve(given)
+        members = options["members"]
         if not isinstance(members, int) or isinstance(members, bool) or members < 2:
             raise InputError(f"members must be a whole number of at least 2, got {members}")
-        likelihood = given.get("likelihood", LIKELIHOODS[0])
-        if likelihood not in LIKELIHOODS:
-            raise InputError(f"unknown likelihood '{likelihood}'; choose from: {', '.join(LIKELIHOODS)}")
-        return {"members": members, "likelihood": likelihood, "beta": resolve_beta(given.get("beta", BETA_DEFAULT))}
+        return {**options, "beta": checked_number(options, "beta", 1.0)}
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
@@ -129,6 +128,3 @@ class Shallow(Ensemble):
         distance = (residual * sym6_matvec(adjugate, residual)).sum(-1) / determinant
         nll = 0.5 * distance + 1.5 * (log_variance - math.log(self.floor))
         return (2.0 / 3.0) * unit.square() * nll
-
-
-FAMILY = Shallow

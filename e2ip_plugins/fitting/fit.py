@@ -15,6 +15,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting.constants import Constants, Samples
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
@@ -193,7 +194,7 @@ def _samples(family: Family, parameters: AtomTable, table: AtomTable, form: Leve
     )
     log_variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
     frames, kinds = table["frames"].astype(int), table["kinds"].astype(int)
-    return Samples(family.law(parameters), table["residual"], support, log_variance, frames, kinds, form)
+    return Samples(law_of(family, parameters), table["residual"], support, log_variance, frames, kinds, form)
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:

@@ -138,6 +138,17 @@ def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
     assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
 
 
+def test_fit_reads_the_array_of_its_option_from_the_training_frames_too(fit, files, calls):
+    for name in ("train", "valid"):
+        frames = ase.io.read(files / f"{name}.xyz", ":")
+        for atoms in frames:
+            atoms.arrays["mine"] = np.full((3, 3), 0.25)
+        ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
+    assert fit("my.model", "--forces-key", "mine").exit_code == 0
+    (_, training, validation, _), _ = calls[1]
+    assert all((frame.forces == 0.25).all() for frame in [*training, *validation])
+
+
 def test_fit_needs_no_forces_of_training_frames(fit, files, calls):
     ase.io.write(files / "bare.xyz", ase.Atoms("OH2", np.eye(3)), format="extxyz")
     assert fit(train="bare.xyz").exit_code == 0

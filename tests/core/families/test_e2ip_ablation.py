@@ -86,8 +86,8 @@ def test_scripted_equals_eager(options):
 
 def test_bad_options():
     for given, message in (
-        ({"numerics": "eigh"}, "numerics is 'eigh'; choose from: closed, published"),
-        ({"damper": "no"}, "damper is 'no'; choose from: on, off"),
+        ({"numerics": "eigh"}, "unknown numerics 'eigh'; choose from: closed, published"),
+        ({"damper": "no"}, "unknown damper 'no'; choose from: on, off"),
     ):
         with pytest.raises(InputError, match=message):
             families.get("e2ip-ablation").resolve(given)

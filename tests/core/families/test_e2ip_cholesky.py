@@ -6,6 +6,7 @@ import torch
 from scipy.stats import multivariate_t
 
 from e2ip_plugins import families
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
@@ -53,7 +54,7 @@ def test_loss_is_scipys_density(options):
         for s, n, e in zip(scale, nu, residual.detach().numpy(), strict=True)
     ]
     np.testing.assert_allclose(nll.detach().numpy(), expected, rtol=1e-9)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_of(module, {key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
     np.testing.assert_allclose(law.negative_log_likelihood(residual.detach().numpy()), expected, rtol=1e-8)
 
 

@@ -9,7 +9,8 @@ from scipy import integrate, stats
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.eip import LIKELIHOODS, QUANTILE
+from e2ip_plugins.families.eip import QUANTILE
+from e2ip_plugins.families.laws import law_of
 
 F64 = torch.float64
 UNIT = 0.05
@@ -31,8 +32,8 @@ def example(module, count=40, spread=1.0, unit=UNIT):
     return coefficients, residual, outputs
 
 
-def law_of(module, outputs):
-    return module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+def student(module, outputs):
+    return law_of(module, {key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
 
 
 def components(outputs):
@@ -41,14 +42,14 @@ def components(outputs):
     return stats.t(df=dof, loc=shift, scale=np.exp(0.5 * log_scale2))
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 def test_loss_is_the_likelihood_of_the_law_up_to_a_constant(likelihood):
     module = build(likelihood=likelihood, regulariser_weight=0.0)
     _, residual, outputs = example(module)
     loss = module.force_loss(residual, outputs).detach().numpy()
     expected = -components(outputs).logpdf(residual.numpy()).sum(-1)
     np.testing.assert_allclose(loss - loss[0], 2 * UNIT**2 / 3 * (expected - expected[0]), rtol=1e-9, atol=1e-14)
-    np.testing.assert_allclose(law_of(module, outputs).negative_log_likelihood(residual.numpy()), expected)
+    np.testing.assert_allclose(student(module, outputs).negative_log_likelihood(residual.numpy()), expected)
     assert (loss > 0).all()
 
 
@@ -89,13 +90,13 @@ def test_quantile_likelihood_is_the_published_formula():
     torch.testing.assert_close(loss - loss[0], expected - expected[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 def test_law_and_views_agree_with_draws(likelihood):
     module = build(likelihood=likelihood)
     coefficients, _, outputs = example(module, count=4)
     coefficients.data[:, 3:6] += 8.0  # moments of draws want many degrees of freedom
     outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
-    law = law_of(module, outputs)
+    law = student(module, outputs)
     draws = law.sample(np.random.default_rng(0), 200_000)
     variance = draws.var(0)
     np.testing.assert_allclose(np.diagonal(law.covariance(), axis1=1, axis2=2), variance, rtol=0.03)
@@ -111,7 +112,7 @@ def test_law_and_views_agree_with_draws(likelihood):
     assert (np.diff(law.covariance().diagonal(axis1=1, axis2=2)[0][law._by_size[0]]) >= 0).all()
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 def test_units_and_views_from_files(likelihood):
     module = build(likelihood=likelihood)
     coefficients, _, outputs = example(module)
@@ -123,7 +124,7 @@ def test_units_and_views_from_files(likelihood):
         torch.testing.assert_close(value, other[name])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 @pytest.mark.parametrize("size", [30.0, 1e3])
 def test_wild_coefficients_give_finite_numbers(likelihood, size):
     coefficients, _, outputs = example(build(likelihood=likelihood), spread=size)
@@ -141,7 +142,7 @@ def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad):
     assert covariance[1].isnan().any() and covariance[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 def test_scripted_equals_eager(likelihood):
     module = build(likelihood=likelihood)
     coefficients, _, outputs = example(module)

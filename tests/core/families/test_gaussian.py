@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import TENSOR_DAMPER
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
 F64 = torch.float64
@@ -56,7 +57,7 @@ def test_loss_is_the_likelihood_up_to_a_constant_and_never_negative(name):
 def test_law_is_the_same_gaussian(name):
     module = build(name)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_of(module, {key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
     np.testing.assert_allclose(law.negative_log_likelihood(residual.detach().numpy()), nll(residual, outputs))
     assert not law.epistemic_std().any() and not outputs["forces_epistemic_std"].any()
     log_covariance = sym6_to_matrix(outputs["gaussian_log_cov"])

@@ -9,6 +9,7 @@ from scipy.stats import multivariate_normal
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.families.shallow import ENERGY_UNIT, FLOOR, SHRINKAGE
 from e2ip_plugins.readout.settings import Settings
 
@@ -53,7 +54,7 @@ def test_covariance_is_that_of_members_about_their_mean(members):
 def test_full_likelihood_is_that_of_the_law(members):
     module = build(members=members)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_of(module, {key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
     expected = 2 * UNIT**2 / 3 * law.negative_log_likelihood(residual.detach().numpy())
     loss = module.force_loss(residual, outputs).detach().numpy()
     np.testing.assert_allclose(loss - loss[0], expected - expected[0], rtol=1e-8, atol=1e-12)
@@ -77,7 +78,7 @@ def test_loss_of_components_is_their_likelihood_up_to_a_constant_and_never_negat
 def test_law_is_the_gaussian_with_that_covariance(members):
     module = build(members=members)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_of(module, {key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
     error, covariances = residual.detach().numpy(), outputs["forces_cov"].detach().numpy()
     expected = [-multivariate_normal(cov=c).logpdf(e) for e, c in zip(error, covariances, strict=True)]
     np.testing.assert_allclose(law.negative_log_likelihood(error), expected, rtol=1e-8)

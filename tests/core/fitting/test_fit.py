@@ -18,6 +18,7 @@ from scipy.stats import multivariate_t
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting import training_atoms
 from e2ip_plugins.fitting.constants import Constants
 from e2ip_plugins.fitting.fit import fit_leverage, training_subset
@@ -112,7 +113,7 @@ def drawn(readout, frames, growth, log_scale, seed=0):
     true.leverage.growth.fill_(growth)
     true.leverage.log_factor.fill_(log_scale)
     outputs, number = run(true, frames)
-    law = true.family.law({key.name: outputs[key.name].numpy() for key in true.family.parameter_keys})
+    law = law_of(true.family, {key.name: outputs[key.name].numpy() for key in true.family.parameter_keys})
     errors = torch.from_numpy(law.sample(rng, 1)[0])
     return [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
 
@@ -463,7 +464,7 @@ def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_ma
     assert effective * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
     assert 0.5 < found.growth < FORM.prior_growth, "between what is true and what was expected"
     outputs, _ = run(make_readout(), validation)
-    law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
+    law = law_of(E2IP, {key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
     nll = law.negative_log_likelihood(torch.cat([frame.residual for frame in validation]).numpy())
     assert found.nll[0] == pytest.approx(nll.mean(), rel=1e-9)
 
@@ -672,7 +673,7 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     np.testing.assert_allclose(fitted, [0.03, 0.3], rtol=0.1)
     assert found.nll[1] < found.nll[0] - 0.1
     # Calibrated: the share of errors within the 90 % ellipsoids.
-    law = E2IP.law({key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
+    law = law_of(E2IP, {key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
     assert (law.pit(errors.numpy()) < 0.9).mean() == pytest.approx(0.9, abs=0.03)
 
 

@@ -8,6 +8,7 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.leverage.form import FORM, Support, inflate
 
 F64 = torch.float64
@@ -168,7 +169,7 @@ def test_the_covariance_is_the_trained_one_times_the_factor():
     for name, value in E2IP.derive({key.name: found[key.name] for key in E2IP.parameter_keys}).items():
         torch.testing.assert_close(value, found[name], rtol=1e-10, atol=0)
     # And the whole law grows, not its covariance alone.
-    laws = [E2IP.law({k.name: out[k.name].numpy() for k in E2IP.parameter_keys}) for out in (found, expected)]
+    laws = [law_of(E2IP, {k.name: out[k.name].numpy() for k in E2IP.parameter_keys}) for out in (found, expected)]
     log_scale = laws[1].log_scale + (log_factor + torch.log1p(excess)).numpy()[:, None]
     torch.testing.assert_close(torch.from_numpy(laws[0].log_scale), torch.from_numpy(log_scale))
 
