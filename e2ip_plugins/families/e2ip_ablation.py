@@ -5,11 +5,13 @@ paper's own way: a matrix exponential in the model's precision, and a Cholesky f
 Everything else is that of ``e2ip``.
 """
 
-from typing import Any, Mapping, Tuple
+import os
+from typing import Any, Dict, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
+from e2ip_plugins.families import condition_trace
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.interface import Option
 from e2ip_plugins.families.niw import NIW
@@ -55,6 +57,7 @@ class E2IPAblation(E2IP):
         if options["damper"] == "off":
             self.scalar_damper = self.tensor_damper = NO_DAMPER
         self.squarings = SQUARINGS  # TorchScript reads no globals
+        self.trace_path = os.environ.get(condition_trace.VARIABLE)
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
@@ -87,6 +90,12 @@ class E2IPAblation(E2IP):
         nu, kappa = evidence(raw_nu, raw_kappa)
         nll = negative_log_density(whitened.square().sum(-1), log_det, nu, kappa)
         return nll, evidence_regulariser(nu, kappa, residual, force_unit)
+
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        """See `NIW`."""
+        if self.trace_path and outputs["forces_cov"].requires_grad:
+            condition_trace.append_line(self.trace_path, outputs["forces_cov"])
+        return super().force_loss(residual, outputs)
 
     def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor) -> Tensor:
         """log Σ0/(eV²/Å²) as sym6 (N, 6)."""

@@ -110,8 +110,8 @@ class EIP(Family):
         outputs["e2ip_plateau"] = past_knee.to(log_scale2.dtype)
         return outputs
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
         """See `Family`."""
         dof = parameters["eip_dof"]
         return (parameters["eip_log_scale2"] + torch.log(dof / (dof - 2.0))).sum(-1) / 3.0
@@ -139,8 +139,8 @@ class EIP(Family):
         """See `Family`."""
         return _views(parameters["eip_log_scale2"], parameters["eip_dof"], parameters["eip_epistemic_share"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         """See `Family`."""
         return {
             **parameters,
@@ -148,8 +148,8 @@ class EIP(Family):
             "eip_log_scale2": parameters["eip_log_scale2"] + 2.0 * math.log(force_factor),
         }
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """See `Family`; locations stay."""
         dof = parameters["eip_dof"]
         floor2 = floor.unsqueeze(-1) * (dof - 2.0) / dof

@@ -18,13 +18,12 @@ from e2ip_plugins.families.interface import (
     Family,
     beta_option,
     checked_number,
-    convert_log_matrix,
     force_views,
     pulled,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
-from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
+from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, sym6_to_matrix
 
 
 class Gaussian(Family):
@@ -36,6 +35,7 @@ class Gaussian(Family):
     """
 
     uq_family = "gaussian"
+    log_matrix = "gaussian_log_cov"
     options = (beta_option(0.0),)
     parameter_keys = (
         OutputKey(
@@ -76,11 +76,6 @@ class Gaussian(Family):
         outputs["e2ip_plateau"] = past_knee.to(log_covariance.dtype)
         return outputs
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """See `Family`."""
-        return parameters["gaussian_log_cov"][..., :3].sum(-1) / 3.0
-
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
 
@@ -100,16 +95,6 @@ class Gaussian(Family):
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """See `Family`."""
         return _views(parameters["gaussian_log_cov"])
-
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "gaussian_log_cov": convert_log_matrix(parameters["gaussian_log_cov"], force_factor)}
-
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "gaussian_log_cov": log_of_widened(parameters["gaussian_log_cov"], factor, floor)}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

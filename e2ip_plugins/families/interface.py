@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.maths.spd import log_of_widened
 
 #: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
 #: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
@@ -84,6 +85,9 @@ class Family(nn.Module):
         forces instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
     equivariant : bool
         Whether its covariance turns with the structure. That of families in a fixed frame does not.
+    log_matrix : str
+        Parameter that is the logarithm of the covariance as sym6, for families that have one: `log_variance`, `convert`
+        and `widen` are theirs.
     law_name : str
         Law of `law_arguments`, by its name in `e2ip_plugins.families.laws`.
     """
@@ -94,6 +98,7 @@ class Family(nn.Module):
     parameter_keys: ClassVar[Tuple[OutputKey, ...]]
     own_views: ClassVar[Tuple[OutputKey, ...]] = ()
     equivariant: ClassVar[bool] = True
+    log_matrix: ClassVar[str]
     law_name: ClassVar[str] = "elliptical"
 
     num_scalars: int
@@ -130,10 +135,10 @@ class Family(nn.Module):
         """0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
         return (self.initial_scalars,)
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """Logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
-        raise NotImplementedError
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
+        """Return the logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
+        return parameters[cls.log_matrix][..., :3].sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """Loss per atom (N,), in (eV/Å)² and about as large as a mean square error, so that force weights keep
@@ -153,14 +158,16 @@ class Family(nn.Module):
         """Every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
         raise NotImplementedError
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """Parameters after forces were multiplied by a unit factor > 0."""
-        raise NotImplementedError
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """Return the parameters after forces were multiplied by a unit factor > 0."""
+        log_matrix = parameters[cls.log_matrix]
+        diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_matrix.dtype, device=log_matrix.device)
+        return {**parameters, cls.log_matrix: log_matrix + 2.0 * math.log(force_factor) * diagonal}
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        """Parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """Return the parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
 
         What has no unit, such as degrees of freedom and the epistemic share, stays.
 
@@ -172,7 +179,7 @@ class Family(nn.Module):
         floor : (…,)
             In eV²/Å², at least 0.
         """
-        raise NotImplementedError
+        return {**parameters, cls.log_matrix: log_of_widened(parameters[cls.log_matrix], factor, floor)}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
@@ -294,9 +301,3 @@ def committee_views(members: Dict[str, Tensor], forces: Tensor) -> Dict[str, Ten
     deviation = forces - forces.mean(0)
     spread = (deviation.unsqueeze(-1) * deviation.unsqueeze(-2)).mean(0)
     return force_views(members["forces_aleatoric_cov"].mean(0), members["forces_epistemic_cov"].mean(0) + spread)
-
-
-def convert_log_matrix(log_matrix: Tensor, force_factor: float) -> Tensor:
-    """log of a covariance as sym6 (…, 6) after forces were multiplied by a factor: 2 ln(factor) on the diagonal."""
-    diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_matrix.dtype, device=log_matrix.device)
-    return log_matrix + 2.0 * math.log(force_factor) * diagonal

@@ -20,13 +20,12 @@ from e2ip_plugins.families.interface import (
     Family,
     Option,
     checked_number,
-    convert_log_matrix,
     force_views,
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support, inflate
-from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, squarings_for, sym6_to_matrix
+from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
 #: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
@@ -82,6 +81,7 @@ class NIW(Family):
     """
 
     uq_family = "niw"
+    log_matrix = "e2ip_log_sigma0"
     options: ClassVar[Tuple[Option, ...]] = (
         Option(
             "preset", "settings of readout and loss: default (the default) or paper", "default", choices=(*PRESETS,)
@@ -180,10 +180,10 @@ class NIW(Family):
         first, _, *rest = self.initial_scalars
         return tuple((first, nu, *rest) for nu in (-2.0, 0.0, 2.0, 4.0, 8.0, 16.0, 32.0))
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
         """See `Family`; of (1 + 1/κ) Σ0, which is what the likelihood sees."""
-        return _log_sigma2(parameters["e2ip_log_sigma0"]) + torch.log1p(1.0 / parameters["e2ip_kappa"])
+        return super().log_variance(parameters) + torch.log1p(1.0 / parameters["e2ip_kappa"])
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
@@ -216,17 +216,11 @@ class NIW(Family):
         sigma0 = exp_sym6(log_sigma0, squarings_for(log_sigma0))
         return _views(sigma0, parameters["e2ip_nu"], parameters["e2ip_kappa"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`; Σ0 scales with the square of the factor, evidence has no unit."""
-        return {**parameters, "e2ip_log_sigma0": convert_log_matrix(parameters["e2ip_log_sigma0"], force_factor)}
-
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """See `Family`; the evidence stays, so that a floor is divided into its parts as the covariance is."""
         nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
-        floor0 = floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa))
-        return {**parameters, "e2ip_log_sigma0": log_of_widened(parameters["e2ip_log_sigma0"], factor, floor0)}
+        return super().widen(parameters, factor, floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa)))
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
@@ -240,18 +234,13 @@ class NIW(Family):
         }
 
 
-def _log_sigma2(log_sigma0: Tensor) -> Tensor:
-    """ln det(Σ0)^(1/3)."""
-    return log_sigma0[..., :3].sum(-1) / 3.0
-
-
 def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
     """What to add to log Σ0 isotropically, and κ (N,), once κ is counted by the leverage.
 
     Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
     """
     trained = torch.log1p(kappa.reciprocal())
-    log_factor, excess = inflate(support, _log_sigma2(log_sigma0) + trained)
+    log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained)
     shift = trained + log_factor
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 

@@ -5,6 +5,7 @@ configurations tell how much smaller errors are where the network knows its data
 """
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Callable, Dict, Optional, Sequence, Tuple
@@ -172,7 +173,7 @@ class Samples:
             lambda x: float(training.per_configuration(np.array([constants[0], x[0]])).sum()), [constants[1:2]]
         )
         errors = [
-            samples._error_of_scale(np.array([constants[0], log_scale]))
+            samples._standard_errors(np.array([constants[0], log_scale]), np.array([[0, 1]])).item()
             for samples, log_scale in ((self, constants[1]), (training, scale_of_training[0]))
         ]
         variance, prior = math.hypot(*errors) ** 2, self.form.prior_optimism**2
@@ -193,7 +194,7 @@ class Samples:
         return float(self.per_configuration(constants).sum()) + prior
 
     def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> Constants:
-        error = self._standard_errors(optimum)
+        error = self._standard_errors(optimum, np.eye(2))
         sums = self._sums(self.support.log_scale.numpy()), self.per_configuration(optimum)
         before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
         return Constants(
@@ -209,28 +210,24 @@ class Samples:
             atoms=len(self.residual),
         )
 
-    def _error_of_scale(self, constants: np.ndarray) -> float:
-        """Return the standard error of ln scale alone, as in `_standard_errors`."""
-        below, at, above = (self.per_configuration(constants + np.array([0.0, d])) for d in (-_STEP, 0.0, _STEP))
-        score = ((above - below) / (2.0 * _STEP))[np.newaxis]
-        curvature = (above - 2.0 * at + below).sum() / _STEP**2
-        return float(self._sandwich(score, np.array([[curvature]]), np.zeros((1, 1)))[0])
-
-    def _standard_errors(self, constants: np.ndarray) -> np.ndarray:
-        """Return the standard errors of both constants, by the sandwich estimator over configurations.
+    def _standard_errors(self, constants: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Return the standard errors along directions (K, 2), by the sandwich estimator over configurations.
 
         Few configurations may happen to agree: errors are those of Student's t with their number, and at least those of
         atoms that are independent of each other.
         """
-        at = {
-            (i, j): self.per_configuration(constants + _STEP * np.array([i, j])) for i in (-1, 0, 1) for j in (-1, 0, 1)
-        }
-        score = np.stack([at[1, 0] - at[-1, 0], at[0, 1] - at[0, -1]]) / (2.0 * _STEP)
-        curvature = np.empty((2, 2))
-        curvature[0, 0] = (at[1, 0] - 2.0 * at[0, 0] + at[-1, 0]).sum()
-        curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
-        curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
-        return self._sandwich(score, curvature / _STEP**2, np.diag([self.form.prior_width**-2, 0.0]))
+
+        def at(direction: np.ndarray) -> np.ndarray:
+            return self.per_configuration(constants + _STEP * direction)
+
+        middle, ends = at(np.zeros(2)), [(at(d), at(-d)) for d in directions]
+        score = np.stack([above - below for above, below in ends]) / (2.0 * _STEP)
+        curvature = np.diag([(above - 2.0 * middle + below).sum() for above, below in ends])
+        for i, j in itertools.combinations(range(len(directions)), 2):
+            d, e = directions[i], directions[j]
+            curvature[i, j] = curvature[j, i] = (at(d + e) - at(d - e) - at(e - d) + at(-d - e)).sum() / 4.0
+        prior = directions @ np.diag([self.form.prior_width**-2, 0.0]) @ directions.T
+        return self._sandwich(score, curvature / _STEP**2, prior)
 
     def _sandwich(self, score: np.ndarray, curvature: np.ndarray, prior_curvature: np.ndarray) -> np.ndarray:
         """Return standard errors from the scores of configurations (constants, configurations)."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.readout.trace import trace
 
 
 def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tuple[Tensor, Tensor]:
@@ -26,7 +25,6 @@ def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[
         Zero where masked.
     mask : (N,) bool
     """
-    trace(outputs)
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
     loss = family.force_loss(residual, outputs)

@@ -41,12 +41,12 @@ class Isotropic(Family):
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         return _views(parameters["isotropic_log_std"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         return {"isotropic_log_std": parameters["isotropic_log_std"] + math.log(force_factor)}
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         variance = torch.exp(2.0 * parameters["isotropic_log_std"])
         return {"isotropic_log_std": 0.5 * torch.log(factor * variance + floor)}
 

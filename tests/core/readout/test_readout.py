@@ -224,5 +224,7 @@ def test_weights_that_another_version_saved_are_refused_and_copies_of_todays_are
     state = built.state_dict()
     built.load_state_dict(dict(state))
     state._metadata[""] = {"version": 2}
-    with pytest.raises(InputError, match=r"this checkpoint was saved by another version of e2ip-plugins.*train it anew"):
+    with pytest.raises(
+        InputError, match=r"this checkpoint was saved by another version of e2ip-plugins.*train it anew"
+    ):
         built.load_state_dict(state)
