@@ -1,8 +1,8 @@
 """``e2ip-ablation``: ``e2ip`` without what keeps it stable, for the benchmark ``damping``.
 
-Either the dampers can be taken away, which bound the conditioning of Σ0, or the closed form, in whose place stands the
-paper's own way: a matrix exponential in the model's precision, and a Cholesky factorisation of it in the likelihood.
-Everything else is that of ``e2ip``.
+The dampers, which bound the conditioning of Σ0, can be taken away. The closed form can be replaced by that of the paper:
+a matrix exponential in the model's precision, and its Cholesky factorisation in the likelihood. Everything else is that
+of ``e2ip``.
 """
 
 import os
@@ -20,7 +20,7 @@ from e2ip_plugins.maths.kernels.plain import log_sigma0_of, split
 from e2ip_plugins.maths.spd import exp_sym6, half_exp_matvec, matrix_to_sym6, sym6_to_matrix
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_density
 
-#: What training ends with once the published numerics fail.
+#: Message that ends a training once the published numerics fail.
 FACTORISATION_FAILED = "Cholesky factorisation of Σ0 failed"
 
 #: Knee and ceiling that nothing reaches.
@@ -98,5 +98,5 @@ class E2IPAblation(E2IP):
         return super().force_loss(residual, outputs)
 
     def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor) -> Tensor:
-        """log Σ0/(eV²/Å²) as sym6 (N, 6)."""
+        """Return log Σ0/(eV²/Å²) as sym6 (N, 6)."""
         return log_sigma0_of(s, t, force_unit, Constants(self.coupled, self.scalar_damper, self.tensor_damper))

@@ -79,7 +79,7 @@ class EIP(Family):
         return {**options, "regulariser_weight": checked_number(options, "regulariser_weight")}
 
     def evidence(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """ν, α and β (N, 3), the last in units of σ_ref²."""
+        """Return ν, α and β (N, 3), the last in units of σ_ref²."""
         # Dampers and softplus would make numbers of infinities.
         doubt = (coefficients - coefficients).detach().sum(-1, keepdim=True)
         beta = torch.exp(damp(coefficients[:, :3], self.damper[0], self.damper[1])) + doubt
@@ -87,7 +87,7 @@ class EIP(Family):
         return softplus(coefficients[:, 6:]) + self.min_evidence, alpha, beta
 
     def student(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Shift, squared scale, degrees of freedom and epistemic share (N, 3), in units of σ_ref."""
+        """Return shift, squared scale, degrees of freedom and epistemic share (N, 3), in units of σ_ref."""
         nu, alpha, beta = self.evidence(coefficients)
         if self.quantile:
             mean_variance = beta / (alpha - 1.0)
@@ -117,7 +117,7 @@ class EIP(Family):
         return (parameters["eip_log_scale2"] + torch.log(dof / (dof - 2.0))).sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """Sum over components of NLL + λ ρ(e) |e| (2ν + α + 1/β), in units of σ_ref, times 2σ_ref²/3 (N,).
+        """Return the sum over components of NLL + λ ρ(e) |e| (2ν + α + 1/β), in units of σ_ref, times 2σ_ref²/3 (N,).
 
         ρ is the pinball loss at q, with ``nig`` half the absolute error. A constant keeps the loss from being negative
         for any but extreme evidence.

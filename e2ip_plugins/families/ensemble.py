@@ -1,6 +1,6 @@
-"""What ensembles share: a Gaussian with the moments of their members, of which disagreement is the epistemic part.
+"""Base of ensembles: a Gaussian with the moments of the members, whose disagreement is the epistemic part.
 
-``e2ip ensemble`` makes such predictions from files of several models; a family of this kind is trained so.
+``e2ip ensemble`` makes such predictions from files of several models; `shallow` trains one.
 """
 
 from typing import Dict
@@ -28,7 +28,7 @@ class Ensemble(Family):
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """See `Family`; both parts have the shape of their sum, whatever those of the members were."""
-        # Few members make ill-conditioned covariances, for which the closed form is not made.
+        # Few members make ill-conditioned covariances, for which the closed form is not accurate.
         covariance = exp_log_spd(parameters["ensemble_log_cov"])
         share = parameters["ensemble_epistemic_share"][..., None, None]
         return force_views((1.0 - share) * covariance, share * covariance)

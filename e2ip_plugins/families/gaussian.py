@@ -1,7 +1,7 @@
-"""What Gaussian families share: their one parameter, the logarithm of the covariance, and everything that follows.
+"""Base of the Gaussian families: their one parameter, the logarithm of the covariance, and everything that follows.
 
-A family of this kind says how coefficients become that logarithm. Its covariance is aleatoric: a variance that was
-learned from errors says nothing of what the model has not seen. Several runs make a deep ensemble, whose disagreement
+A Gaussian family says how coefficients become that logarithm. Its covariance is aleatoric: a variance that was learned
+from errors says nothing about what the model was not trained on. Several runs make a deep ensemble, whose disagreement
 is epistemic (`e2ip_plugins.families.interface.committee_views`).
 """
 
@@ -55,11 +55,11 @@ class Gaussian(Family):
         return {"beta": checked_number(super().resolve(given), "beta", 1.0)}
 
     def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
-        """Of the logarithm of the covariance in units of σ_ref²: trace/√3 (N,) and coordinates of the rest (N, k)."""
+        """Return trace/√3 (N,) and coordinates of the rest (N, k) of log(covariance/σ_ref²)."""
         raise NotImplementedError
 
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
-        """The logarithm as sym6 (N, 6) from its parts."""
+        """Return the logarithm as sym6 (N, 6) from its parts."""
         raise NotImplementedError
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
@@ -77,7 +77,7 @@ class Gaussian(Family):
         return outputs
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
+        """Return 2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
 
         At errors of about σ_ref its gradient in the forces is that of the mean square error over components.
         """

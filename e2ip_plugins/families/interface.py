@@ -60,29 +60,29 @@ def beta_option(default: float) -> Option:
 class Family(nn.Module):
     """Base class of predictive families.
 
-    A module without weights. Its ``forward`` is scripted by MACE and traced by NequIP: pure torch, no branch on data.
-    It travels in packaged models: at the top of its file no SciPy, ASE or metrics.
+    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data. Packaged
+    models carry its file, which must import no SciPy, ASE or metrics.
 
     Attributes
     ----------
     name : str
-        What users write: ``--readout NAME``, ``readout: NAME``; first part of metric names.
+        Name that users write: ``--readout NAME``, ``readout: NAME``; first part of metric names.
     uq_family : str
-        What files carry. Families whose parameters mean the same share it.
+        Name that files carry. Families whose parameters mean the same share it.
     options : tuple of Option
     parameter_keys : tuple of OutputKey
         The distribution's parameters: the interchange between models, files and tools.
     own_views : tuple of OutputKey
         Derived keys in addition to `e2ip_plugins.keys.FORCE_VIEWS`.
     num_scalars, num_tensors : int
-        Coefficients that it wants per atom: 0e ones, and 0 or 1 of 2e (five components).
+        Coefficients per atom: 0e ones, and 0 or 1 of 2e (five components).
     initial_scalars : tuple of float
         Where the 0e coefficients start.
     takes_support : bool
         Whether, with its options, it grows its covariance with the leverage.
     takes_forces : bool
-        Whether its 0e coefficients are atoms' shares of energies, in any unit per atom, of which it is given the
-        forces instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
+        Whether its 0e coefficients are atoms' shares of energies, in any unit per atom. The family gets the forces of
+        these energies instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
     equivariant : bool
         Whether its covariance turns with the structure. That of families in a fixed frame does not.
     log_matrix : str
@@ -113,7 +113,7 @@ class Family(nn.Module):
         self.takes_support = False
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
-        """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
+        """Return every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
 
         Parameters
         ----------
@@ -128,11 +128,11 @@ class Family(nn.Module):
         raise NotImplementedError
 
     def num_columns(self) -> int:
-        """Columns of the coefficients that `forward` is given."""
+        """Return the number of columns of the coefficients."""
         return (3 if self.takes_forces else 1) * self.num_scalars + 5 * self.num_tensors
 
     def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
-        """0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
+        """Return the 0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
         return (self.initial_scalars,)
 
     @classmethod
@@ -141,21 +141,22 @@ class Family(nn.Module):
         return parameters[cls.log_matrix][..., :3].sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """Loss per atom (N,), in (eV/Å)² and about as large as a mean square error, so that force weights keep
-        their meaning; better not negative, because schedulers with a relative threshold misread that.
+        """Return the loss per atom (N,), in (eV/Å)² and about as large as a mean square error.
+
+        Force weights then keep their meaning. Schedulers with a relative threshold misread a negative loss.
 
         Parameters
         ----------
         residual : (N, 3)
-            Reference minus predicted forces in eV/Å; 0 for atoms that will not count.
+            Reference minus predicted forces in eV/Å; 0 for atoms that do not count.
         outputs : dict
-            Of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
+            Outputs of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
         """
         raise NotImplementedError
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """Every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
+        """Return every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
         raise NotImplementedError
 
     @classmethod
@@ -188,18 +189,18 @@ class Family(nn.Module):
 
     @classmethod
     def output_keys(cls) -> Tuple[OutputKey, ...]:
-        """Everything that a model of this family puts out for users."""
+        """Return all keys that a model of this family puts out for users."""
         return cls.parameter_keys + FORCE_VIEWS + cls.own_views
 
     @classmethod
     def in_units(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """Every output key from parameters, after forces were multiplied by a unit factor > 0."""
+        """Return every output key from parameters, after forces were multiplied by a unit factor > 0."""
         converted = cls.convert({key.name: parameters[key.name] for key in cls.parameter_keys}, force_factor)
         return {**converted, **cls.derive(converted)}
 
     @classmethod
     def outputs_in_units(cls, outputs: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """As `in_units`, of a model's outputs: what they have already is not derived anew where the factor is 1."""
+        """Return the same from the outputs of a model: where the factor is 1, nothing is derived anew."""
         keys = cls.output_keys()
         if force_factor == 1.0 and all(key.name in outputs for key in keys):
             return {key.name: outputs[key.name] for key in keys}
@@ -228,7 +229,7 @@ class Family(nn.Module):
         Parameters
         ----------
         taker : callable, optional
-            What takes them among keywords of its own, as its ``**options``: one of those may be misspelt.
+            Function that takes them as its ``**options``: one of its keywords may be misspelt.
         """
         known = [option.name for option in cls.options]
         for name in given:
@@ -242,7 +243,7 @@ class Family(nn.Module):
 
 
 def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
-    """A residual (N, 3) whose value is unchanged and whose gradient is times exp(β · ``log_variance``) (N,).
+    """Return the residual (N, 3) with its gradient multiplied by exp(β · ``log_variance``) (N,).
 
     A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a large
     variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer et al. 2022,
@@ -273,7 +274,7 @@ def checked_number(options: Mapping[str, Any], name: str, most: float = sys.floa
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
-    """The keys of `e2ip_plugins.keys.FORCE_VIEWS` from the two parts (…, 3, 3) of a covariance in eV²/Å²."""
+    """Return the keys of `e2ip_plugins.keys.FORCE_VIEWS` from both parts (…, 3, 3) of a covariance in eV²/Å²."""
     covariance = aleatoric + epistemic
     return {
         "forces_cov": covariance,
@@ -285,7 +286,7 @@ def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
 
 
 def committee_views(members: Dict[str, Tensor], forces: Tensor) -> Dict[str, Tensor]:
-    """The force views of an equally weighted committee.
+    """Return the force views of an equally weighted committee.
 
     Law of total variance: the covariance of the mixture is the mean of the members' covariances plus the covariance of
     their mean forces. The second is disagreement between models, hence epistemic. The mixture is of no family: it has

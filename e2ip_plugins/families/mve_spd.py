@@ -1,6 +1,7 @@
 """``mve-spd``: a Gaussian with the equivariant covariance of ``e2ip``, without its evidence.
 
-What a Student-t and the leverage are worth shows beside it, what equivariance is worth beside ``mve``.
+Comparing ``e2ip`` with it shows what a Student-t and the leverage are worth; comparing it with ``mve`` shows what
+equivariance is worth.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""What Normal-Inverse-Wishart families share: everything but how coefficients become Σ0.
+"""Base of the Normal-Inverse-Wishart families, which differ in how coefficients become Σ0.
 
 Per atom: the nominal covariance Σ0 and the evidence ν > 5 and κ > 0. The force is predicted to follow a Student-t with
-m = ν - 2 degrees of freedom, location γ (the host's forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
+m = ν - 2 degrees of freedom, location γ (the predicted force) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
 
 ``mse_like`` losses pull on the forces as `e2ip_plugins.families.interface.pulled` says, with β = `PULL_POWER`.
 """
@@ -28,16 +28,16 @@ from e2ip_plugins.leverage.form import Support, inflate
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
-#: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
+#: Sources of κ: a coefficient; ν; the leverage, and ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
 
-#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md); 0.5 is also what its
-#: authors recommend.
+#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md). The authors of β-NLL
+#: recommend 0.5, too.
 PULL_POWER = 0.5
 
 
 class Preset(NamedTuple):
-    """Settings of readout and loss that go together. The paper's optimiser settings are the host's, in ``configs/``.
+    """Settings of readout and loss that go together. Those of the paper's optimiser stand in ``configs/``.
 
     Attributes
     ----------
@@ -48,9 +48,8 @@ class Preset(NamedTuple):
     scalar_damper : tuple of float
         Knee τ and ceiling c of the damper on s = tr log(Σ0/σ_ref²)/√3, the isotropic (0e) coefficient.
     mse_like : bool
-        Give the force block the size and sign of a mean square error and keep large variances from weakening
-        its pull on the forces, so that the host's force weights keep their meaning (see the module).
-        ``False``: raw NLL in nats.
+        Whether the force term has the size and sign of a mean square error, and large variances do not weaken its pull
+        on the forces, so that force weights keep their meaning (see the module). ``False``: raw NLL in nats.
     initial_sigma : float
         σ of an untrained model's Σ0 in units of σ_ref.
     """
@@ -67,9 +66,8 @@ PRESETS = {
     "default": Preset("leverage", 0.0, SCALAR_DAMPER, mse_like=True, initial_sigma=INITIAL_SIGMA),
 }
 
-# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
-# negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
-# loss as a licence to count a flat loss as an improvement for ever.
+# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Subtracting that keeps the
+# loss ≥ 0: with a relative threshold, ReduceLROnPlateau counts a flat negative loss as an improvement for ever.
 _NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * SCALAR_DAMPER[1]
 
 
@@ -115,24 +113,24 @@ class NIW(Family):
         self.initial_scalars = self.start(preset.initial_sigma)
 
     def start(self, sigma: float) -> Tuple[float, ...]:
-        """0e coefficients of an isotropic Σ0 with that σ in units of σ_ref, raw evidence 0."""
+        """Return the 0e coefficients of an isotropic Σ0 with that σ in units of σ_ref, raw evidence 0."""
         raise NotImplementedError
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
+        """Return log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
         raise NotImplementedError
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:
-        """NLL and evidence regulariser (N,), as `e2ip_plugins.maths.kernels.nll_terms`."""
+        """Return NLL and evidence regulariser (N,), as `e2ip_plugins.maths.kernels.nll_terms`."""
         raise NotImplementedError
 
     def log_sigma2(self, coefficients: Tensor) -> Tensor:
-        """ln det(Σ0/σ_ref²)^(1/3) (N,)."""
+        """Return ln det(Σ0/σ_ref²)^(1/3) (N,)."""
         raise NotImplementedError
 
     @classmethod
     def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
+        """See `Family`; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
 
         >>> NIW.resolve({"evidence": "independent"})
         {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
@@ -148,7 +146,7 @@ class NIW(Family):
                 "leave evidence_weight out or choose evidence mode 'independent'"
             )
         if weight is None:
-            # A preset that is made independent by hand has no weight of its own.
+            # A preset whose evidence mode is overridden has no weight for this mode.
             default = preset.evidence_weight if preset.evidence == "independent" else 0.01
             weight = default if evidence == "independent" else 0.0
         options |= {"evidence": evidence, "evidence_weight": weight}
@@ -186,7 +184,7 @@ class NIW(Family):
         return super().log_variance(parameters) + torch.log1p(1.0 / parameters["e2ip_kappa"])
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
+        """Return NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
 
         ``mse_like`` presets: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in (eV/Å)²; at
         errors of about σ_ref its gradient in the forces is that of the mean square error over components; for others
@@ -204,7 +202,7 @@ class NIW(Family):
         return loss
 
     def _pulled(self, residual: Tensor, coefficients: Tensor) -> Tensor:
-        """The residual itself, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
+        """Return the residual, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
         nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
         log_variance = self.log_sigma2(coefficients) + torch.log(predictive_scale_factor(nu, kappa))
         return pulled(residual, log_variance, PULL_POWER)
@@ -235,9 +233,9 @@ class NIW(Family):
 
 
 def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
-    """What to add to log Σ0 isotropically, and κ (N,), once κ is counted by the leverage.
+    """Return the isotropic shift of log Σ0, and κ (N,), of atoms whose κ the leverage says.
 
-    Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
+    Training determines (1 + 1/κ) Σ0. The support says how much of that is aleatoric; 1/κ is the excess of the support.
     """
     trained = torch.log1p(kappa.reciprocal())
     log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained)
@@ -246,7 +244,7 @@ def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tenso
 
 
 def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:
-    """Derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
+    """Return the derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
     matrix = sym6_to_matrix(sigma0)
     aleatoric = aleatoric_factor(nu)[..., None, None] * matrix
     epistemic = aleatoric / kappa[..., None, None]

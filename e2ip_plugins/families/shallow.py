@@ -2,13 +2,13 @@
 https://arxiv.org/abs/2402.16621).
 
 Members differ in the weights of a last linear layer alone. K of them are their mean and K - 1 deviations; the mean is
-the host's own energy, and so are its forces. In an orthonormal basis of what sums to zero over the members, the
+that of the base model, and so are its forces. In an orthonormal basis of what sums to zero over the members, the
 deviations are K - 1 energies ε_j = Σ_i w_j · h(x_i), the coefficients of this family, and the members' forces have the
 sample covariance
 
     C = 1/(K - 1) Σ_j g_j g_jᵀ,   g_j = -∂ε_j/∂r,
 
-exactly as if K members had been subtracted from their mean. It is how far the members disagree, hence all epistemic.
+exactly as if K members had been subtracted from their mean. It measures the disagreement of the members, hence is all epistemic.
 
 C has rank K - 1 at most and is badly conditioned where that is small: `SHRINKAGE` and `FLOOR` bound it.
 """
@@ -112,7 +112,7 @@ class Shallow(Ensemble):
         return outputs
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
+        """Return 2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
 
         Its pull on the forces is weaker where variances are large; ``beta`` weakens that, see
         `e2ip_plugins.families.interface.pulled`.

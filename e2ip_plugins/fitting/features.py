@@ -1,7 +1,7 @@
-"""Features of frames' atoms in a model of either host: what its leverage is made of.
+"""Features of atoms in a model of NequIP or MACE: what its leverage is made of.
 
-The hosts' adapters open the model (entry points ``e2ip_plugins.passes``) and run it; what its readout sees on the way
-is collected here.
+The adapters open the model (entry points ``e2ip_plugins.passes``) and run it; the calls of its readout are recorded
+here.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from e2ip_plugins.readout.readout import Readout
 
 @dataclass(frozen=True)
 class Passes:
-    """A model that can be run over frames; what a host's ``open_passes`` gives.
+    """A model that can be run over frames; ``open_passes`` of an adapter gives it.
 
     Attributes
     ----------
     name : str
-        Of the file.
+        Name of the file.
     readout : Readout
     run : callable
-        Of frames and whether forces are wanted: runs the model on one batch for every item that is taken, which are
+        Takes frames and whether forces are wanted. Taking the next item runs the model on the next batch; the item is
         the batch's forces (N, 3) in eV/Å, or None. `InputError` before the first for species that it does not know.
     """
 
@@ -64,7 +64,7 @@ class Features:
     count: int
 
     def take(self, chosen: Sequence[int]) -> "Features":
-        """Some of the frames, in this order."""
+        """Return the features of some frames, in this order."""
         bounds = np.searchsorted(self.frames, np.arange(self.count + 1))
         atoms = [np.arange(bounds[i], bounds[i + 1]) for i in chosen]
         which = np.concatenate([np.empty(0, int), *atoms]).astype(int)
@@ -111,6 +111,6 @@ def collect(model: Passes, frames: Sequence[Frame], forces: bool = False) -> Fea
 
 
 def check(model: Passes) -> None:
-    """`InputError` where a model's leverage was not fitted."""
+    """Raise `InputError` where a model's leverage was not fitted."""
     if not bool(model.readout.leverage.fitted):
         raise InputError(f"{model.name}: the leverage of its readout has not been fitted; see e2ip fit")

@@ -1,4 +1,4 @@
-"""Moments of training atoms' features, and the leverage's buffers made of them; they can grow by further atoms."""
+"""Moments of features of training atoms, and the buffers of the leverage from them; further atoms can be added."""
 
 import warnings
 from typing import Dict, Iterator, List, Optional, Tuple
@@ -10,7 +10,7 @@ from scipy.cluster.vq import kmeans2
 from e2ip_plugins.leverage.form import FORM, LeverageForm, softened
 from e2ip_plugins.leverage.module import Leverage
 
-#: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
+#: Atoms whose distance by feature is smaller on average are alike: features have seven digits.
 ALIKE = 5e-7
 
 
@@ -33,7 +33,7 @@ class Scatter:
         return self.sum / self.count
 
     def add(self, x: np.ndarray, weight: float = 1.0) -> None:
-        """Atoms (n, D) more, each as if there were ``weight`` of them."""
+        """Add atoms (n, D), each as if there were ``weight`` of them."""
         if not len(x):
             return
         count, mean = weight * len(x), x.mean(0)
@@ -74,16 +74,16 @@ class Moments:
             self.regions[kind] = _regions(x, self._shrunk(kind), number)
 
     def weight(self, kind: int) -> float:
-        """Of the pool in the moments of a kind.
+        """Return the weight of the pool in the moments of a kind.
 
         A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
         had been seen on as many atoms as there are features.
         """
-        own = self.total[kind]
-        return len(own.mean) / (len(own.mean) + own.count)
+        total = self.total[kind]
+        return len(total.mean) / (len(total.mean) + total.count)
 
     def add(self, kind: int, x: np.ndarray, weight: float = 1.0, region: Optional[int] = None) -> None:
-        """Atoms (n, D) of a kind more, each as if there were ``weight`` of them: moments as if they had been there.
+        """Add atoms (n, D) of a kind, each as if there were ``weight`` of them: moments as if they had been there.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class Moments:
             self.regions[kind][region].add(x, weight)
 
     def leverage_of(self, kind: int, features: np.ndarray, weights: np.ndarray) -> Tuple[Leverage, float]:
-        """A leverage in double precision that knows this kind alone, as its kind 0, and the mean over some atoms.
+        """Return a leverage in double precision that knows this kind alone, as its kind 0, and its mean over atoms.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class Moments:
         return leverage, float(np.average(distances(leverage, features, 0, self.form), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
-        """Into the leverage's buffers.
+        """Fill the buffers of a leverage.
 
         Parameters
         ----------
@@ -124,31 +124,31 @@ class Moments:
             leverage.region_norms[kind] = norms[kind]
 
     def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
-        """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
+        """Return atoms (n, D) of a kind in the axes and units of its covariance, regardless of regions."""
         axes, std = self._axes(kind)
         return (x - self.total[kind].mean) @ (axes / std)
 
     def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
-        """Region of a kind that atoms (n, D) are in (n,) int."""
+        """Return the region of a kind that atoms (n, D) are in (n,) int."""
         white = self.whiten(kind, x) / np.sqrt(self.form.soft)
         parts = [torch.from_numpy(white * stretch - offset) for stretch, offset in self._places(kind)]
         return np.argmin([softened(z).sum(-1).numpy() for z in parts], axis=0)
 
     def _of_head(self, kind: int) -> List[int]:
-        """Kinds of the same head."""
+        """Return the kinds of the same head."""
         if self.per_head is None:
             return list(self.total)
         return [other for other in self.total if other // self.per_head == kind // self.per_head]
 
     def _shrunk(self, kind: int) -> np.ndarray:
-        """Covariance of a kind (D, D), with some of that within all kinds of its head."""
+        """Return the covariance of a kind (D, D), shrunk towards that within all kinds of its head."""
         totals = [self.total[other] for other in self._of_head(kind)]
         pooled = np.sum([total.sum for total in totals], axis=0) / sum(total.count for total in totals)
         weight = self.weight(kind)
         return (1.0 - weight) * self.total[kind].covariance + weight * pooled
 
     def _axes(self, kind: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Axes of a kind's covariance as columns (D, D), and the standard deviation along each (D,)."""
+        """Return the axes of a kind's covariance as columns (D, D), and the standard deviation along each (D,)."""
         values, axes = np.linalg.eigh(self._shrunk(kind))
         return axes, self._std(values)
 
@@ -158,10 +158,10 @@ class Moments:
         return np.sqrt(variances + max(self.form.ridge * variances.mean(), 1e-12))
 
     def _places(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-        """Of every region of a kind how many times narrower it is along the kind's axes, and its middle there (D,).
+        """Give for every region of a kind how many times narrower it is along the kind's axes, and its middle (D,).
 
-        Regions have the axes of their kind: of their own covariance, of fewer atoms, the directions of least variance
-        are what happened to vary least.
+        Regions have the axes of their kind: in a covariance of fewer atoms, the directions of least variance are partly
+        chance.
         """
         total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind)
         size = len(total.mean)
@@ -178,7 +178,7 @@ class Moments:
             yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(self.form.soft)
 
     def _fill(self, leverage: Leverage, kinds: Dict[int, int]) -> None:
-        """Moments of some kinds, by the kind that they are to the leverage."""
+        """Fill buffers with the moments of kinds, which the leverage knows by the keys of ``kinds``."""
         places = {known_as: list(self._places(kind)) for known_as, kind in kinds.items()}
         leverage.resize(len(kinds), max(map(len, places.values())))
         for row, (known_as, kind) in enumerate(kinds.items()):
@@ -192,7 +192,7 @@ class Moments:
 
 
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
-    """Factors that make the mean over the training atoms of a kind 1, whatever shrinks it.
+    """Return the factors that make the mean of h over the training atoms of a kind 1, whatever shrinks it.
 
     A single atom is where its own moments are, as are atoms that are all alike: how far others are is then a matter of
     the pool.
@@ -223,7 +223,7 @@ def number_of_regions(count: int, size: int, kinds: int, form: LeverageForm = FO
 
 
 def _regions(x: np.ndarray, covariance: np.ndarray, number: int) -> List[Scatter]:
-    """Regions of a kind, from its features (n, D); an empty list for a single one."""
+    """Return the regions of a kind, from its features (n, D); an empty list for a single one."""
     if number < 2:
         return []
     count = len(x)

@@ -68,7 +68,7 @@ class Leverage(nn.Module):
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
-        self.strictly_local = strictly_local  # type: ignore[misc]
+        self.strictly_local = strictly_local
         kinds = num_species * num_heads
         self.register_buffer("centres", torch.zeros(kinds, num_scalars))
         self.register_buffer("log_variance", torch.zeros(kinds))
