@@ -1,8 +1,8 @@
 """``e2ip-ablation``: ``e2ip`` without what keeps it stable, for the benchmark ``damping``.
 
-The dampers, which bound the conditioning of Σ0, can be taken away. The closed form can be replaced by that of the paper:
-a matrix exponential in the model's precision, and its Cholesky factorisation in the likelihood. Everything else is that
-of ``e2ip``.
+The dampers, which bound the conditioning of Σ0, can be taken away. The closed form can be replaced by the one of the
+paper: a matrix exponential in the model's precision, and its Cholesky factorisation in the likelihood. Everything else
+is that of ``e2ip``.
 """
 
 import os

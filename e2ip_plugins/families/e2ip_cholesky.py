@@ -33,7 +33,7 @@ class E2IPCholesky(NIW):
         return (math.log(sigma), 0.0, 0.0, math.log(sigma), math.log(sigma), 0.0, 0.0, 0.0)
 
     def factor(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
-        """Return L in units of σ_ref: logarithm of its diagonal (N, 3), and yx, zx, zy in units of their row's (N, 3)."""
+        """Return log of the diagonal of L/σ_ref (N, 3), and yx, zx, zy in units of their row's diagonal (N, 3)."""
         # Softplus would make numbers of infinite evidence.
         evidence = coefficients[:, 1] if self.coupled else coefficients[:, 1] + coefficients[:, 2]
         doubt = (evidence - evidence).detach().unsqueeze(-1)

@@ -8,7 +8,8 @@ sample covariance
 
     C = 1/(K - 1) Σ_j g_j g_jᵀ,   g_j = -∂ε_j/∂r,
 
-exactly as if K members had been subtracted from their mean. It measures the disagreement of the members, hence is all epistemic.
+exactly as if K members had been subtracted from their mean. C measures the disagreement of the members and is all
+epistemic.
 
 C has rank K - 1 at most and is badly conditioned where that is small: `SHRINKAGE` and `FLOOR` bound it.
 """
