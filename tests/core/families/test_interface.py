@@ -9,6 +9,13 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import committee_views
 from e2ip_plugins.families.laws import law_of
 
+#: Options of families with which their forward takes another way.
+OTHER_FORWARDS = [
+    ("e2ip-ablation", {"damper": "off"}),
+    ("e2ip-ablation", {"numerics": "published"}),
+    ("eip", {"likelihood": "nig"}),
+]
+
 #: Power of the force unit that a key's unit holds.
 POWER = {"eV²/Å²": 2, "eV/Å": 1}
 
@@ -115,19 +122,20 @@ def test_an_option_of_another_family_is_an_error(family):
         family.resolve({"wings": 2})
 
 
-def test_families_script_and_put_out_what_they_name(family):
-    module = family(family.resolve({}))
-    coefficients = torch.randn(5, module.num_columns(), dtype=torch.float64)
-    unit = torch.tensor(0.05, dtype=torch.float64)
-    outputs = module(coefficients, unit)
-    assert set(outputs) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in sorted(families.table())), *OTHER_FORWARDS])
+def test_families_script_and_put_out_what_they_name(build, example, name, options):
+    module = build(name, **options)
+    family = type(module)
+    coefficients, _, outputs = example(module)
+    scripted = torch.jit.script(module)(coefficients, outputs["e2ip_force_unit"][0])
+    assert set(scripted) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
     for key in family.output_keys():
-        assert outputs[key.name].shape == (5, *key.shape)
-    for name, value in torch.jit.script(module)(coefficients, unit).items():
-        torch.testing.assert_close(value, outputs[name])
+        assert outputs[key.name].shape == (30, *key.shape)
+    for key, value in scripted.items():
+        torch.testing.assert_close(value, outputs[key])
     # Parameters are the interchange: the views follow from them.
-    for name, value in family.derive({key.name: outputs[key.name] for key in family.parameter_keys}).items():
-        torch.testing.assert_close(value, outputs[name])
+    for key, value in family.derive({key.name: outputs[key.name] for key in family.parameter_keys}).items():
+        torch.testing.assert_close(value, outputs[key])
 
 
 def test_loss_is_the_gradient_of_something_finite(family):
