@@ -7,7 +7,7 @@ Nothing of it depends on a seed. Only rounding, the choice of that subset and, i
 """
 
 import math
-from typing import Dict, Iterable, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from e2ip_plugins.fitting.training_atoms import TrainingAtoms
 from e2ip_plugins.leverage.form import FORM, LeverageForm, Support
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.trunk import Trunk
 
 #: Training configurations for each of the validation set, about, whose errors are compared with those there.
 TRAINING_PER_VALIDATION = 4
@@ -38,7 +39,7 @@ TRAINING_PER_VALIDATION = 4
 
 def is_constant(readout: Readout) -> bool:
     """Return whether no coefficient of a readout depends on features: what a fit gives a model without a readout."""
-    return not any(bool(trunk.out.weight.any()) for trunk in readout.trunks)
+    return not any(bool(cast(Trunk, trunk).out.weight.any()) for trunk in readout.trunks)
 
 
 def training_subset(training: int, validation: int) -> range:
@@ -163,7 +164,7 @@ def _fit_constant(
     fits = {scalars: fitted(scalars) for scalars in family.constant_scalars()}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, variance, std = fits[best]
-    readout.trunks[head].make_constant(best)
+    cast(Trunk, readout.trunks[head]).make_constant(best)
     # A species that only the training set has gets the mean of the others.
     leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
     leverage.log_variance[_kinds(leverage, head)] = variance

@@ -18,7 +18,7 @@ def build():
 
 @pytest.fixture(scope="session")
 def example():
-    """Function that gives random coefficients, outputs with what a loss needs, and residuals of the size of the unit."""
+    """Function that gives random coefficients, outputs with what a loss needs, and residuals."""
     return _example
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from scipy.stats import multivariate_t
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
@@ -107,14 +105,24 @@ def fit_frames(readout, training, validation, size=7, **settings):
     )
 
 
+def law_of_readout(readout, frames):
+    """Law of the atoms of some frames, and the number of the frame of every atom."""
+    outputs, number = run(readout, frames)
+    return law_of(E2IP, {key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys}), number
+
+
+def with_constants(readout, growth, log_scale):
+    """A copy of a fitted readout with other constants."""
+    other = copy.deepcopy(readout)
+    other.leverage.growth.fill_(growth)
+    other.leverage.log_factor.fill_(log_scale)
+    return other
+
+
 def drawn(readout, frames, growth, log_scale, seed=0):
     """Frames whose errors follow the law of a fitted readout with other constants."""
-    true, rng = copy.deepcopy(readout), np.random.default_rng(seed)
-    true.leverage.growth.fill_(growth)
-    true.leverage.log_factor.fill_(log_scale)
-    outputs, number = run(true, frames)
-    law = law_of(true.family, {key.name: outputs[key.name].numpy() for key in true.family.parameter_keys})
-    errors = torch.from_numpy(law.sample(rng, 1)[0])
+    law, number = law_of_readout(with_constants(readout, growth, log_scale), frames)
+    errors = torch.from_numpy(law.sample(np.random.default_rng(seed), 1)[0])
     return [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
 
 
@@ -149,6 +157,12 @@ def test_mean_over_training_atoms_is_one_for_every_species(training):
     assert leverages(readout, make_frames(20, seed=5, width=10.0)).mean() > 8.0
 
 
+def psi(atoms, mean, axes, variances):
+    """Σ_k ψ(z_k²)/2τ of atoms (n, D), from moments along axes: τ = 6, ridge 1e-5."""
+    z = (atoms - mean) @ axes / np.sqrt(variances + 1e-5 * variances.mean())
+    return (np.sqrt(1 + np.square(z) / 6.0) - 1).sum(-1)
+
+
 def test_one_region_has_the_shrunk_moments_of_its_species():
     """Fewer than `ATOMS_PER_FEATURE` atoms per feature and region: one region."""
     readout, frames = make_readout(), make_frames(10)
@@ -158,16 +172,13 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
     own = [np.cov(x[species == kind].T, bias=True) for kind in (0, 1)]
     count = np.bincount(species)
     pool = (count[0] * own[0] + count[1] * own[1]) / count.sum()
-    z = []
+    distances = []
     for kind in (0, 1):
         weight = SIZE / (SIZE + count[kind])
         assert report.shrinkage[0, kind] == pytest.approx(weight)
-        covariance = (1 - weight) * own[kind] + weight * pool
-        values, axes = np.linalg.eigh(covariance)
-        values += FORM.ridge * values.mean()
-        z.append((x - x[species == kind].mean(0)) @ axes / np.sqrt(values))
-    psi = np.stack([(np.sqrt(1 + np.square(part) / FORM.soft) - 1).sum(-1) for part in z])
-    expected = np.choose(species, [psi[kind] / psi[kind][species == kind].mean() for kind in (0, 1)])
+        values, axes = np.linalg.eigh((1 - weight) * own[kind] + weight * pool)
+        distances.append(psi(x, x[species == kind].mean(0), axes, values))
+    expected = np.choose(species, [distances[kind] / distances[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.
     np.testing.assert_allclose(leverages(readout, frames), expected, rtol=1e-5)
     assert report.regions == 2 and readout.leverage.regions().tolist() == [1, 1]
@@ -179,7 +190,6 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
 
 @pytest.mark.parametrize(("atoms", "regions"), [(31, 1), (32, 1), (63, 1), (64, 2), (95, 2), (96, 3), (1000, 16)])
 def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
-    assert FORM.atoms_per_feature * SIZE == 32
     readout, (frame,) = make_readout(), make_frames(1, atoms, species=(0,))
     report = fit_leverage(
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
@@ -227,16 +237,13 @@ def test_two_phases_are_two_regions_that_share_a_little():
     _, axes = np.linalg.eigh(total)
 
     def distances(atoms):
-        psi = []
+        """Weight of the pooled covariance of both regions, 0.1 of the whole, and weights by the power -4."""
+        h = []
         for part in parts:
             weight = SIZE / (SIZE + len(part))
             local = (1 - weight) * np.cov(part.T, bias=True) + weight * within
-            covariance = (1 - FORM.shared) * local + FORM.shared * total
-            values = np.diag(axes.T @ covariance @ axes)
-            values = values + FORM.ridge * values.mean()
-            z = (atoms - part.mean(0)) @ axes / np.sqrt(values)
-            psi.append((np.sqrt(1 + np.square(z) / FORM.soft) - 1).sum(-1))
-        return np.average(psi, axis=0, weights=np.array(psi) ** -4.0)
+            h.append(psi(atoms, part.mean(0), axes, np.diag(axes.T @ (0.9 * local + 0.1 * total) @ axes)))
+        return np.average(h, axis=0, weights=np.array(h) ** -4.0)
 
     usual = distances(features).mean()
     h = leverage(x[:, :SIZE], zero).leverage.numpy()
@@ -409,64 +416,32 @@ def test_constants_that_made_the_errors_are_found_again(training, growth, log_sc
     assert readout.leverage.log_factor.tolist() == [found.log_scale] * 2 and readout.leverage.fitted
 
 
-def posterior_mode(readout, validation):
-    """Of (ln a, ln scale) by SciPy's Student-t, with the formulas of the docs."""
-    outputs, number = run(make_readout(), validation)
-    log_sigma0, nu, kappa = (outputs[key.name].numpy() for key in E2IP.parameter_keys)
-    sigma0 = outputs["e2ip_sigma0"].numpy()
-    kinds = torch.cat([frame.species for frame in validation]).numpy()
-    residual = torch.cat([frame.residual for frame in validation]).numpy()
-    own = log_sigma0[:, :3].mean(-1) + np.log(1 + 1 / kappa)
-    h = leverages(readout, validation).numpy()
-    mean = np.empty_like(h)
-    for frame in range(int(number.max()) + 1):
-        own_h = h[number.numpy() == frame]
-        n = len(own_h)
-        average = (0.5 * np.eye(n) + 0.5) / (1 + 0.5 * (n - 1))
-        mean[number.numpy() == frame] = average @ own_h
-
-    weight = 0.8 - 0.3 / (1 + ((h + mean) / 8) ** 4)
-    reach, usual = (d * (0.1 + 0.9 / (1 + (d / 11) ** 6) ** (1 / 6)) for d in (h + mean, 2.0))
-    relative = np.exp(weight * (readout.leverage.log_variance.numpy()[kinds] - own))
-
-    def objective(constants):
-        a, log_scale = math.exp(constants[0]), constants[1]
-        growth = 1 + ((1 + a * reach) ** 2 - 1) * relative
-        factor = math.exp(log_scale) * growth / (1 + a * usual) ** 2
-        nll = np.empty(len(h))
-        for i in range(len(h)):
-            covariance = nu[i] / (nu[i] - 2) * (1 + 1 / kappa[i]) * sigma0[i] * factor[i]
-            nll[i] = -multivariate_t.logpdf(residual[i], np.zeros(3), covariance, df=nu[i] - 2)
-        effective = np.bincount(number.numpy()).sum() ** 2 / np.square(np.bincount(number.numpy())).sum()
-        prior = 0.5 * ((constants[0] - math.log(FORM.prior_growth)) / FORM.prior_width) ** 2
-        return effective * nll.mean() + prior
-
-    simplex = math.log(FORM.prior_growth) * np.array([1.0, 0.0]) + np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
-    options = {"xatol": 1e-5, "fatol": 1e-8, "initial_simplex": simplex}
-    return minimize(objective, simplex[0], method="Nelder-Mead", options=options).x, objective
-
-
 def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_many_frames(training):
     """Frames of different size, few of them: prior and likelihood both matter."""
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
     frames = [f for n in (1, 3, 6) for f in make_frames(10, n, seed=n, width=[0.1, 3.0] * 5)]
     validation = drawn(readout, frames, 0.5, 0.7)
-    report = fit_frames(readout, training, validation)
-    (log_growth, log_scale), objective = posterior_mode(readout, validation)
-    found = report.constants[0]
-    assert math.log(found.growth) == pytest.approx(log_growth, abs=2e-3)
-    assert found.log_scale == pytest.approx(log_scale, abs=2e-3)
-    prior = 0.5 * ((math.log(found.growth) - math.log(FORM.prior_growth)) / FORM.prior_width) ** 2
-    sizes = np.array([len(frame.x) for frame in validation])
-    effective = sizes.sum() ** 2 / np.square(sizes).sum()
-    at_the_mode = objective([math.log(found.growth), found.log_scale])
-    assert effective * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
-    assert 0.5 < found.growth < FORM.prior_growth, "between what is true and what was expected"
-    outputs, _ = run(make_readout(), validation)
-    law = law_of(E2IP, {key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
-    nll = law.negative_log_likelihood(torch.cat([frame.residual for frame in validation]).numpy())
-    assert found.nll[0] == pytest.approx(nll.mean(), rel=1e-9)
+    found = fit_frames(readout, training, validation).constants[0]
+    residual = torch.cat([frame.residual for frame in validation]).numpy()
+
+    def posterior(constants):
+        """From what the readout predicts with these constants; 100 atoms of 30 frames count like 100²/460 frames."""
+        law, _ = law_of_readout(with_constants(readout, math.exp(constants[0]), constants[1]), validation)
+        prior = 0.5 * ((constants[0] - math.log(2.5)) / 0.6) ** 2
+        return 100**2 / 460 * law.negative_log_likelihood(residual).mean() + prior
+
+    mode, step = np.array([math.log(found.growth), found.log_scale]), 0.05
+    at_the_mode = posterior(mode)
+    for direction in np.array([[1, 0], [0, 1], [1, 1], [1, -1]]):
+        above, below = (posterior(mode + sign * step * direction) for sign in (1, -1))
+        curvature = above + below - 2.0 * at_the_mode
+        assert curvature > 0 and step * abs(above - below) / (2.0 * curvature) < 2e-3, "how far off the minimum is"
+    prior = 0.5 * ((mode[0] - math.log(2.5)) / 0.6) ** 2
+    assert 100**2 / 460 * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
+    assert 0.5 < found.growth < 2.5, "between what is true and what was expected"
+    law, _ = law_of_readout(make_readout(), validation)
+    assert found.nll[0] == pytest.approx(law.negative_log_likelihood(residual).mean(), rel=1e-9)
 
 
 def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(training):
@@ -624,7 +599,7 @@ def test_atoms_without_finite_reference_forces_are_left_out(training):
 def test_references_in_other_units_are_told(training):
     """Which `fit_leverage` can see where it is given the predicted forces."""
 
-    def told(factor):
+    def warnings_of(factor):
         def validation(readout):
             rng = np.random.default_rng(0)
             for frame in make_frames(12, seed=1):
@@ -637,8 +612,8 @@ def test_references_in_other_units_are_told(training):
         report = fit_leverage(readout, training_of(readout, training, 1), validation(readout))
         return [text for text in report.warnings if "the reference forces" in text]
 
-    assert told(1.0) == []
-    (text,) = told(23.06)
+    assert warnings_of(1.0) == []
+    (text,) = warnings_of(23.06)
     assert text.startswith("validation set: the reference forces are 23") and "kcal/mol/Å" in text
 
 
@@ -673,7 +648,7 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     np.testing.assert_allclose(fitted, [0.03, 0.3], rtol=0.1)
     assert found.nll[1] < found.nll[0] - 0.1
     # Calibrated: the share of errors within the 90 % ellipsoids.
-    law = law_of(E2IP, {key.name: outputs[key.name].numpy() for key in E2IP.parameter_keys})
+    law, _ = law_of_readout(readout, frames)
     assert (law.pit(errors.numpy()) < 0.9).mean() == pytest.approx(0.9, abs=0.03)
 
 
