@@ -16,7 +16,8 @@ from scipy.optimize import minimize
 from scipy.stats import norm, t
 from torch import Tensor
 
-from e2ip_plugins.families.laws import Law
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, inflate, surplus
 
 #: Factors on the expected growth where the search for it starts: the likelihood has flat and false minima (a -> 0).
@@ -70,30 +71,29 @@ class Samples:
 
     Parameters
     ----------
-    law : Law
-        Of the parameters without support.
-    residual : (N, 3)
-    support : Support
-        CPU, float64.
-    log_variance : (N,)
-        `Family.log_variance` without support.
-    frames, kinds : (N,) int
+    family : Family
+    parameters : dict
+        Of every atom, without support.
+    table : dict
+        Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
+        `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
     """
 
     def __init__(
         self,
-        law: Law,
-        residual: np.ndarray,
-        support: Support,
-        log_variance: Tensor,
-        frames: np.ndarray,
-        kinds: np.ndarray,
+        family: Family,
+        parameters: Dict[str, np.ndarray],
+        table: Dict[str, np.ndarray],
         form: LeverageForm = FORM,
     ) -> None:
-        self.law, self.residual, self.support, self.log_variance = law, residual, support, log_variance
-        self.kinds, self.form = kinds, form
-        _, self.frames = np.unique(frames, return_inverse=True)
+        self.law, self.residual, self.form = law_of(family, parameters), table["residual"], form
+        self.log_variance = family.log_variance({name: torch.from_numpy(v) for name, v in parameters.items()})
+        zero = _single(0.0)
+        distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
+        self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True))
+        self.kinds = table["kinds"].astype(int)
+        _, self.frames = np.unique(table["frames"], return_inverse=True)
         sizes = np.bincount(self.frames)
         #: Weight of an atom: all count alike, and together like as many as there are configurations. Where sizes
         #: differ, that number is the effective one (Kish): a large configuration among small ones is a single witness.

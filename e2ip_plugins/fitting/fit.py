@@ -15,7 +15,6 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting.constants import Constants, Samples
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
@@ -28,7 +27,7 @@ from e2ip_plugins.fitting.force_errors import (
 )
 from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support
+from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import Trunk
@@ -133,11 +132,9 @@ def _fit_trained(
     readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
 ) -> Constants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
-    validation, trained = (
-        _samples(readout.family, parameters_of(readout, part), part, form) if part else None
-        for part in (table, training)
-    )
-    assert validation is not None
+    family = readout.family
+    validation = Samples(family, parameters_of(readout, table), table, form)
+    trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
     readout.leverage.log_factor[_kinds(readout.leverage, head)] = constants.log_scale
     return constants
@@ -156,10 +153,10 @@ def _fit_constant(
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        samples = _constant_samples(family, outputs, table, form)
+        validation = _constant_samples(family, outputs, table, form)
         trained = _constant_samples(family, outputs, training, form) if training else None
-        std = float(samples.law.total_std()[0])
-        return *samples.fit_by_species(trained), float(samples.log_variance[0]), std
+        constants, log_scale = validation.fit_by_species(trained)
+        return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
 
     fits = {scalars: fitted(scalars) for scalars in family.constant_scalars()}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
@@ -179,23 +176,7 @@ def _constant_samples(family: Family, outputs: Dict[str, Tensor], table: AtomTab
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return _samples(family, parameters, {**table, "typical": variance.numpy()}, form)
-
-
-def _samples(family: Family, parameters: AtomTable, table: AtomTable, form: LeverageForm) -> Samples:
-    zero = torch.zeros(1, dtype=torch.float64)
-    support = Support(
-        leverage=zero,
-        distance=torch.from_numpy(table["distance"]),
-        growth=zero,
-        surplus=zero,
-        log_variance=torch.from_numpy(table["typical"]),
-        log_scale=torch.zeros(len(table["distance"]), dtype=torch.float64),
-        fitted=torch.tensor(True),
-    )
-    log_variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    frames, kinds = table["frames"].astype(int), table["kinds"].astype(int)
-    return Samples(law_of(family, parameters), table["residual"], support, log_variance, frames, kinds, form)
+    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form)
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:
