@@ -296,7 +296,7 @@ def test_species_without_training_atoms_are_named_and_far():
     assert warning.startswith("no training atoms of Xe: their leverage is 1e+06")
     found, _ = run(readout, make_frames(2, seed=3))
     species = torch.cat([frame.species for frame in make_frames(2, seed=3)])
-    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), FORM.far))
+    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), 1e6))
     torch.testing.assert_close(found["e2ip_kappa"][species == 1], torch.full((4,), 1e-6))
     assert report.atoms == {(0, 0): 100}
 
@@ -399,7 +399,7 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
 # Constants
 
 
-@pytest.mark.parametrize(("growth", "log_scale"), [(FORM.prior_growth, 0.3), (1.2, -0.5)])
+@pytest.mark.parametrize(("growth", "log_scale"), [(2.5, 0.3), (1.2, -0.5)])
 def test_constants_that_made_the_errors_are_found_again(training, growth, log_scale):
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
@@ -408,7 +408,7 @@ def test_constants_that_made_the_errors_are_found_again(training, growth, log_sc
     found = report.constants[0]
     low, high = found.growth_interval
     error = 0.5 * math.log(high / low)
-    assert error < 0.6 * FORM.prior_width, "what was drawn says more than the prior"
+    assert error < 0.6 * 0.6, "what was drawn says more than the prior"
     assert abs(math.log(found.growth / growth)) < 2.5 * error
     assert 0.01 < found.log_scale_error < 0.2 and abs(found.log_scale - log_scale) < 2.5 * found.log_scale_error
     assert (found.configurations, found.atoms) == (900, 4500) and found.nll[1] < found.nll[0]
@@ -449,13 +449,13 @@ def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(tra
     fit_frames(readout, training, make_frames(5, seed=1))
     validation = drawn(readout, make_frames(10, seed=2), 0.3, 0.0)
     found = fit_frames(readout, training, validation).constants[0]
-    assert abs(math.log(found.growth / FORM.prior_growth)) < FORM.prior_width
+    assert abs(math.log(found.growth / 2.5)) < 0.6
 
 
 def test_standard_errors_are_those_of_resampled_configurations(training):
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
-    validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::15]), FORM.prior_growth, 0.2)
+    validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::15]), 2.5, 0.2)
     few = training[:20]
     found = fit_frames(readout, few, validation, size=60).constants[0]
     rng = np.random.default_rng(0)
@@ -467,7 +467,7 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
     growth, scale = np.std(samples, axis=0)
     low, high = found.growth_interval
     # Resampled frames do not resample the prior: what it adds is on top.
-    assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * FORM.prior_width
+    assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * 0.6
     assert 0.6 * scale < found.log_scale_error < 1.7 * scale
 
 
@@ -680,7 +680,7 @@ def test_of_a_species_without_training_atoms_the_others_variance_is_typical():
     known, lacking = readout.leverage.log_variance[:2]
     assert abs(known) > 0.1 and lacking == known
     outputs = run(readout, make_frames(4, seed=2, species=(1,)))[0]
-    assert (outputs["e2ip_leverage"] == FORM.far).all()
+    assert (outputs["e2ip_leverage"] == 1e6).all()
     # A million of the typical variances, but for a fifth of the atom's own logarithm.
     own = E2IP.log_variance(run(make_readout(), make_frames(4, seed=2, species=(1,)))[0])
     growth = readout.leverage.growth[0]
@@ -784,7 +784,7 @@ def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning(
     report = fit_frames(readout, training, make_frames(12, seed=1))
     (warning,) = report.warnings
     assert warning.startswith("no validation atoms with forces for head 1: the growth is the expected 2.5")
-    assert set(report.constants) == {0} and readout.leverage.growth[1] == FORM.prior_growth
+    assert set(report.constants) == {0} and readout.leverage.growth[1] == 2.5
     assert readout.leverage.log_factor[2:].tolist() == [0.0, 0.0]
     # One of the other head's atoms has them.
     assert readout.leverage.log_factor[:2].ne(0).all() and leverages(readout, training).isfinite().all()
