@@ -73,9 +73,9 @@ class EIP(Family):
         self.initial_scalars = (2.0 * math.log(INITIAL_SIGMA),) * 3 + (0.0,) * 6
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        options = super().resolve(given)
+        options = super().resolve(user_options)
         return {**options, "regulariser_weight": checked_number(options, "regulariser_weight")}
 
     def evidence(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor]:

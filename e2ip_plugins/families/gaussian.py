@@ -50,9 +50,9 @@ class Gaussian(Family):
         self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        return {"beta": checked_number(super().resolve(given), "beta", 1.0)}
+        return {"beta": checked_number(super().resolve(user_options), "beta", 1.0)}
 
     def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
         """Return trace/√3 (N,) and coordinates of the rest (N, k) of log(covariance/σ_ref²)."""

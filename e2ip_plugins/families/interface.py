@@ -207,10 +207,10 @@ class Family(nn.Module):
         return cls.in_units(outputs, force_factor)
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """Return complete options from those that the user gave; `InputError` for what does not go together."""
-        cls.check_names(given)
-        options = {option.name: given.get(option.name, option.default) for option in cls.options}
+        cls.check_names(user_options)
+        options = {option.name: user_options.get(option.name, option.default) for option in cls.options}
         for option in cls.options:
             if option.choices and options[option.name] not in option.choices:
                 listed = ", ".join(option.choices)
@@ -223,7 +223,7 @@ class Family(nn.Module):
         return {option.name: options[option.name] for option in cls.options if not option.loss_only}
 
     @classmethod
-    def check_names(cls, given: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
+    def check_names(cls, user_options: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
         """Raise `InputError` for options of another family.
 
         Parameters
@@ -232,7 +232,7 @@ class Family(nn.Module):
             Function that takes them as its ``**options``: one of its keywords may be misspelt.
         """
         known = [option.name for option in cls.options]
-        for name in given:
+        for name in user_options:
             if name not in known:
                 message = f"{name} is no option of readout '{cls.name}', whose own options are: "
                 message += ", ".join(known) or "none"

@@ -129,13 +129,13 @@ class NIW(Family):
         raise NotImplementedError
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
 
         >>> NIW.resolve({"evidence": "independent"})
         {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
         """
-        options = super().resolve(given)
+        options = super().resolve(user_options)
         preset = PRESETS[options["preset"]]
         evidence, weight = options["evidence"] or preset.evidence, options["evidence_weight"]
         if evidence not in EVIDENCE_MODES:

@@ -87,9 +87,9 @@ class Shallow(Ensemble):
         self.log = SymmetricLog()
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        options = super().resolve(given)
+        options = super().resolve(user_options)
         members = options["members"]
         if not isinstance(members, int) or isinstance(members, bool) or members < 2:
             raise InputError(f"members must be a whole number of at least 2, got {members}")

@@ -52,7 +52,7 @@ class Settings(NamedTuple):
         >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
         'leverage'
         """
-        given = _converted(family, options)
+        converted = _converted(family, options)
         forces = FORCES[0] if forces is None else forces
         if forces not in FORCES:
             raise InputError(f"forces is '{forces}'; choose from: {', '.join(FORCES)}")
@@ -61,7 +61,7 @@ class Settings(NamedTuple):
                 f"forces '{forces}' does not go with readout '{family}', whose members' forces cannot be learned "
                 "without the features that they are derivatives of; leave it out"
             )
-        return cls(family, families.get(family).resolve(given), force_unit, frozenset(given), forces=forces)
+        return cls(family, families.get(family).resolve(converted), force_unit, frozenset(converted), forces=forces)
 
     @property
     def detached(self) -> bool:
@@ -105,7 +105,7 @@ class Settings(NamedTuple):
     def with_aliases(self, family: Optional[str], options: Mapping[str, Any], owner: str) -> "Settings":
         """Return these settings with the options of the loss that were written elsewhere.
 
-        An option that only the loss reads may stand there alone; every other one must be the model's.
+        An option that only the loss reads may be written with the loss alone; all others must be the model's.
 
         Parameters
         ----------
@@ -122,10 +122,10 @@ class Settings(NamedTuple):
         if family is not None and family != self.family:
             raise InputError(f"{owner} has readout '{family}', the model '{self.family}': give them the same")
         loss_only = {option.name for option in families.get(self.family).options if option.loss_only}
-        given = _converted(self.family, options)
-        families.get(self.family).check_names(given)
+        others = _converted(self.family, options)
+        families.get(self.family).check_names(others)
         chosen = {name: self.options[name] for name in self.given}
-        for name, value in given.items():
+        for name, value in others.items():
             if name in loss_only and name not in self.given:
                 chosen[name] = value
             elif value != self.options[name]:
@@ -194,14 +194,14 @@ def _unpickled(saved: Mapping[str, Any], where: str) -> Settings:
 def _converted(family: str, options: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the options of a family that are not None, strings as the values that they stand for."""
     types = {option.name: option.type for option in families.get(family).options}
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
+    converted = {name: value for name, value in options.items() if value is not None}
+    for name, value in converted.items():
         if isinstance(value, str) and name in types:
             try:
-                given[name] = types[name](value)
+                converted[name] = types[name](value)
             except ValueError as error:
                 raise InputError(f"{name} must be a {types[name].__name__}, got '{value}'") from error
-    return given
+    return converted
 
 
 def resolve_force_unit(force_unit: Union[float, str, None], forces_rms: Optional[float] = None) -> float:
