@@ -101,28 +101,36 @@ def without_plugin():
 TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
 
 
+#: What else a new family takes, in ``e2ip_plugins/families/__init__.py``.
+LISTED = """
+from e2ip_plugins.families.isotropic import Isotropic
+FAMILIES = (*FAMILIES, Isotropic)
+"""
+
+
 @pytest.fixture
-def toy_family(monkeypatch, tmp_path):
+def toy_family(monkeypatch):
     """The family of tests/families/isotropic.py, as if it lay in ``e2ip_plugins/families``; in this process."""
     from e2ip_plugins import families
 
-    shutil.copy(TOY_FAMILY, tmp_path)
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    families.table.cache_clear()
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(TOY_FAMILY.parent)])
+    monkeypatch.setattr(families, "FAMILIES", families.FAMILIES)
+    exec(LISTED, vars(families))
     yield families.get("isotropic")
-    families.table.cache_clear()
     sys.modules.pop("e2ip_plugins.families.isotropic", None)
 
 
 @pytest.fixture(scope="session")
 def toy_family_environment(tmp_path_factory):
-    """Environment variables for commands: a copy of the core with that one file added comes first on PYTHONPATH."""
+    """Environment variables for commands: a copy of the core with that family added comes first on PYTHONPATH."""
     import e2ip_plugins
 
     root = tmp_path_factory.mktemp("with_toy_family")
     installed = Path(e2ip_plugins.__file__).parent
     shutil.copytree(installed, root / "e2ip_plugins", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TOY_FAMILY, root / "e2ip_plugins" / "families")
+    with (root / "e2ip_plugins" / "families" / "__init__.py").open("a") as file:
+        file.write(LISTED)
     return {**os.environ, "PYTHONPATH": str(root)}
 
 

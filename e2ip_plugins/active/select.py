@@ -16,7 +16,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features, Passes, check, collect
 from e2ip_plugins.fitting.moments import Moments, distances, norms_of
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
-from e2ip_plugins.leverage.form import FAR
+from e2ip_plugins.leverage.form import FORM
 from e2ip_plugins.predictions.fingerprints import fingerprint
 from e2ip_plugins.predictions.labelled import Frame, bare
 
@@ -219,11 +219,13 @@ class _Working:
         """Mean leverage of every candidate (F,)."""
         found = {kind: self.moments.leverage_of(kind, x, self.weights[kind]) for kind, x in self.features.items()}
         norms = norms_of({kind: mean for kind, (_, mean) in found.items()}, self.candidates.scalars.shape[1])
-        h = np.full(len(self.candidates.kinds), FAR)
+        h = np.full(len(self.candidates.kinds), FORM.far)
         for kind, atoms in self.own.items():
             if kind in found:
                 # Not above what the model says: its norm is within the limit.
-                h[atoms] = np.minimum(norms[kind] * distances(found[kind][0], self.candidates.scalars[atoms], 0), FAR)
+                h[atoms] = np.minimum(
+                    norms[kind] * distances(found[kind][0], self.candidates.scalars[atoms], 0), FORM.far
+                )
         return np.bincount(self.candidates.frames, h, self.candidates.count) / self.atoms
 
     def take(self, frame: int) -> None:

@@ -1,4 +1,4 @@
-"""The force block of the training loss: a family's loss per atom over the atoms that count."""
+"""The force term of the training loss: a family's loss per atom over the atoms that count."""
 
 from typing import Dict, Tuple
 
@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.readout.trace import trace
 
 
 def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tuple[Tensor, Tensor]:
-    """Loss per atom and the mask of atoms that count.
+    """Return the loss per atom and the mask of atoms that count.
 
     Parameters
     ----------
@@ -18,7 +17,7 @@ def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[
     reference, forces : (N, 3)
         y and γ in eV/Å. Atoms with a NaN or infinite reference are masked.
     outputs : dict
-        Of a readout of this family: ``e2ip_coefficients`` (N, C), ``e2ip_force_unit`` (N,) and more.
+        Outputs of a readout of this family: ``e2ip_coefficients`` (N, C), ``e2ip_force_unit`` (N,) and more.
 
     Returns
     -------
@@ -26,7 +25,6 @@ def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[
         Zero where masked.
     mask : (N,) bool
     """
-    trace(outputs)
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
     loss = family.force_loss(residual, outputs)

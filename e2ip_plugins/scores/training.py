@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.scores.metrics import spearman
 
@@ -80,7 +81,7 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     if len(table) == 0 or not np.isfinite(table).all():
         return result
     parameters = {key.name: table[:, where[key.name]].reshape(-1, *key.shape) for key in family.parameter_keys}
-    law, error = family.law(parameters), table[:, where["error"]]
+    law, error = law_of(family, parameters), table[:, where["error"]]
     result["nll"] = float(law.negative_log_likelihood(error).mean())
     result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
     std = law.epistemic_std()

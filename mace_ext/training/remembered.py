@@ -12,14 +12,14 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from e2ip_plugins.readout.remembered import Remembered, key_of
+from e2ip_plugins.readout.frozen_features import FrozenFeatures, structure_key
 
 #: Outputs of MACE by atom and by structure, as far as a training reads them.
 _BY_ATOM, _BY_FRAME = ("forces", "node_feats", "node_energy"), ("energy", "interaction_energy", "virials", "stress")
 #: Options that an output answers. Of the others, graphs for a ``training`` are of no use here.
 _ANSWERS = {"compute_force": "forces", "compute_virials": "virials", "compute_stress": "stress"}
 #: By model, for as long as there is the model.
-_OF_MODELS: "weakref.WeakKeyDictionary[Any, Remembered]" = weakref.WeakKeyDictionary()
+_OF_MODELS: "weakref.WeakKeyDictionary[Any, FrozenFeatures]" = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def remembering(model: Any, more: bool = True) -> Iterator[None]:
         yield
         return
     # Not kept by the model, which is saved between two contexts.
-    model.host_forward = _HostForward(model.host_forward, _OF_MODELS.setdefault(model, Remembered()), more)
+    model.host_forward = _HostForward(model.host_forward, _OF_MODELS.setdefault(model, FrozenFeatures()), more)
     try:
         yield
     finally:
@@ -48,7 +48,7 @@ def remembering(model: Any, more: bool = True) -> Iterator[None]:
 class _HostForward:
     """In the place of ``host_forward``."""
 
-    def __init__(self, compute: Any, remembered: Remembered, more: bool) -> None:
+    def __init__(self, compute: Any, remembered: FrozenFeatures, more: bool) -> None:
         self.compute, self.remembered, self.more = compute, remembered, more
         self.signature = inspect.signature(compute)
 
@@ -80,6 +80,6 @@ def _keys(data: Dict[str, Tensor], frames: List[slice]) -> Tuple[bytes, ...]:
     edges = torch.bincount(data["batch"][data["edge_index"][1]], minlength=len(frames))
     heads = data.get("head", torch.zeros(len(frames)))
     return tuple(
-        key_of(data["node_attrs"][atoms], data["positions"][atoms], cells[i], edges[i], heads[i])
+        structure_key(data["node_attrs"][atoms], data["positions"][atoms], cells[i], edges[i], heads[i])
         for i, atoms in enumerate(frames)
     )

@@ -17,7 +17,7 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels.paths import NOBODY, observer
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
-from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
+from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
 #: Between taps and readout only; never an output.
@@ -115,8 +115,6 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         #: Whether nothing but the readout learns from the readout's loss.
         self.learns_alone = settings.detached
         self.to(model_dtype)
-        # Readouts of version 1 had no such part and kept their weights here.
-        self._register_load_state_dict_pre_hook(refuse_version_1)
 
         # "1o": NequIP's way with Cartesian tensors. What is neither invariant nor one, for example six components of a
         # symmetric matrix or standard deviations along axes, is not declared.
@@ -256,5 +254,5 @@ def settings_of(readout: Readout) -> Settings:
     """Settings of a readout, as an object of this installation; `InputError` for those of another version."""
     settings = Settings(*readout.settings)
     if settings.version != VERSION:
-        raise InputError(outdated("this model", settings.version))
+        raise InputError(outdated("this model"))
     return settings

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from nequip.data import AtomicDataDict, _key_registry
 
-from e2ip_plugins.readout.remembered import Remembered, key_of
+from e2ip_plugins.readout.frozen_features import FrozenFeatures, structure_key
 from nequip_ext.model.readout import TAP_KEY, graph_readouts
 
 _INDEX, _BATCH, _COUNT = AtomicDataDict.EDGE_INDEX_KEY, AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY
@@ -35,7 +35,7 @@ class _Forward:
     """In the place of a ``GraphModel``'s ``forward``."""
 
     def __init__(self, compute: Any, readout: Any) -> None:
-        self.compute, self.readout, self.remembered = compute, readout, Remembered()
+        self.compute, self.readout, self.remembered = compute, readout, FrozenFeatures()
 
     def __call__(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         batch = AtomicDataDict.with_batch_(dict(data))
@@ -65,7 +65,7 @@ def _keys(batch: AtomicDataDict.Type, counts: List[int]) -> Tuple[bytes, ...]:
     edges = torch.bincount(_frames_of_edges(batch, batch), minlength=len(counts))
     cell = batch.get(AtomicDataDict.CELL_KEY, torch.zeros(len(counts)))
     nodes = [batch[name].split(counts) for name in (AtomicDataDict.POSITIONS_KEY, AtomicDataDict.ATOM_TYPE_KEY)]
-    return tuple(key_of(nodes[0][i], nodes[1][i], cell[i], edges[i]) for i in range(len(counts)))
+    return tuple(structure_key(nodes[0][i], nodes[1][i], cell[i], edges[i]) for i in range(len(counts)))
 
 
 def _frames_of_edges(data: Dict[str, torch.Tensor], batch: AtomicDataDict.Type) -> torch.Tensor:
