@@ -18,7 +18,7 @@ class _Finder:
             return None
         from mace_ext import seams
 
-        if name not in seams.MODULES:
+        if name not in seams.SEAMS:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):

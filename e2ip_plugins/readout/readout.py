@@ -6,11 +6,10 @@ from typing import Any, Dict, Final, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.settings import Settings, outdated
+from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
 
@@ -70,7 +69,6 @@ class Readout(nn.Module):
         )
         self.leverage = Leverage(num_scalars, layout.num_species, num_heads, layout.strictly_local)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
-        self._register_load_state_dict_pre_hook(refuse_version_1)
 
     def forward(
         self,
@@ -173,9 +171,3 @@ def model_name(readout: Any) -> Optional[str]:
         digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     # Not the hash alone: readers of extxyz take 1234e5678901 for a number.
     return f"readout-{digest.hexdigest()[:12]}"
-
-
-def refuse_version_1(state_dict, prefix, *_) -> None:
-    """`InputError` for weights of the readouts before this one, which had no trunks."""
-    if any(key.startswith((f"{prefix}head.", f"{prefix}heads.")) for key in state_dict):
-        raise InputError(outdated("this checkpoint"))

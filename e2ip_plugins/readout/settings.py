@@ -9,10 +9,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 #: A change of meaning of what is saved raises it.
-VERSION = 2
-
-#: Commit that reads what was saved in version 1.
-LAST_COMMIT_OF_VERSION_1 = "e824b4f"
+VERSION = 3
 
 #: ``force_unit: auto`` is this fraction of the training forces' component RMS.
 AUTO_FORCE_UNIT_FRACTION = 0.03
@@ -83,7 +80,7 @@ class Settings(NamedTuple):
     def from_dict(cls, saved: Mapping[str, Any], where: str) -> "Settings":
         """Settings from `to_dict`; `InputError` for those of another version, ``where`` names model or file."""
         if saved.get("version") != VERSION:
-            raise InputError(outdated(where, saved.get("version", 1)))
+            raise InputError(outdated(where))
         given, forces = frozenset(saved.get("given", ())), saved.get("forces", FORCES[0])
         return cls(saved["family"], dict(saved["options"]), saved["force_unit"], given, forces=forces)
 
@@ -180,16 +177,11 @@ class Settings(NamedTuple):
         return {"readout": self.family, "force_unit": self.force_unit, "forces": self.forces, **self.options}[name]
 
 
-def outdated(where: str, version: int = 1) -> str:
-    """What to say of something that another version saved."""
-    if version == 1:
-        return (
-            f"{where} was saved by an early version of e2ip-plugins, before its first release: commit "
-            f"{LAST_COMMIT_OF_VERSION_1} of e2ip-plugins reads it; train it anew to use it with this version"
-        )
+def outdated(where: str) -> str:
+    """Return the message for something that was saved in another format; ``where`` names model or file."""
     return (
-        f"{where} was saved by another version of e2ip-plugins (readout version {version}, this installation reads "
-        f"{VERSION}): install a matching e2ip-plugins"
+        f"{where} was saved by another version of e2ip-plugins, in a format that this one (format {VERSION}) does not "
+        "read: train it anew, or install the version that saved it"
     )
 
 

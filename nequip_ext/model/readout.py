@@ -17,7 +17,7 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels.paths import NOBODY, observer
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
-from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
+from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 
 #: Between taps and readout only; never an output.
@@ -26,6 +26,9 @@ TAP_KEY = "e2ip_tapped_features"
 #: Features after the last layer of `nequip_ext.model.backbones`, as these have them between layers: all channels of x
 #: first, then those of y and z, and isolated atoms in the last rows.
 LAST_KEY = "e2ip_last_features"
+
+#: What a message about a checkpoint calls it where its path is not known.
+CHECKPOINT = "this checkpoint"
 
 #: Put into the inputs outside training, it keeps the graph of the readout's outputs (`nequip_ext.inference.gradient`).
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
@@ -115,8 +118,6 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         #: Whether nothing but the readout learns from the readout's loss.
         self.learns_alone = settings.detached
         self.to(model_dtype)
-        # Readouts of version 1 had no such part and kept their weights here.
-        self._register_load_state_dict_pre_hook(refuse_version_1)
 
         # "1o": NequIP's way with Cartesian tensors. What is neither invariant nor one, for example six components of a
         # symmetric matrix or standard deviations along axes, is not declared.
@@ -130,8 +131,21 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         for key in (TAP_KEY, LAST_KEY):
             self.irreps_out.pop(key, None)
 
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the format, which checkpoints hold beside the weights."""
+        return torch.tensor(VERSION)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Do nothing: `_load_from_state_dict` has checked the format."""
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(f"{prefix}_extra_state", 0)
+        if int(saved) != VERSION and any(name.startswith(prefix) for name in state_dict):
+            raise InputError(outdated(CHECKPOINT))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _get_metadata_contributions(self) -> Dict[str, str]:
-        """What NequIP writes into the files that it compiles."""
+        """Return what NequIP writes into the files that it compiles."""
         name = model_name(self.readout)
         assert name is not None
         return {MODEL_KEY: name}
@@ -233,28 +247,20 @@ def graph_readouts(model: Any) -> Dict[str, Any]:
 
 
 def find_readout(model: Any) -> Optional[Readout]:
-    """The readout inside a model, a dictionary of models or a training module; None where there is none.
-
-    Raises
-    ------
-    InputError
-        For readouts that another version of e2ip-plugins packaged.
-    """
-    if any(type(module).__name__ == "EvidentialReadout" for module in model.modules()):
-        raise InputError(outdated("this model"))
-    return next((found.readout for found in graph_readouts(model).values()), None)
+    """Return the readout inside a model, a dictionary of models or a training module; None for stock models."""
+    return next((module.readout for module in graph_readouts(model).values()), None)
 
 
-def find_model_name(model: Any) -> Optional[str]:
-    """Name of a model's readout, see `model_name`; what NequIP compiled has it in its metadata, if not too old."""
+def find_name(model: Any) -> Optional[str]:
+    """Return the name of a model's readout, see `model_name`; files that NequIP compiled have it in their metadata."""
     readout = find_readout(model)
     compiled = getattr(getattr(model, "model", None), "get_metadata", None)
     return compiled().get(MODEL_KEY) if readout is None and compiled is not None else model_name(readout)
 
 
 def settings_of(readout: Readout) -> Settings:
-    """Settings of a readout, as an object of this installation; `InputError` for those of another version."""
+    """Return a readout's settings in this installation's class; raise `InputError` for those of another format."""
     settings = Settings(*readout.settings)
     if settings.version != VERSION:
-        raise InputError(outdated("this model", settings.version))
+        raise InputError(outdated("this model"))
     return settings
