@@ -25,7 +25,7 @@ from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
 from nequip_ext.inference.batches import transforms_of
-from nequip_ext.inference.xyz import name_models_in_files
+from nequip_ext.training.naming import name_models_in_files
 from nequip_ext.model.checkpoints import explained
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
