@@ -88,6 +88,44 @@ def as_calculator():
 
 
 @pytest.fixture(scope="session")
+def anisotropy():
+    """Function that gives the largest relative deviation of covariances (N, 3, 3) from isotropic ones."""
+    import torch
+
+    def measure(covariance):
+        mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(3)
+        return float(((covariance - mean).abs().max() / covariance.abs().max()).detach())
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def turning_error(default_dtype):
+    """Function that turns a frame by random rotations, half of them with a reflection, and gives the largest relative
+    deviation of its outputs from the turned outputs: vectors (N, 3) together, or every tensor (N, 3, 3) alone."""
+    import torch
+    from nequip.data import AtomicDataDict
+
+    def measure(model, data, keys=("forces_cov",), count=20):
+        moves = torch.linalg.qr(torch.randn(count, 3, 3, generator=torch.Generator().manual_seed(0)))[0]
+        moves *= torch.linalg.det(moves)[:, None, None]
+        moves[1::2] *= -1.0
+        copies = [{**data, **{name: data[name] @ move.T for name in ("pos", "cell") if name in data}} for move in moves]
+        reference, output = model(dict(data)), model(AtomicDataDict.batched_from_list(copies))
+        errors = []
+        for key in keys:
+            expected = torch.einsum("rij,nj...->rni...", moves, reference[key].detach())
+            tensors = reference[key].dim() == 3
+            expected = torch.einsum("rnij,rkj->rnik", expected, moves) if tensors else expected
+            difference = (output[key].detach().reshape(expected.shape) - expected).abs()
+            of_atoms = [value.amax((-1, -2)) if tensors else value.max() for value in (difference, expected.abs())]
+            errors.append(float((of_atoms[0] / of_atoms[1]).max()))
+        return max(errors)
+
+    return measure
+
+
+@pytest.fixture(scope="session")
 def make_anisotropic(make_model):
     """Function that builds a tiny float64 model with an anisotropic readout from the config of its inner model."""
     import torch

@@ -25,8 +25,8 @@ from e2ip_plugins.keys import LEVERAGE
 from nequip_ext import contract, registration, setup
 from nequip_ext.compat import NequIPCalculator, XYZFileWriter
 from nequip_ext.inference.batches import transforms_of
-from nequip_ext.training.naming import name_models_in_files
 from nequip_ext.model.checkpoints import explained
+from nequip_ext.training.naming import name_models_in_files
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 

@@ -18,17 +18,6 @@ CONFIGS = Path(__file__).parents[4] / "configs"
 NAMES = ["painn", pytest.param("alphanet", marks=pytest.mark.nightly)]
 
 WITHOUT_PLUGIN = """
-    import importlib.metadata, sys
-
-    original = importlib.metadata.entry_points
-    importlib.metadata.entry_points = lambda **k: [] if k.get("group") == "nequip.extension" else original(**k)
-
-    class Uninstalled:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("nequip_ext", "e2ip_plugins"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Uninstalled())
     import ase.io, numpy
     from nequip.integrations.ase import NequIPCalculator
 
@@ -80,23 +69,20 @@ def package(trained, environment):
     return path
 
 
-def test_package(trained, package, environment, tmp_path):
+def test_package(trained, package, without_plugin, tmp_path):
     """It carries the network, leaves torch-geometric outside, and runs without this plugin."""
     name, folder = trained
     with zipfile.ZipFile(package) as archive:
         names = [member.split("/", 1)[1] for member in archive.namelist()]
         external = archive.read(f"{package.name[:-4]}/.data/extern_modules").decode().split()
-    own = {Path(member).name for member in names if member.startswith("nequip_ext/model/backbones/")}
-    assert f"{name}.py" in own and "models.py" not in own
+    carried = {Path(member).name for member in names if member.startswith("nequip_ext/model/backbones/")}
+    assert f"{name}.py" in carried and "models.py" not in carried
     assert not [member for member in names if member.startswith(("torch_geometric", "ase/", "hydra/"))]
     assert any(member.startswith("torch_geometric") for member in external)
     frame, target = tmp_path / "frame.xyz", tmp_path / "covariance.npy"
     atoms = ase.io.read(folder / "test_dataset0.xyz")
     ase.io.write(frame, atoms)
-    script = "\n".join(line[4:] for line in WITHOUT_PLUGIN.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", script, package, frame, target], env=environment, capture_output=True, text=True
-    )
+    done = without_plugin(WITHOUT_PLUGIN, package, frame, target)
     assert done.returncode == 0, done.stderr[-3000:]
     written = atoms.arrays["forces_cov"].reshape(-1, 3, 3)
     assert np.allclose(np.load(target), written, rtol=1e-3, atol=1e-6)
