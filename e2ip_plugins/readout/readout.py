@@ -6,10 +6,11 @@ from typing import Any, Dict, Final, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.settings import Settings
+from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
 
@@ -31,9 +32,8 @@ class Readout(nn.Module):
         Whether a float32 readout's outputs are float64, from the coefficients on.
     """
 
-    # For models that were pickled before there were such families.
-    takes_forces: Final[bool] = False
-
+    _version = VERSION
+    takes_forces: Final[bool]
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
     tensor_blocks: List[Tuple[int, int]]
@@ -141,6 +141,14 @@ class Readout(nn.Module):
         outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         return outputs
+
+    def _load_from_state_dict(
+        self, state_dict: Dict[str, Tensor], prefix: str, local_metadata: Dict[str, Any], *args: Any
+    ) -> None:
+        # PyTorch keeps the version of every module beside its state; copies of the state may lack it.
+        if local_metadata.get("version", VERSION) != VERSION:
+            raise InputError(outdated("this checkpoint"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
 def unfitted(readout: Any) -> str:

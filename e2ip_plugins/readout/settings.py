@@ -178,10 +178,10 @@ class Settings(NamedTuple):
 
 
 def outdated(where: str) -> str:
-    """Return the message for something that was saved in another format; ``where`` names model or file."""
+    """Return the message about something that another version saved."""
     return (
-        f"{where} was saved by another version of e2ip-plugins, in a format that this one (format {VERSION}) does not "
-        "read: train it anew, or install the version that saved it"
+        f"{where} was saved by another version of e2ip-plugins, and version {VERSION} of the readout cannot read it: "
+        "train it anew, or use the e2ip-plugins that saved it"
     )
 
 

@@ -13,7 +13,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.settings import outdated
-from nequip_ext.model.readout import CHECKPOINT, graph_readouts
+from nequip_ext.model.readout import graph_readouts
 
 
 def leverages(pl_module: torch.nn.Module) -> Dict[str, Leverage]:
@@ -64,7 +64,7 @@ def explained(path: Any) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if str(error) != outdated(CHECKPOINT):
+        if str(error) != outdated("this checkpoint"):  # of a readout, which knows no path
             raise
         raise InputError(outdated(str(path))) from error
     except ValueError as error:

@@ -27,9 +27,6 @@ TAP_KEY = "e2ip_tapped_features"
 #: those of y and z; isolated atoms are in the last rows.
 LAST_KEY = "e2ip_last_features"
 
-#: Subject of messages about a checkpoint whose path is not known.
-CHECKPOINT = "this checkpoint"
-
 #: An input field that keeps the graph of the readout's outputs outside training (`nequip_ext.inference.gradient`).
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
@@ -122,19 +119,6 @@ class GraphReadout(GraphModule):
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         for key in (TAP_KEY, LAST_KEY):
             self.irreps_out.pop(key, None)
-
-    def get_extra_state(self) -> torch.Tensor:
-        """Return the format, which checkpoints hold beside the weights."""
-        return torch.tensor(VERSION)
-
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        """Do nothing: `_load_from_state_dict` has checked the format."""
-
-    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
-        saved = state_dict.get(f"{prefix}_extra_state", 0)
-        if int(saved) != VERSION and any(name.startswith(prefix) for name in state_dict):
-            raise InputError(outdated(CHECKPOINT))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _get_metadata_contributions(self) -> Dict[str, str]:
         """Return what NequIP writes into the files that it compiles."""
