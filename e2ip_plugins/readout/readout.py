@@ -57,7 +57,7 @@ class Readout(nn.Module):
         self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
         self.components_first = layout.components_first
         self.double_outputs = double_outputs
-        self.takes_forces = self.family.takes_forces  # type: ignore[misc]
+        self.takes_forces = self.family.takes_forces
         num_scalars, num_vectors, num_tensors = (count(found) for found in layout[:3])
         self.has_pool = self.family.num_tensors > 0 and num_tensors == 0
         if self.has_pool:

@@ -11,6 +11,8 @@ import torch
 from ase.build import molecule
 from ase.calculators.emt import EMT
 
+from e2ip_plugins.readout.settings import outdated
+
 E2IP = "--readout=e2ip"
 FIGURES = {f"e2ip_{name}" for name in ("nll", "coverage95", "spearman", "condition", "condition_max", "plateau")}
 #: One batch per epoch: stock MACE starts the order of the batches anew after a restart.
