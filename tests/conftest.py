@@ -42,6 +42,20 @@ def reference_frames(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def run_tool():
+    """Function that runs a command of this environment, asserts that it went well, and gives what it printed."""
+
+    def run(name, *arguments, **options):
+        command = [str(part) for part in (Path(sys.executable).parent / name, *arguments)]
+        options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def unpack(tmp_path_factory):
     """Function that unpacks a file of tests/fixtures by host, name and format; its path."""
     from e2ip_plugins.readout.settings import VERSION

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -208,15 +207,17 @@ SMALL_BACKBONES = {
 
 @pytest.fixture(scope="session")
 def command():
-    """Function that gives the ``nequip-train`` command of a ready config: name, run folder, data files, overrides."""
+    """Function that gives the ``nequip-train`` command of a ready config, by name, or of a config's path: run folder,
+    data files, overrides."""
 
     def build(config, folder, files, *overrides):
         inner = "training_module.model" if config == "nequip_baseline" else "training_module.model.model"
-        sizes = SMALL_BACKBONES.get(config, SMALL)
+        ready, path = isinstance(config, str), Path(__file__).parents[2] / "configs" / config
+        sizes = SMALL_BACKBONES.get(config, SMALL) if ready else ()
         small = [s.replace(s.lstrip("+"), f"{inner}.{s.lstrip('+')}") for s in sizes]
-        data = [f"{name}_file={path}" for name, path in files.items()]
-        configs = Path(__file__).parents[2] / "configs"
-        run = [Path(sys.executable).with_name("nequip-train"), "-cp", configs, "-cn", config, f"hydra.run.dir={folder}"]
+        data = [f"{name}_file={file}" for name, file in files.items()]
+        tool = Path(sys.executable).with_name("nequip-train")
+        run = [tool, "-cp", path.parent, "-cn", path.stem, f"hydra.run.dir={folder}"]
         return [str(part) for part in (*run, *data, *small, "max_epochs=3", "cutoff_radius=3.0", *overrides)]
 
     return build
@@ -229,14 +230,11 @@ def environment():
 
 
 @pytest.fixture(scope="session")
-def train(command, environment):
+def train(command, run_tool, environment):
     """Function that runs what `command` gives, asserts that it went well and gives the run folder."""
 
     def run(config, folder, files, *overrides, env=environment):
-        done = subprocess.run(
-            command(config, folder, files, *overrides), env=env, cwd=folder.parent, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        run_tool(*command(config, folder, files, *overrides), env=env, cwd=folder.parent)
         return folder
 
     return run
@@ -267,6 +265,35 @@ def fast_compiler(tmp_path_factory):
     script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
     script.chmod(0o755)
     return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def compile_for(run_tool, fast_compiler):
+    """Function behind ``nequip-compile``; gives the path of the file for a checkpoint and a target."""
+
+    def compile_file(checkpoint, target):
+        path = checkpoint.with_name(f"{target}.nequip.pt2")
+        options = ("--mode", "aotinductor", "--device", "cpu", "--target", target)
+        run_tool("nequip-compile", checkpoint, path, *options, env=fast_compiler)
+        return path
+
+    return compile_file
+
+
+@pytest.fixture(scope="session")
+def check_results():
+    """Function that compares results of two calculators by name for every frame."""
+    import numpy as np
+
+    def check(calculator, reference, frames, names, rtol=1e-4, atol=1e-5):
+        for atoms in frames:
+            reference.calculate(atoms)
+            calculator.calculate(atoms)
+            for name in names:
+                expected = reference.results[name]
+                np.testing.assert_allclose(calculator.results[name], expected, rtol=rtol, atol=atol, err_msg=name)
+
+    return check
 
 
 RUN_COMPILED = """

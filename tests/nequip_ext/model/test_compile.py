@@ -1,9 +1,5 @@
 """Train-time compilation (traced graph) and ahead-of-time compilation with our outputs."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -95,22 +91,6 @@ def checkpoint(train_smallest):
     return train_smallest("evidence=leverage")
 
 
-@pytest.fixture(scope="module")
-def compile_for(fast_compiler):
-    """Function behind ``nequip-compile``; gives the path of the file for a checkpoint and a target."""
-
-    def compile_file(checkpoint, target):
-        path = checkpoint.with_name(f"{target}.nequip.pt2")
-        command = [Path(sys.executable).with_name("nequip-compile"), checkpoint, path, "--mode", "aotinductor"]
-        done = subprocess.run(
-            [*command, "--device", "cpu", "--target", target], env=fast_compiler, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return path
-
-    return compile_file
-
-
 def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
     """``nequip-compile --target e2ip_ase``; its file behind ASE, and in a Python with torch alone."""
     compiled = compile_for(checkpoint, "e2ip_ase")
@@ -167,17 +147,14 @@ def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
 
 
 @pytest.mark.nightly
-def test_ahead_of_time_compiled_model_with_forces_of_members(train_smallest, compile_for, frames):
+def test_ahead_of_time_compiled_model_with_forces_of_members(train_smallest, compile_for, check_results, frames):
     columns = "trainer.callbacks.3.extra_fields=[ensemble_log_cov]"
     checkpoint = train_smallest("readout=shallow", "preset=null", "+training_module.model.members=4", columns)
     reference = E2IPCalculator.from_saved_model(checkpoint)
     compiled, types = compile_for(checkpoint, "shallow_ase"), {"chemical_species_to_atom_type_map": True}
     calculator = E2IPCalculator.from_compiled_model(compiled, readout="shallow", **types)
-    for atoms in frames:
-        reference.calculate(atoms)
-        calculator.calculate(atoms)
-        for name in ("energy", "forces", "e2ip_leverage", *(k.name for k in families.get("shallow").output_keys())):
-            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
+    names = [key.name for key in families.get("shallow").output_keys()]
+    check_results(calculator, reference, frames, ("energy", "forces", "e2ip_leverage", *names))
 
 
 def agrees_with_the_checkpoint(opened, reference, frames):

@@ -1,9 +1,6 @@
 """``readout: shallow``, whose members' forces are derivatives; more about it in test_model.py and test_compile.py."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -85,7 +82,7 @@ def test_without_positions_there_are_energies_and_forces_alone(make_model, gnn_c
     assert not {key.name for key in KEYS} & set(output)
 
 
-def test_training_to_comparison(tmp_path, train, train_files, environment, logged):
+def test_training_to_comparison(tmp_path, train, train_files, run_tool, logged):
     columns = "trainer.callbacks.3.extra_fields=[ensemble_log_cov,ensemble_epistemic_share,forces_cov]"
     folder = train(
         "nequip_e2ip",
@@ -103,9 +100,7 @@ def test_training_to_comparison(tmp_path, train, train_files, environment, logge
     frames = ase.io.read(folder / "test_dataset0.xyz", ":")
     for frame in frames:
         assert frame.info["uq_family"] == "ensemble" and (frame.arrays["ensemble_epistemic_share"] == 1).all()
-    command = [Path(sys.executable).with_name("e2ip"), "compare", folder / "test_dataset0.xyz"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_tool("e2ip", "compare", folder / "test_dataset0.xyz", cwd=tmp_path)
     (scores,) = json.loads((tmp_path / "e2ip_compare" / "compare.json").read_text())["models"]
     assert scores["uq_family"] == "ensemble" and np.isfinite(scores["overall"]["nll"])
 

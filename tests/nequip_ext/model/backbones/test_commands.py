@@ -59,13 +59,9 @@ def test_restart_and_leverage(trained, logged):
 
 
 @pytest.fixture(scope="module")
-def package(trained, environment):
+def package(trained, run_tool):
     path = trained[1] / "model.nequip.zip"
-    tool = Path(sys.executable).with_name("nequip-package")
-    done = subprocess.run(
-        [tool, "build", trained[1] / "best.ckpt", path], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_tool("nequip-package", "build", trained[1] / "best.ckpt", path)
     return path
 
 
@@ -89,13 +85,11 @@ def test_package(trained, package, without_plugin, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "package"])
-def test_strip(trained, package, environment, tmp_path, kind):
+def test_strip(trained, package, run_tool, tmp_path, kind):
     """In a process of its own: what is registered when must not matter."""
     model = {"checkpoint": trained[1] / "best.ckpt", "package": package}[kind]
     stripped = tmp_path / f"stock{'.ckpt' if kind == 'checkpoint' else '.nequip.zip'}"
-    tool = [Path(sys.executable).with_name("e2ip"), "strip", model, "--output", stripped]
-    done = subprocess.run(tool, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_tool("e2ip", "strip", model, "--output", stripped)
     atoms = ase.io.read(trained[1] / "test_dataset0.xyz")
     results = []
     for path, calculator in ((model, E2IPCalculator), (stripped, NequIPCalculator)):
@@ -108,21 +102,11 @@ def test_strip(trained, package, environment, tmp_path, kind):
 
 
 @pytest.mark.nightly
-def test_ahead_of_time_compiled_model(trained, fast_compiler, frames):
-    _, folder = trained
-    compiled = folder / "model.nequip.pt2"
-    tool = [Path(sys.executable).with_name("nequip-compile"), folder / "best.ckpt", compiled, "--mode", "aotinductor"]
-    done = subprocess.run(
-        [*tool, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    reference = E2IPCalculator.from_saved_model(folder / "best.ckpt")
+def test_ahead_of_time_compiled_model(trained, compile_for, check_results, frames):
+    checkpoint = trained[1] / "best.ckpt"
+    reference, compiled = E2IPCalculator.from_saved_model(checkpoint), compile_for(checkpoint, "e2ip_ase")
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
-    for atoms in frames:
-        reference.calculate(atoms)
-        calculator.calculate(atoms)
-        for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
-            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-3, atol=1e-5), name
+    check_results(calculator, reference, frames, ("energy", "forces", "forces_cov", "e2ip_nu"), rtol=1e-3)
 
 
 def test_without_torch_geometric(environment):
