@@ -54,7 +54,7 @@ def E2IPModel(
         Config of the inner model with its ``_target_``: NequIPGNNModel, AllegroModel, ModelFromPackage,
         ModelFromCheckpoint, modify, … It must compute forces.
     seed : int
-        Of the readout's weights, which have a random stream of their own.
+        Seed of the readout's weights, which have their own random stream.
     readout : str
         Predictive family; ``evidence``, ``preset`` and ``evidence_weight`` are options of ``e2ip``, the default.
     evidence : str, optional

@@ -16,7 +16,7 @@ class CosineCutoff(nn.Module):
     """c(x) = ½ (cos πx + 1) for x = r / r_c < 1, else 0; continuous with its first derivative."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """c of any shape."""
+        """Return c in the shape of x."""
         return 0.5 * (torch.cos(math.pi * x) + 1.0) * (x < 1.0)
 
 
@@ -71,7 +71,7 @@ class EdgeDirections(GraphModule):
                 "another target, for example nequip-compile --target pair_nequip"
             )
         data = with_edge_vectors_(data, with_lengths=True)
-        # No ε: there are no edges of length zero in neighbour lists.
+        # Without ε, because neighbour lists have no edges of length zero.
         directions = data[AtomicDataDict.EDGE_VECTORS_KEY] / data[AtomicDataDict.EDGE_LENGTH_KEY].view(-1, 1)
         data[AtomicDataDict.EDGE_ATTRS_KEY] = directions.to(self.dtype)
         return data

@@ -1,4 +1,4 @@
-"""Builders of the backbones, with NequIP's own ends: lengths, cutoffs, scales and shifts, pair potential, forces."""
+"""Builders of PaiNN and AlphaNet, with NequIP's modules for lengths, scales and shifts, pair potential and forces."""
 
 import functools
 import inspect
