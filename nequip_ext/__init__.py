@@ -31,14 +31,9 @@ __all__ = list(_EXPORTS)
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'nequip_ext' has no attribute '{name}'")
-    contract.check()
-    try:
-        _register()
-        return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
-    except ImportError as error:
-        if not (error.name or "").startswith("nequip."):
-            raise
-        contract.check(str(error))
+    contract.check("backbones" if "backbones" in _EXPORTS[name] else "")
+    _register()
+    return getattr(importlib.import_module(f"nequip_ext.{_EXPORTS[name]}"), name)
 
 
 def _register() -> None:
@@ -47,10 +42,10 @@ def _register() -> None:
     register()
 
 
-# Lightning imports this package, too (`nequip_ext.setup`), and must not import NequIP because of that.
+# Lightning imports this package, too (`nequip_ext.setup`), and shall not get NequIP from that.
 if "nequip" in sys.modules:
     try:
         _register()
     except (ImportError, AttributeError, KeyError, TypeError):
-        # A release that lacks what this needs: plain NequIP goes on working, and `contract.check` says what is missing.
+        # A release that lacks what this needs: plain NequIP goes on working, and `contract.check` says what it lacks.
         pass

@@ -7,12 +7,10 @@ from nequip_ext import contract
 
 
 def callbacks() -> List[Any]:
-    """Return callbacks for a new Trainer; none where NequIP is not in use or lacks what they need."""
+    """Callbacks for a new Trainer; none where NequIP is not in use or lacks what they need."""
     if not contract.holds():
         return []
-    try:
-        from nequip_ext.fitting.after_training import E2IPFit
-        from nequip_ext.training.checks import E2IPInputCheck
-    except ImportError:  # as in `nequip_ext`: plain NequIP goes on working
-        return []
+    from nequip_ext.fitting.after_training import E2IPFit
+    from nequip_ext.training.checks import E2IPInputCheck
+
     return [E2IPInputCheck(), E2IPFit()]
