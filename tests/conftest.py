@@ -1,6 +1,7 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import importlib.util
+import lzma
 import os
 import shutil
 import subprocess
@@ -38,6 +39,53 @@ def reference_frames(tmp_path):
         return target
 
     return take
+
+
+@pytest.fixture(scope="session")
+def run_tool():
+    """Function that runs a command of this environment, asserts that it went well, and gives what it printed."""
+
+    def run(name, *arguments, **options):
+        command = [str(part) for part in (Path(sys.executable).parent / name, *arguments)]
+        options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def unpack(tmp_path_factory):
+    """Function that unpacks a file of tests/fixtures by host, name and format; its path."""
+    from e2ip_plugins.readout.settings import VERSION
+
+    def write(host, name, version=VERSION):
+        path = tmp_path_factory.mktemp(host) / name
+        packed = Path(__file__).parent / "fixtures" / f"{host}_v{version}" / f"{name}.xz"
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def check_saved():
+    """Function that compares a saved model behind ASE with what it predicted when it was saved."""
+    import ase.io
+    import numpy as np
+
+    from e2ip_plugins.readout.settings import VERSION
+
+    def check(host, calculator):
+        atoms = ase.io.read(Path(__file__).parents[1] / "demo" / "data" / "test.extxyz", 0)
+        atoms.calc = calculator
+        results = {"energy": atoms.get_potential_energy(), **calculator.results}
+        with np.load(Path(__file__).parent / "fixtures" / f"{host}_v{VERSION}" / "expected.npz") as expected:
+            for key in expected:
+                np.testing.assert_allclose(results[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -14,33 +14,32 @@ from mace_ext.training.remembered import remembering
 def apply(module):
     """Patch ``MACELoss`` and the functions."""
     module.MACELoss = metrics.mace_loss_with_figures(module.MACELoss)
-    for function in (valid_err_log, train, take_step):
-        wrap(module, function.__name__, function)
+    wrap(module, valid_err_log=valid_err_log, train=train, take_step=take_step)
 
 
 def valid_err_log(stock, valid_loss, eval_metrics, logger, log_errors, epoch=None, valid_loader_name="Default"):
-    """The stock lines and ours."""
+    """Log the stock lines, then ours."""
     stock(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)
     metrics.log_validation(eval_metrics, epoch, valid_loader_name)
 
 
 def train(stock, *args, **kwargs):
-    """Without what the leverage was fitted to before; afterwards the checkpoint handler knows that it can be fitted."""
-    given = inspect.signature(stock).bind(*args, **kwargs).arguments
-    readout = find_readout(given["model"])
+    """Train with an unfitted leverage; afterwards tell the checkpoint handler with which data to fit it."""
+    arguments = inspect.signature(stock).bind(*args, **kwargs).arguments
+    readout = find_readout(arguments["model"])
     if readout is not None:
         readout.leverage.resize(1)
-    with remembering(given["model"]):
+    with remembering(arguments["model"]):
         stock(*args, **kwargs)
     if readout is not None:
         from mace_ext.fitting.fit import Training
 
-        noted = Training(given["train_loader"], given["valid_loaders"], given["device"])
-        given["checkpoint_handler"].e2ip_training = noted
+        data = Training(arguments["train_loader"], arguments["valid_loaders"], arguments["device"])
+        arguments["checkpoint_handler"].e2ip_training = data
 
 
 def take_step(stock, model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device):
-    """With ``forces: host``, gradients are clipped as if there were no readout, and the readout's by themselves."""
+    """Take a step; with ``forces: host`` MACE's gradients and the readout's are clipped apart."""
     arguments = (loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)
     readout = find_readout(getattr(model, "module", model))
     if readout is None or readout.settings.forces != "host":
@@ -55,14 +54,14 @@ def take_step(stock, model, loss_fn, batch, optimizer, ema, output_args, max_gra
 
 
 class _WithoutReadout:
-    """A model, DDP or not, that computes everything and names all parameters but the readout's."""
+    """A model, DDP or not, that computes everything and lists all parameters except the readout's."""
 
     def __init__(self, model: torch.nn.Module, readout: torch.nn.Module) -> None:
-        self._model, self._left_out = model, {id(parameter) for parameter in readout.parameters()}
+        self._model, self._omitted = model, {id(parameter) for parameter in readout.parameters()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._model(*args, **kwargs)
 
     def parameters(self) -> Any:
-        """The host's."""
-        return (parameter for parameter in self._model.parameters() if id(parameter) not in self._left_out)
+        """Return MACE's parameters."""
+        return (parameter for parameter in self._model.parameters() if id(parameter) not in self._omitted)

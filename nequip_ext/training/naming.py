@@ -8,7 +8,7 @@ from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
 from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY
-from nequip_ext.model.readout import find_model_name
+from nequip_ext.model.readout import find_name
 
 
 def name_models_in_files() -> None:
@@ -47,7 +47,7 @@ def _naming_readout(on_test_batch_end: Any) -> Any:
         self: Any, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:  # once in a data set: the name is a hash of all weights
-            self.uq_model = find_model_name(pl_module)
+            self.uq_model = find_name(pl_module)
         if self.uq_model is not None:
             key = f"test_{dataloader_idx}_output"
             outputs = {**outputs, key: {**outputs[key], MODEL_KEY: self.uq_model}}

@@ -159,22 +159,6 @@ def test_the_readout_is_found_wherever_it_is(make_module):
     assert find_readout(torch.nn.Linear(1, 1)) is None
 
 
-def test_readouts_of_the_first_version_are_refused(make_module):
-    """Checkpoints by their weights' names, packages by their class."""
-    module = make_module({})
-    state = module.state_dict()
-    old = {name.replace(".readout.trunks.0.", ".head."): value for name, value in state.items()}
-    assert old.keys() != state.keys()
-    with pytest.raises(InputError, match=r"early version of e2ip-plugins.*commit \w+"):
-        module.load_state_dict(old)
-    pooled = {**state, "model.sole_model.model.func.e2ip_readout.head.out.bias": torch.zeros(1)}
-    with pytest.raises(InputError, match="early version"):
-        module.load_state_dict(pooled, strict=False)
-    packaged = type("EvidentialReadout", (torch.nn.Module,), {})()
-    with pytest.raises(InputError, match=r"this model was saved by an early version of e2ip-plugins"):
-        find_readout(torch.nn.Sequential(packaged))
-
-
 def test_no_callback_where_nequip_is_not_in_use(monkeypatch):
     assert len(setup.callbacks()) == 2
     monkeypatch.setattr(setup.contract, "problem", lambda: "something is missing")
