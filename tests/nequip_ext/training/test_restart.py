@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from e2ip_plugins.errors import InputError
-from nequip_ext.training import checks
+from nequip_ext.training import restarts
 
 # NequIP 0.19.1 does not save the state of the shuffling generator: with shuffling a restarted run, stock
 # or ours, sees the frames in another order and ends close by, not at the same figures.
@@ -174,10 +174,10 @@ def test_what_a_restart_may_change(monkeypatch, saved, saved_loss, asked, asked_
         return {"model": wrapped, "loss": {**LOSS, **loss}}
 
     config = OmegaConf.create({"ckpt_path": "last.ckpt", "training_module": section(asked, asked_loss)})
-    monkeypatch.setattr(checks, "_running_config", lambda: config)
+    monkeypatch.setattr(restarts, "_running_config", lambda: config)
     module = SimpleNamespace(hparams={"info_dict": {"training_module": section(saved, saved_loss)}})
     if message is None:
-        checks.check_restart(module)
+        restarts.check_restart(module)
     else:
         with pytest.raises(InputError, match=message):
-            checks.check_restart(module)
+            restarts.check_restart(module)
