@@ -48,7 +48,7 @@ def E2IPMetrics(
     """
     readout = readout or families.DEFAULT
     shared = ForceUncertainty(families.get(readout))
-    figures = {f"{readout}_{figure.name}": ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
+    figures = {figure.key(readout): ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
     known = [f"{field}_{error}" for field in _FIELDS for error in _ERRORS] + list(figures)
     unknown = sorted(set(coeffs) - set(known))
     if unknown:
@@ -91,15 +91,15 @@ class ForceFigure(torch.nn.Module):
 
     @property
     def shared(self) -> ForceUncertainty:
-        """The metric that has the atoms of all figures."""
+        """Metric that has the atoms of all figures."""
         return self._shared[0]
 
     def bind(self, settings: Settings) -> Settings:
-        """The settings of a model, `InputError` unless its readout is the one that is measured here."""
+        """Return the settings of a model, `InputError` unless its readout is the one that is measured here."""
         return settings.with_aliases(self.shared.family.name, {}, self.owner)
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
-        """Value for one batch, whose atoms are added."""
+        """Return the value for one batch, whose atoms are added."""
         if self.first:
             names = [key.name for key in self.shared.family.parameter_keys]
             check_outputs(preds, [*names, PLATEAU_KEY], self.owner)
@@ -107,7 +107,7 @@ class ForceFigure(torch.nn.Module):
         return self._value(self.shared.latest)
 
     def compute(self) -> torch.Tensor:
-        """Value over all atoms added."""
+        """Return the value over all atoms added."""
         return self._value(self.shared.compute())
 
     def reset(self) -> None:

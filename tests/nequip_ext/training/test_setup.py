@@ -108,6 +108,8 @@ class GraphReadout(torch.nn.Module):
         ({}, {"evidence": "independent"}, {}, "E2IPLoss has evidence independent, the model leverage"),
         ({"preset": "paper"}, {"preset": "default"}, {}, "E2IPLoss has preset default, the model paper"),
         ({}, {"evidence_weight": 0.1}, {}, "evidence mode 'leverage' has no regulariser"),
+        ({"evidence": "independent"}, {"evidence": "coupled"}, {}, "has evidence coupled, the model independent"),
+        ({"preset": "paper", "evidence_weight": 0.1}, {"evidence_weight": 0.2}, {}, r"weight 0\.2, the model 0\.1"),
         ({"family": "isotropic"}, {}, {}, "E2IPLoss has readout 'e2ip', the model 'isotropic'"),
         ({}, {"readout": "isotropic"}, {}, "E2IPLoss has readout 'isotropic', the model 'e2ip'"),
         ({}, {}, {"readout": "isotropic"}, "E2IPMetrics has readout 'isotropic', the model 'e2ip'"),
