@@ -205,6 +205,19 @@ def train(command, environment):
 
 
 @pytest.fixture(scope="session")
+def failure(command, environment):
+    """Function that gives the last line printed by a command which must fail before it trains."""
+
+    def run(*arguments):
+        done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
+        assert done.returncode != 0
+        assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
+        return done.stderr.strip().splitlines()[-1]
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def logged():
     """Function that gives the figures whose names start with ``prefix`` by epoch, from one log of a run folder: the
     first, or after a restart there the next."""

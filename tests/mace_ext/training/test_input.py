@@ -31,20 +31,6 @@ def parse(training_command):
     return parse
 
 
-@pytest.fixture
-def message_of(capsys):
-    """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
-
-    def run(call, *flags, **settings):
-        with pytest.raises(SystemExit) as ended:
-            call(*flags, **settings)
-        assert ended.value.code == 2
-        # Of argparse's own errors the last line, after its usage.
-        return capsys.readouterr().err.strip().splitlines()[-1]
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
