@@ -244,7 +244,7 @@ STRESSES = ("--loss=stress", "--compute_stress=True")
     ],
 )
 def test_data_that_nothing_can_be_learned_from(train, tmp_path, data_files, message_of, option, change, flags, message):
-    frames = ase.io.read(data_files["train"], ":")
+    frames = ase.io.read(data_files["train" if option == "train_file" else "valid"], ":")
     change(frames)
     path = tmp_path / "broken.xyz"
     ase.io.write(path, frames)
