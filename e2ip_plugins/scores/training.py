@@ -93,7 +93,7 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
 
 
 class ForceUncertainty(Metric):
-    """The figures of `figures` over all atoms seen, as a dict of floats."""
+    """The values of `figures` over all atoms added, as a dict of floats."""
 
     full_state_update = False
     is_differentiable = False

@@ -23,7 +23,7 @@ class Logged(NamedTuple):
 
 
 def mace_loss_with_figures(stock: type) -> type:
-    """`MACELoss` that also measures the force distributions, when the loss is `mace_ext.training.loss.E2IPLoss`.
+    """Return a `MACELoss` that also measures force distributions when the loss is `mace_ext.training.loss.E2IPLoss`.
 
     Atoms whose reference force is not finite are left out of the stock force errors, too.
     """
@@ -81,13 +81,13 @@ def find_figures(metrics: Dict[str, Any]) -> List[Logged]:
 
 def log_validation(metrics: Dict[str, Any], epoch: Any, head: str) -> None:
     """Log the line after the stock validation line, and to W&B where a run is open."""
-    found = find_figures(metrics)
-    if not found:
+    figures = find_figures(metrics)
+    if not figures:
         return
     phrase = "Initial" if epoch is None else f"Epoch {epoch}"
-    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in found)}")
+    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in figures)}")
     if epoch is not None:
-        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in found}, commit=False)
+        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in figures}, commit=False)
 
 
 def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
@@ -99,10 +99,10 @@ def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
 
 def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
     """Add our columns at the right of the stock error table; ``metrics`` has one dict per row."""
-    found = [find_figures(row) for row in metrics]
-    if len(metrics) != len(table.rows) or not all(found):
+    rows = [find_figures(row) for row in metrics]
+    if len(metrics) != len(table.rows) or not all(rows):
         return
-    for column in zip(*found, strict=True):
+    for column in zip(*rows, strict=True):
         table.add_column(column[0].heading, [cell.text for cell in column])
-    for row, values, cells in zip(table.rows, metrics, found, strict=True):
+    for row, values, cells in zip(table.rows, metrics, rows, strict=True):
         log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)

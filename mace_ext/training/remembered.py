@@ -65,7 +65,7 @@ class _HostForward:
         output = self.compute(data, *options, **named)
         for i, (key, atoms) in enumerate(zip(keys, frames, strict=True)) if self.more else ():
             rows = {**dict.fromkeys(_BY_ATOM, atoms), **dict.fromkeys(_BY_FRAME, slice(i, i + 1))}
-            kept = {name: output[name][own] for name, own in rows.items() if output.get(name) is not None}
+            kept = {name: output[name][row] for name, row in rows.items() if output.get(name) is not None}
             self.remembered.put(key, kept)
         return output
 

@@ -133,8 +133,8 @@ def clip_apart(pl_module: Any) -> None:
 
 
 def _clip_apart(pl_module: torch.nn.Module, clip: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    own = [parameter for readout in graph_readouts(pl_module).values() for parameter in readout.parameters()]
-    readout_loss.clip_apart(functools.partial(clip, *args, **kwargs), own, pl_module.parameters())
+    parts = [parameter for readout in graph_readouts(pl_module).values() for parameter in readout.parameters()]
+    readout_loss.clip_apart(functools.partial(clip, *args, **kwargs), parts, pl_module.parameters())
 
 
 def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Readout]) -> None:
@@ -187,13 +187,13 @@ def check_that_progress_shows(val_metrics: Any) -> None:
 
 def check_files_written(callbacks: List[lightning.Callback], readout: Readout) -> None:
     """Raise `InputError` for xyz writers that are to write what the model does not have; NequIP notices in the test."""
-    own = [key.name for key in (*readout.family.output_keys(), LEVERAGE)]
+    outputs = [key.name for key in (*readout.family.output_keys(), LEVERAGE)]
     known = {key.name for family in families.table().values() for key in family.output_keys()}
     for fields in (callback.extra_fields for callback in callbacks if isinstance(callback, XYZFileWriter)):
         unknown = [name for name in fields if get_field_type(name, error_on_unregistered=False) is None]
-        wrong = [name for name in fields if name in unknown or (name in known and name not in own)]
+        wrong = [name for name in fields if name in unknown or (name in known and name not in outputs)]
         if wrong:
             raise InputError(
                 f"extra_fields of the xyz writer names {', '.join(wrong)}, which the model does not put out; "
-                f"readout '{readout.settings.family}' puts out: {', '.join(own)}"
+                f"readout '{readout.settings.family}' puts out: {', '.join(outputs)}"
             )
