@@ -163,8 +163,8 @@ class ForceLoss(Metric):
         loss, mask = self._per_atom(preds, target)
         sums, counts = self._by_type(loss, preds), self._by_type(mask.long(), preds)
         self.update(sums, counts)
-        total = sums.detach().double()
         synced = self.dist_sync_on_step and torch.distributed.is_available() and torch.distributed.is_initialized()
+        total = sums.detach().double().clone()
         if synced:
             torch.distributed.all_reduce(total)
             torch.distributed.all_reduce(counts)
