@@ -244,9 +244,6 @@ def test_another_readout(toy_family):
     std = preds["isotropic_log_std"].exp()
     normal = torch.distributions.Normal(preds["forces"], std.expand(-1, 3))
     assert values["isotropic_nll"].item() == pytest.approx(-normal.log_prob(target["forces"]).sum(-1).mean().item())
-    for user, name in ((E2IPLoss(), "forces_e2ip"), (E2IPMetrics(), "e2ip_nll")):
-        with pytest.raises(InputError, match="has readout 'e2ip', the model 'isotropic': give them the same"):
-            user[name].bind(Settings.of("isotropic", {}, UNIT))
     with pytest.raises(InputError, match=r"not those of a readout 'e2ip'.*the same readout"):
         E2IPLoss()(preds, target)
     with pytest.raises(InputError, match="evidence is no option of readout 'isotropic'"):

@@ -28,13 +28,10 @@ def make_module(gnn_config, default_dtype):
     """Function that builds a training module; options go to E2IPModel, or None for a stock model."""
     from nequip.train import EMALightningModule
 
-    def make(options, loss=LOSS, metrics=METRICS, model=None):
-        inner = gnn_config()
-        wrapped = (
-            inner if options is None else {"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": inner, **options}
-        )
+    def make(options, loss=LOSS, metrics=METRICS):
+        wrapped = {"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": gnn_config(), **(options or {})}
         return EMALightningModule(
-            model=wrapped if model is None else model,
+            model=wrapped["model"] if options is None else wrapped,
             num_datasets={"train": 1, "val": 1, "test": 1, "predict": 0},
             loss=loss,
             val_metrics=metrics,
