@@ -275,6 +275,13 @@ def run_training(folder, data_files, *flags, **settings):
     return Run(folder, args.name, args.seed, log.getvalue())
 
 
+@pytest.fixture(scope="session")
+def foundation(tmp_path_factory, data_files):
+    """The `Run` of a training of one epoch with e²IP's readout."""
+    folder = tmp_path_factory.mktemp("foundation")
+    return run_training(folder, data_files, "--readout=e2ip", name="foundation", max_num_epochs=1)
+
+
 @pytest.fixture
 def message_of(capsys):
     """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
