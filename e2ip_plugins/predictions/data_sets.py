@@ -15,6 +15,7 @@ def check_frame(
     labels: Mapping[str, Any],
     where: str,
     known: Optional[Sequence[str]] = None,
+    apart: bool = True,
 ) -> None:
     """Raise `InputError` for a frame from which nothing can be learned.
 
@@ -35,9 +36,12 @@ def check_frame(
         File and frame, for the message.
     known : sequence of str, optional
         Chemical symbols of the species that the model has.
+    apart : bool
+        Whether to look for atoms at the same place, too.
     """
     check_atoms(numbers, positions, where, known)
-    check_apart(positions, cell, periodic, where)
+    if apart:
+        check_apart(positions, cell, periodic, where)
     for name, values in labels.items():
         check_finite(values, where, name)
 

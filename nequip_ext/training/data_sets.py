@@ -120,15 +120,17 @@ def check_datasets(
                 check_reference(numbered[0][1], field, where)
 
 
-def check_frames(numbered: Numbered, transforms: Iterable[Any], where: str, finite: Iterable[str]) -> None:
-    """Raise `InputError` for structures that nothing can be learned from, and references that are not ``finite``."""
+def check_frames(
+    numbered: Numbered, transforms: Iterable[Any], where: str, finite: Iterable[str], apart: bool = True
+) -> None:
+    """Raise `InputError` as `check_frame` does, with the frame's number; references of ``finite`` must be that."""
     known = known_species(transforms)
     for index, frame in numbered:
         numbers, periodic = _array(frame, AtomicDataDict.ATOMIC_NUMBERS_KEY, -1), _array(frame, AtomicDataDict.PBC_KEY)
         cell, positions = _array(frame, AtomicDataDict.CELL_KEY, 3, 3), frame[AtomicDataDict.POSITIONS_KEY].numpy()
         labels = {field.removeprefix("total_"): frame[field].numpy() for field in finite if field in frame}
         numbers = np.zeros(0, dtype=int) if numbers is None else numbers
-        check_frame(numbers, positions, cell, periodic, labels, f"frame {index} of the {where}", known)
+        check_frame(numbers, positions, cell, periodic, labels, f"frame {index} of the {where}", known, apart)
 
 
 def configurations(datasets: Iterable[Dataset]) -> Iterator[Configuration]:

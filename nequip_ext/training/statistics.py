@@ -55,7 +55,7 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
         atoms = masked = 0
         # By their numbers in the file: a loader shuffles, and NequIP's own messages name neither frame nor element.
         numbered, transforms = in_memory(getattr(data_source, "dataset", None))
-        check_frames(numbered or (), transforms, "training data", ENERGIES)
+        check_frames(numbered or (), transforms, "training data", ENERGIES, apart=False)
 
         def checked() -> Iterator[AtomicDataDict.Type]:
             nonlocal atoms, masked
