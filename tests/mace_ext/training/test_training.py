@@ -149,8 +149,8 @@ def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, dat
     folder.mkdir()
     paths = {f"{name}_file": masked(data_files[name], folder) for name in ("train", "valid")}
     run = train(*E2IP, test_file=paths["valid_file"], max_num_epochs=2, **paths)
-    for name in ("training", "validation", "test"):
-        assert f"2 atoms of the {name}" in run.text
+    for name, atoms in (("training", 36), ("validation", 12), ("test", 12)):
+        assert f"2 of {atoms} atoms of the {name}" in run.text
     for line in run.validation:
         assert np.isfinite([line[key] for key in (*FIGURES, "loss", "rmse_f", "mae_f", "rel_rmse_f", "q95_f")]).all()
     assert all(torch.isfinite(value).all() for value in run.model.state_dict().values())
