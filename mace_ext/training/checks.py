@@ -36,10 +36,8 @@ def check_options(args: Namespace) -> None:
     if args.e2ip_forces == "fixed":
         _keep_model(args)
     if args.e2ip_forces in ("host", "fixed") and args.lbfgs:
-        raise InputError(
-            f"{readout} --e2ip_forces {args.e2ip_forces} does not go with --lbfgs, which takes one step for all "
-            "weights together; leave one of them out"
-        )
+        # It takes one step for all weights together.
+        raise InputError(f"--e2ip_forces {args.e2ip_forces} does not go with --lbfgs; leave one of them out")
     if not args.compute_forces:
         raise InputError(f"{readout} needs forces; leave --compute_forces out")
     check_files(args)
@@ -79,10 +77,7 @@ def _check_values(args: Namespace) -> None:
 def _keep_model(args: Namespace) -> None:
     """Set the options of MACE that go with a model that stays as it is."""
     if args.foundation_model is None:
-        raise InputError(
-            "--e2ip_forces fixed trains the readout of an existing model: name it with --foundation_model, or "
-            "leave --e2ip_forces out"
-        )
+        raise InputError("--e2ip_forces fixed trains the readout of an existing model: name it with --foundation_model")
     # Names of published models have no ending.
     if Path(args.foundation_model).suffix and not Path(args.foundation_model).is_file():
         raise InputError(f"--foundation_model {args.foundation_model}: no such file")
@@ -103,10 +98,7 @@ def _check_kept_model(args: Namespace) -> None:
     heads = [name for name in every if name != "pt_head"]
     head = getattr(args, "foundation_head", None)
     if len(heads) > 1 and hasattr(args, "foundation_head") and head is None:
-        raise InputError(
-            f"{where} has the heads {', '.join(heads)}: give --foundation_head, the one whose energies and forces are "
-            "to stay"
-        )
+        raise InputError(f"{where} has the heads {', '.join(heads)}: give --foundation_head, the one that is to stay")
     if every and head is not None and head not in every:
         raise InputError(f"--foundation_head {head}: {where} has the heads {', '.join(heads)}")
     check_structures(args, species_of(model))

@@ -92,8 +92,7 @@ def _unchanged(foundation: Any, rebuilt: Any) -> Any:
     heads = getattr(foundation, "heads", ())
     if len(heads) > 1:  # before 0.3.15; later releases have left one
         raise InputError(
-            f"--e2ip_forces fixed: the foundation model has the heads {', '.join(heads)}, and this release of MACE "
-            "chooses none of them: make a model of one with mace_select_head first"
+            f"--e2ip_forces fixed: the foundation model has the heads {', '.join(heads)}; take one by mace_select_head"
         )
     model = copy.deepcopy(without_readout(foundation)).to(next(rebuilt.parameters()).device)
     model.heads = rebuilt.heads  # names in the data; there is one
@@ -137,8 +136,7 @@ class FiniteForces:
         """Raise `InputError` for data without forces: of files that are not in memory no forces were looked for yet."""
         if not any(len(components) for components in self._finite()):
             raise InputError(
-                "no frame of the training data has finite reference forces, which the readout learns from; of HDF5 "
-                "data mace_prepare_data has found none under its --forces_key"
+                "no frame of the training data has finite reference forces; of HDF5 see mace_prepare_data --forces_key"
             )
 
     @cached_property

@@ -115,8 +115,7 @@ def _check_constraints(atoms: Atoms, where: str) -> None:
     if changed:
         raise InputError(
             f"{where}: has constraints, with which MACE takes other reference forces of {changed} atoms than the file "
-            "has, 0 of fixed ones; write the forces under another name, for example REF_forces, or the frames without "
-            "constraints"
+            "has; write the forces under another name, for example REF_forces, or the frames without constraints"
         )
 
 

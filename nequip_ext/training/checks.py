@@ -115,8 +115,8 @@ def set_up_forces(pl_module: NequIPLightningModule, forces: str) -> None:
         logger.warning(f"{text}: its uncertainties stay what they are, except for what is fitted at the end")
     if forces != "likelihood" and not pl_module.automatic_optimization:
         raise InputError(
-            f"with 'forces: {forces}': {type(pl_module).__name__} weighs the gradients of all terms of the loss "
-            "against one another, the readout's with those of energies and forces: take EMALightningModule"
+            f"with 'forces: {forces}': {type(pl_module).__name__} weighs the readout's gradients against those of "
+            "energies and forces: take EMALightningModule"
         )
     if forces == "host":
         clip_apart(pl_module)
@@ -160,8 +160,8 @@ def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
     for callback in callbacks:
         if isinstance(callback, averaging):
             raise InputError(
-                f"{type(callback).__name__} tests other weights than those of the best checkpoint, to which the "
-                "leverage is fitted: take _target_: nequip.train.EMALightningModule instead"
+                f"{type(callback).__name__} tests other weights than the leverage is fitted to: take "
+                "_target_: nequip.train.EMALightningModule instead"
             )
         if type(callback).__name__ == "LossCoefficientScheduler" and _users(loss):
             known = list(metric_entries(loss))
@@ -180,8 +180,8 @@ def check_that_progress_shows(val_metrics: Any) -> None:
         weighted = [manager[name] for name, (coeff, _) in metric_entries(manager).items() if coeff is not None]
         if not any(isinstance(metric, ForceFigure) for metric in weighted):
             raise InputError(
-                "with 'forces: fixed' errors never change, but val_metrics weighs nothing else, so that the best "
-                "checkpoint would be the first: add e2ip_nll: 1.0 (with the readout's name) to its coeffs"
+                "with 'forces: fixed' errors never change, and the best checkpoint would be the first: add "
+                "e2ip_nll: 1.0 (with the readout's name) to the coeffs of val_metrics"
             )
 
 

@@ -13,6 +13,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY
+from e2ip_plugins.predictions.data_sets import masked_forces
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
 from nequip_ext.training.reference import check_outputs, error_entry, reference_forces
@@ -76,8 +77,7 @@ def E2IPLoss(
     families.get(readout).check_names(options, E2IPLoss)
     if set(coeffs) - {"stress"} != {"total_energy", "forces"}:
         raise InputError(
-            "coeffs of E2IPLoss must have total_energy and forces, may have stress, and nothing else; "
-            f"got {sorted(coeffs)}"
+            f"coeffs of E2IPLoss must have total_energy and forces, may have stress, nothing else; got {sorted(coeffs)}"
         )
     if not coeffs["forces"] > 0:
         raise InputError(
@@ -240,11 +240,7 @@ class ForceLoss(Metric):
         # A look at the mask makes a GPU wait: there only once an epoch, and the data statistics have counted already.
         if (self._update_count == 0 or mask.device.type == "cpu") and not self._warned and not bool(mask.all()):
             self._warned = True
-            warnings.warn(
-                f"{int((~mask).sum())} of {mask.numel()} atoms of a batch have NaN or infinite reference forces; "
-                "such atoms are masked in the force loss, in this and in all further batches",
-                stacklevel=2,
-            )
+            warnings.warn(masked_forces(int((~mask).sum()), mask.numel(), "of a batch"), stacklevel=2)
         return loss, mask
 
     def __str__(self) -> str:

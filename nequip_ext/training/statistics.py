@@ -81,8 +81,7 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
             ) from error
         if atoms == 0:
             raise InputError(
-                "the statistics of the training data have no batch: fewer frames than batch_size in stats_manager's "
-                "dataloader_kwargs, with drop_last"
+                "the training data have no batch: fewer frames than batch_size in stats_manager's dataloader_kwargs"
             )
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")
