@@ -17,6 +17,7 @@ TESTED = ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1")
 TERMS = {
     "nequip.data": (
         "AtomicDataDict.batched_from_list",
+        "AtomicDataDict.frame_from_batched(batched_data, index)",
         "AtomicDataDict.with_batch_(data)",
         "BaseModifier",
         "CommonDataStatisticsManager",
@@ -31,6 +32,7 @@ TERMS = {
     "nequip.data._key_registry": (
         "_CARTESIAN_TENSOR_FIELDS",
         "_EDGE_FIELDS",
+        "_GRAPH_FIELDS",
         "_NODE_FIELDS",
         "get_field_type(field, error_on_unregistered)",
         "register_fields(..., node_fields, cartesian_tensor_fields)",

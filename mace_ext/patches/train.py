@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from e2ip_plugins.readout.loss import clip_apart
 from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
 from mace_ext.training import metrics
@@ -40,28 +41,15 @@ def train(stock, *args, **kwargs):
 
 def take_step(stock, model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device):
     """Take a step; with ``forces: host`` MACE's gradients and the readout's are clipped apart."""
-    arguments = (loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)
     readout = find_readout(getattr(model, "module", model))
-    if readout is None or readout.settings.forces != "host":
-        return stock(model, *arguments)
+    if readout is None or readout.settings.forces != "host" or max_grad_norm is None:
+        return stock(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)
 
-    def clip(*_: Any) -> None:
-        if max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(readout.parameters(), max_norm=max_grad_norm)
+    def clip() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=max_grad_norm)
 
-    with optimizer.register_step_pre_hook(clip):
-        return stock(_WithoutReadout(model, readout), *arguments)
+    def before_step(*_: Any) -> None:
+        clip_apart(clip, readout.parameters(), model.parameters())
 
-
-class _WithoutReadout:
-    """A model, DDP or not, that computes everything and lists all parameters except the readout's."""
-
-    def __init__(self, model: torch.nn.Module, readout: torch.nn.Module) -> None:
-        self._model, self._omitted = model, {id(parameter) for parameter in readout.parameters()}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model(*args, **kwargs)
-
-    def parameters(self) -> Any:
-        """Return MACE's parameters."""
-        return (parameter for parameter in self._model.parameters() if id(parameter) not in self._omitted)
+    with optimizer.register_step_pre_hook(before_step):
+        return stock(model, loss_fn, batch, optimizer, ema, output_args, None, device)

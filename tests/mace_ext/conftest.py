@@ -264,6 +264,27 @@ def run_training(folder, data_files, *flags, **settings):
     return Run(folder, args.name, args.seed, log.getvalue())
 
 
+@pytest.fixture(scope="session")
+def foundation(tmp_path_factory, data_files):
+    """The `Run` of a training of one epoch with e²IP's readout."""
+    folder = tmp_path_factory.mktemp("foundation")
+    return run_training(folder, data_files, "--readout=e2ip", name="foundation", max_num_epochs=1)
+
+
+@pytest.fixture
+def message_of(capsys):
+    """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
+
+    def run(call, *flags, **settings):
+        with pytest.raises(SystemExit) as ended:
+            call(*flags, **settings)
+        assert ended.value.code == 2
+        # Of argparse's own errors the last line, after its usage.
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run
+
+
 @pytest.fixture
 def training_command(tmp_path, data_files):
     """Function that gives the command line of the run that ``train`` does in this process."""

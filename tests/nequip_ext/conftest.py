@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -236,6 +237,19 @@ def train(command, run_tool, environment):
     def run(config, folder, files, *overrides, env=environment):
         run_tool(*command(config, folder, files, *overrides), env=env, cwd=folder.parent)
         return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def failure(command, environment):
+    """Function that gives the last line printed by a command which must fail before it trains."""
+
+    def run(*arguments):
+        done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
+        assert done.returncode != 0
+        assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
+        return done.stderr.strip().splitlines()[-1]
 
     return run
 
