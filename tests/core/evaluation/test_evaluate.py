@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation.evaluate import Options, State, evaluate, part_of
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions, State, part_of
 from e2ip_plugins.keys import FORCE_VIEWS
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
@@ -334,9 +335,9 @@ def test_files_that_cannot_be_used(run, toy, tmp_path):
     with pytest.raises(InputError, match=r"in.xyz: has no frames"):
         run()
     for name in ("out.xyz.gz", "out.traj"):
-        with pytest.raises(InputError, match=rf"{name}: is going to be an extxyz file, not compressed"):
+        with pytest.raises(InputError, match=rf"{name}: frames go into an extxyz file, .xyz or .extxyz"):
             run(frames_of(1), name=name)
-    with pytest.raises(InputError, match=r"in.xyz: is the input"):
+    with pytest.raises(InputError, match=r"in.xyz: is a file that this command reads"):
         run(name="in.xyz", overwrite=True)
     with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
         run(name="nowhere/out.xyz")
@@ -432,4 +433,4 @@ def test_defaults_are_those_of_the_options(command, monkeypatch):
         "e2ip_plugins.evaluation.evaluate.evaluate", lambda *arguments: seen.append(arguments[3]) or State(0)
     )
     assert command().exit_code == 0 and command("--batch-edges", 9).exit_code == 0
-    assert seen == [Options(), Options(batch_atoms=None, batch_edges=9)]
+    assert seen == [EvaluateOptions(), EvaluateOptions(batch_atoms=None, batch_edges=9)]

