@@ -196,10 +196,8 @@ def _labelled_frames(output: Path, method: str, wanted: Set[str]) -> Tuple[Set[s
     frames, note = read_trajectory(output, may_be_empty=True)
     for i, atoms in enumerate(frames):
         if REF_ENERGY not in atoms.info or REF_FORCES not in atoms.arrays:
-            raise InputError(
-                f"{output}: is there already, and its frame {i} has no {REF_ENERGY} and {REF_FORCES}: it was not "
-                "written by e2ip label; choose another name"
-            )
+            reason = f"its frame {i} has no {REF_ENERGY} and {REF_FORCES}; choose another name"
+            raise InputError(f"{output}: was not written by e2ip label, {reason}")
         other = str(atoms.info.get(METHOD_KEY, ""))
         if other != method:
             methods = f"of '{other}', new ones would be of '{method}'" if other else f"that name no {METHOD_KEY}"
@@ -226,8 +224,6 @@ def _remove_last(output: Path, wanted: Set[str]) -> None:
         mark = ""
     # A frame of the input is labelled anew.
     if mark and mark not in wanted:
-        raise InputError(
-            f"{output}: the last line of its last frame has no end; if the frame is all there, end the line, and if "
-            "not, take it out"
-        )
+        reason = "the last line of its last frame has no end; if the frame is all there, end the line, or remove it"
+        raise InputError(f"{output}: {reason}")
     os.truncate(output, end)

@@ -41,15 +41,11 @@ def md_command(
     start: Annotated[Path, typer.Argument(metavar="START.extxyz", help="Structure to start from.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="Frames of the run.")],
     steps: Annotated[int, typer.Option(help="Number of time steps.")],
-    temperature: Annotated[
-        Optional[str], typer.Option(help="Temperature in K; 300:1500 for a ramp. [default: 300]")
-    ] = None,
+    temperature: Annotated[Optional[str], typer.Option(help="In K; 300:1500 for a ramp. [default: 300]")] = None,
     timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
     thermostat: Annotated[str, typer.Option(metavar="nve|langevin|bussi", help="Thermostat of ASE.")] = "langevin",
-    friction: Annotated[Optional[float], typer.Option(help="Friction of langevin, in 1/fs. [default: 0.01]")] = None,
-    time_constant: Annotated[
-        Optional[float], typer.Option(help="Time constant of bussi, in fs. [default: 100]")
-    ] = None,
+    friction: Annotated[Optional[float], typer.Option(help="Of langevin, in 1/fs. [default: 0.01]")] = None,
+    time_constant: Annotated[Optional[float], typer.Option(help="Of bussi, in fs. [default: 100]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of velocities and thermostat.")] = 0,
     keep_velocities: Annotated[
         bool, typer.Option("--keep-velocities", help="Start with the velocities of the structure; draw none.")
@@ -93,9 +89,8 @@ def md_command(
     if not -len(frames) <= frame < len(frames):
         raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
     atoms = frames[frame].copy()
-    atoms.calc = checks.opened(
-        "calculator", host, model, device=device, calibration=calibration, head=head, dtype=dtype
-    )
+    opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
+    atoms.calc = checks.opened("calculator", host, model, **opening)
     outcome = run(atoms, options, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -154,12 +149,10 @@ def lammps_command(
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
+    opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
     options = ScriptOptions(species.replace(",", " ").split(), key or None, watched)
     try:
-        calculator = checks.opened(
-            "calculator", host, model, device=device, calibration=calibration, head=head, dtype=dtype
-        )
-        run_script(script, calculator, options)
+        run_script(script, checks.opened("calculator", host, model, **opening), options)
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

@@ -74,10 +74,9 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
     try:
         outputs = model.evaluate([frame.graph for frame in batch], options.stress)
     except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"{batch[0].where}: the batch of {len(batch)} frames that begins here is too much for the memory of the "
-            "device; what is finished is kept: run the command again with a smaller --batch-atoms"
-        ) from error
+        reason = f"the batch of {len(batch)} frames that begins here is too large for the device's memory"
+        way = "run the command again with a smaller --batch-atoms"
+        raise InputError(f"{batch[0].where}: {reason}; what is finished is kept: {way}") from error
     assert model.family is not None
     names = ("energy", "forces", *(key.name for key in model.family.parameter_keys))
     if len(batch) > 1 and not all(torch.isfinite(outputs[name]).all() for name in names):
@@ -98,8 +97,8 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
         if "stress" in outputs and atoms.pbc.all():
             values["stress"] = outputs["stress"][i].cpu().numpy()
         if not all(np.isfinite(values[name]).all() for name in names):
-            problem = f"{where}: the model's prediction is not finite (do two atoms lie on each other? "
-            problem += "Did its training diverge?)"
+            cause = "(do two atoms lie on each other? Did its training diverge?)"
+            problem = f"{where}: the model's prediction is not finite {cause}"
             if not options.skip_bad:
                 raise InputError(problem)
             results.skipped.append((number, problem))

@@ -15,7 +15,7 @@ import numpy as np
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions, State
-from e2ip_plugins.evaluation.unfinished import Unfinished
+from e2ip_plugins.evaluation.unfinished import START_ANEW, Unfinished
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import Index, chunks, index_frames, open_frames, start_of
 from e2ip_plugins.predictions.trajectories import TEXT, check_output
@@ -103,10 +103,7 @@ def check_files(source: Path, output: Path, overwrite: bool = False) -> None:
 
 def _check_model(model: BatchModel, options: EvaluateOptions, name: str) -> None:
     if model.family is None:
-        raise InputError(
-            f"{name}: has no readout, hence no uncertainties: e2ip fit gives a trained model one, and the host's own "
-            "tools evaluate it without"
-        )
+        raise InputError(f"{name}: has no readout, hence no uncertainties: e2ip fit gives a trained model one")
     if options.calibration is not None:
         options.calibration.check(model.family, (), name, model.uq_model)
 
@@ -129,10 +126,8 @@ def _checked_digest(source: Path, begin: int, state: State, part: Path) -> Any:
             digest.update(piece)
             left -= len(piece)
     if left or digest.hexdigest() != state.sha256:
-        raise InputError(
-            f"{source}: differs, before frame {state.frame}, from the input that {part} was begun with: choose another "
-            "name for the output, or delete that file and its .json to start anew"
-        )
+        problem = f"differs, before frame {state.frame}, from the input that {part} was begun with"
+        raise InputError(f"{source}: {problem}: {START_ANEW}")
     return digest
 
 

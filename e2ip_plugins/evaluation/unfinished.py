@@ -16,6 +16,9 @@ from e2ip_plugins.errors import InputError
 #: Format and version of the journal.
 JOURNAL_FORMAT = {"format": "e2ip evaluate", "version": 1}
 
+#: What to do about a part that cannot be continued.
+START_ANEW = "choose another name for the output, or delete that file and its .json to start anew"
+
 #: Seconds between two entries in the journal: what a kill may cost.
 INTERVAL = 1.0
 
@@ -87,9 +90,9 @@ class Unfinished:
         assert self._file is not None
         with self._errors():
             try:
-                written = 0
-                while written < len(piece):
-                    written += self._file.write(piece[written:])
+                rest = piece
+                while rest:
+                    rest = rest[self._file.write(rest) :]
             except OSError:
                 with contextlib.suppress(OSError):
                     self._file.truncate(self._bytes)
@@ -131,16 +134,13 @@ class Unfinished:
             if end > size:
                 raise ValueError(f"{self.part.name} should have {end} bytes and has {size}")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{self.journal}: cannot be used ({error}); delete it and {self.part.name} to start anew"
-            ) from error
+            way = f"delete it and {self.part.name} to start anew"
+            raise InputError(f"{self.journal}: cannot be used ({error}); {way}") from error
         for name in {**settings, **self.settings}:
             before, now = settings.get(name, "none"), self.settings.get(name, "none")
             if before != now and state is not None:
-                raise InputError(
-                    f"{self.part}: was begun with {name} {before}, now it is {now}: give the same to go on, choose "
-                    "another name for the output, or delete that file and its .json to start anew"
-                )
+                problem = f"was begun with {name} {before}, now it is {now}: give the same to go on"
+                raise InputError(f"{self.part}: {problem}, {START_ANEW}")
         self._bytes, self.state = end, state
 
     def _note(self, file: BinaryIO) -> None:
@@ -176,7 +176,5 @@ class Unfinished:
         try:
             yield
         except OSError as error:
-            raise InputError(
-                f"{self.part}: cannot be written ({error.strerror or error}); what is finished is kept: run the same "
-                "command again once that is mended"
-            ) from error
+            problem = f"cannot be written ({error.strerror or error}); what is finished is kept"
+            raise InputError(f"{self.part}: {problem}: run the same command again once that is mended") from error

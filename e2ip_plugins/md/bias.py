@@ -56,10 +56,8 @@ class BiasedCalculator(Calculator):
 
     def __init__(self, calculator: Any, strength: float, width: float, key: str = "forces_epistemic_std") -> None:
         if not callable(getattr(calculator, "uncertainty_gradient", None)):
-            raise InputError(
-                f"{type(calculator).__name__} has no uncertainty_gradient: take a MACECalculator (with e2ip-plugins "
-                "installed) or nequip_ext.E2IPCalculator.from_saved_model"
-            )
+            usable = "a MACECalculator or nequip_ext.E2IPCalculator.from_saved_model"
+            raise InputError(f"{type(calculator).__name__} has no uncertainty_gradient: take {usable}")
         if key not in BIAS_KEYS:
             raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in BIAS_KEYS.items())}")
         if not (isinstance(strength, Real) and math.isfinite(strength)):
@@ -74,9 +72,8 @@ class BiasedCalculator(Calculator):
     def get_property(self, name: str, atoms: Optional[Atoms] = None, allow_calculation: bool = True) -> Any:
         """Return a property as any calculator of ASE does; refuse one to which the bias contributes nothing."""
         if name in _WITHOUT:
-            raise PropertyNotImplementedError(
-                f"a BiasedCalculator has no {name}: its bias has forces alone; run at constant volume"
-            )
+            reason = "its bias has forces alone; run at constant volume"
+            raise PropertyNotImplementedError(f"a BiasedCalculator has no {name}: {reason}")
         return super().get_property(name, atoms, allow_calculation)
 
     def calculate(

@@ -107,10 +107,7 @@ def mean_force(atoms: Atoms, group: Union[Sequence[int], np.ndarray]) -> MeanFor
 def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Return forces (N, 3) and their covariances (N, 3, 3), evaluated or read, without constraints."""
     if atoms.calc is None:
-        raise InputError(
-            "the frame has neither a calculator nor forces (those of mace_eval_configs have names with MACE_ in front: "
-            "take a file of e2ip evaluate)"
-        )
+        raise InputError("the frame has neither a calculator nor forces: take a frame of e2ip evaluate")
     # A column of covariances belongs to the forces that were read from the same file.
     column = atoms.arrays.get("forces_cov") if isinstance(atoms.calc, SinglePointCalculator) else None
     forces = atoms.get_forces(apply_constraint=False)
@@ -119,7 +116,6 @@ def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     covariances = atoms.calc.results.get("forces_cov", column)
     if covariances is None:
         raise InputError(
-            "no forces_cov: the calculator's model has no readout, or the frame is not one of predictions (or of e2ip "
-            "evaluate --no-covariances, which leaves them out)"
+            "no forces_cov: the calculator's model has no readout, or the frame's file lacks them (--no-covariances)"
         )
     return forces, np.asarray(covariances, dtype=float).reshape(-1, 3, 3)

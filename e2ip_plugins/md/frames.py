@@ -81,9 +81,8 @@ def evaluate_first(atoms: Atoms, where: str = "the structure") -> None:
     except (KeyError, ValueError) as error:
         elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
         reason = str(error).strip("'\"").partition("\n")[0][:200]
-        raise InputError(
-            f"{where}: the model cannot evaluate it ({type(error).__name__}: {reason}): does it know {elements}?"
-        ) from error
+        problem = f"the model cannot evaluate it ({type(error).__name__}: {reason})"
+        raise InputError(f"{where}: {problem}: does it know {elements}?") from error
     problem = non_finite(atoms, "the predicted forces", forces)
     if problem:
         raise InputError(f"{where}: {problem}: do two atoms lie on each other?")

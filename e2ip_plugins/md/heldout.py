@@ -87,24 +87,18 @@ class HeldOut:
         """
         family, applied = results.get(FAMILY_KEY), results.get(CALIBRATION_KEY)
         if family is None and self.uq_family != Ensemble.uq_family:
-            raise InputError(
-                f"{self.path}: is of one model of family '{self.uq_family}', the calculator is a committee: give the "
-                "file that e2ip ensemble makes of its members' predictions"
-            )
+            problem = f"is of one model of family '{self.uq_family}', the calculator is a committee"
+            raise InputError(f"{self.path}: {problem}: give the file that e2ip ensemble makes of its members")
         if family not in (None, self.uq_family):
             raise InputError(f"{self.path}: is of family '{self.uq_family}', the calculator's model of '{family}'")
         model = results.get(MODEL_KEY)
         if None not in (model, self.uq_model) and model != self.uq_model:
-            raise InputError(
-                f"{self.path}: holds uncertainties of another model ({self.uq_model}) than the calculator's ({model}); "
-                "what is usual for one model is not for another: take predictions of this one for held-out frames"
-            )
+            problem = f"holds uncertainties of another model ({self.uq_model}) than the calculator's ({model})"
+            raise InputError(f"{self.path}: {problem}; take predictions of the calculator's model")
         if set(names) == {LEVERAGE.name} or applied == self.calibration or (applied is None and not self.changes):
             return
-        raise InputError(
-            f"{self.path}: its uncertainties have the calibration {self.calibration or 'none'}, the calculator's "
-            f"{applied or 'none'}; give the calculator the same one (calibration=…; as a command --calibration)"
-        )
+        problem = f"has the calibration {self.calibration or 'none'}, the calculator's {applied or 'none'}"
+        raise InputError(f"{self.path}: {problem}; give the calculator the same one (calibration=… or --calibration)")
 
     def quantile(self, name: str, group: str, level: float) -> float:
         """Return a quantile of the largest uncertainty in a frame; of the conformal extent without its radius.
@@ -128,10 +122,8 @@ class HeldOut:
         if values is None:
             raise InputError(f"{self.path}: its frames have no {name}")
         if level not in values:
-            raise InputError(
-                f"{self.path}: has the quantiles {', '.join(f'{p:g}' for p in values)}, not {level:g}; for others give "
-                "the predictions that it was fitted to (extxyz)"
-            )
+            problem = f"has the quantiles {', '.join(f'{p:g}' for p in values)}, not {level:g}"
+            raise InputError(f"{self.path}: {problem}; for others give the predictions that it was fitted to")
         if not math.isfinite(values[level]):
             needed = configurations_for(level) if level < 1.0 else 1
             raise InputError(
@@ -150,18 +142,14 @@ class HeldOut:
         """Return the conformal radius of a level; `InputError` where there is no finite one."""
         radii = {p: radius for p, radius in self.radii.items() if math.isfinite(radius)}
         if level not in radii:
-            raise InputError(
-                f"{self.path}: has no conformal radius for level {level:g}; it has radii for: "
-                f"{', '.join(f'{p:g}' for p in radii) or 'none'}; e2ip calibrate --method conformal writes a file "
-                "with radii"
-            )
+            problem = f"has no conformal radius for level {level:g}; it has radii for: "
+            problem += ", ".join(f"{p:g}" for p in radii) or "none"
+            raise InputError(f"{self.path}: {problem}; e2ip calibrate --method conformal fits radii")
         return radii[level]
 
     def check_species(self, symbols: Iterable[str]) -> None:
         """Raise `InputError` for elements that no held-out frame has: quantiles say nothing of them."""
         missing = sorted(set(symbols).difference(*self.maxima.values()))
         if self.maxima and missing:
-            raise InputError(
-                f"{self.path}: its frames hold no {', '.join(missing)}, which the structure has: quantiles must come "
-                "from frames of its kind"
-            )
+            problem = f"its frames hold no {', '.join(missing)}, which the structure has"
+            raise InputError(f"{self.path}: {problem}: quantiles must come from frames of its kind")

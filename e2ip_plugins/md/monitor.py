@@ -118,10 +118,7 @@ class Monitor:
         levels = [level for limit in limits.values() for level in limit.levels]
         held = None if held_out is None else HeldOut.read(held_out, levels)
         if held is None and (levels or CONFORMAL_EXTENT.name in limits):
-            raise InputError(
-                "quantiles and conformal regions come from held-out frames: give held_out, a file of e2ip calibrate or "
-                "predictions for such frames"
-            )
+            raise InputError("quantiles and conformal regions come from held-out frames: give held_out, their file")
         self._radius = held.radius(level) if held and CONFORMAL_EXTENT.name in limits else math.nan
         self._names, self._numbers = tuple(limits), atoms.numbers.copy()
         first = self._first()
@@ -186,11 +183,8 @@ class Monitor:
         source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
         result = self.atoms.calc.results.get(source)
         if result is None:
-            unfitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
-            raise InputError(
-                f"the calculator gives no {source}: it needs a model with a readout of e2ip-plugins{unfitted}; e2ip "
-                "fit gives a stock model one"
-            )
+            needed = "it needs a model with a readout of e2ip-plugins; e2ip fit gives a stock model one"
+            raise InputError(f"the calculator gives no {source}: {needed}")
         values = np.asarray(result, dtype=np.float64)
         if source == "forces_cov":
             return principal_std(values) * (self._radius if name == CONFORMAL_EXTENT.name else 1.0)

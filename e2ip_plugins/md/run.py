@@ -148,10 +148,9 @@ def _run(dynamics: Any, steps: int, frames: _Frames) -> Tuple[str, bool]:
     except OSError as error:
         if error.filename is None:  # no full disk
             raise
-        raise InputError(
-            f"{error.filename}: cannot be written at step {dynamics.nsteps} ({error.strerror}); "
-            f"{_counted(len(frames.steps), 'whole frame')} of the run: {frames.output}"
-        ) from error
+        problem = f"cannot be written at step {dynamics.nsteps} ({error.strerror})"
+        kept = f"{_counted(len(frames.steps), 'whole frame')} of the run: {frames.output}"
+        raise InputError(f"{error.filename}: {problem}; {kept}") from error
     except InputError:
         # The calculators of MACE and NequIP refuse positions that are not finite.
         if np.isfinite(dynamics.atoms.positions).all():

@@ -67,10 +67,8 @@ class Limits:
         needed, known = set(self.groups), set(self.values)
         for species, text in ((known - needed, "are not in the structure"), (needed - known, "are missing")):
             if species:
-                raise InputError(
-                    f"thresholds of {name}: the species {', '.join(sorted(map(str, species)))} {text}; give one for "
-                    "each species of the structure, infinity for those that are not to be watched"
-                )
+                problem = f"the species {', '.join(sorted(map(str, species)))} {text}"
+                raise InputError(f"thresholds of {name}: {problem}; give each a threshold, infinity for no watch")
         for value in self.values.values():
             if not isinstance(value, Quantile) and not _number(value) > 0.0:
                 raise InputError(f"threshold {value!r} of {name}: a number above 0 ({_unit(name)}), or a Quantile")
@@ -112,10 +110,8 @@ class Limits:
                 self._compare_held_out(numbers[group], factor * table[0.5], factor * table[1.0])
         limits = np.array([numbers[group] for group in self.groups])
         if not first.any():
-            raise InputError(
-                f"{self.name} is 0 for every atom: this model's readout has no such part, and no threshold on it is "
-                f"ever exceeded; watch another one of {watchable()}"
-            )
+            problem = f"{self.name} is 0 for every atom: this model's readout has no such part"
+            raise InputError(f"{problem}; watch another one of {watchable()}")
         by_user = np.array([not isinstance(self.values[group], Quantile) for group in self.groups])
         if (compared := by_user & np.isfinite(limits)).any():
             self._compare_first(first[compared] / limits[compared])
@@ -123,10 +119,8 @@ class Limits:
 
     def _compare_held_out(self, number: float, middle: float, largest: float) -> None:
         if not middle / _FROM_HELD_OUT <= number <= largest * _FROM_HELD_OUT:
-            self._doubt(
-                f"{number:g} is far from the largest values of held-out frames, {middle:.3g} in the median and "
-                f"{largest:.3g} at most"
-            )
+            usual = f"the largest values of held-out frames, {middle:.3g} in the median and {largest:.3g} at most"
+            self._doubt(f"{number:g} is far from {usual}")
 
     def _compare_first(self, ratio: np.ndarray) -> None:
         low, high = float(ratio.min()), max(float(ratio.max()), 1e-300)

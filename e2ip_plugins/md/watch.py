@@ -77,7 +77,4 @@ def _parse_threshold(text: str) -> Tuple[str, Threshold]:
     except InputError as error:
         raise InputError(f"--watch {text}: {error}") from error
     except ValueError as error:
-        raise InputError(
-            f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
-            "forces_epistemic_std=0.5"
-        ) from error
+        raise InputError(f"--watch {text}: a name and a number or quantile, such as e2ip_leverage=q0.99") from error

@@ -155,10 +155,8 @@ class LammpsDriver:
                 # Removed among other commands: who removes the fix by one command does so on purpose.
                 gone = driven and name != "command" and not self.lmp.has_id("fix", FORCES_FIX)
                 if error is None and sys.exc_info()[0] is None and gone:
-                    raise InputError(
-                        f"fix {FORCES_FIX}, by which LAMMPS has the model's forces, is gone (clear, unfix): runs after "
-                        "that were without them; make the driver anew, or leave the command out"
-                    )
+                    problem = f"fix {FORCES_FIX}, by which LAMMPS has the model's forces, is gone (clear, unfix)"
+                    raise InputError(f"{problem}; later runs lacked them: make the driver anew, or leave that out")
                 if error is not None:
                     # LAMMPS leaves runs out until this command.
                     type(self.lmp).command(self.lmp, "timer timeout off")

@@ -80,14 +80,9 @@ def check_lammps(lmp: Any) -> float:
         raise InputError(f"{type(lmp).__name__}: not a lammps.lammps (of a PyLammps, give its .lmp)")
     style, processes = lmp.extract_global("units"), lmp.extract_setting("world_size")
     if style not in ENERGY_UNITS:
-        raise InputError(
-            f"units {style}: the driver takes {' and '.join(ENERGY_UNITS)}, and comes after the command that sets them"
-        )
+        raise InputError(f"units {style}: the driver takes {' and '.join(ENERGY_UNITS)}; set them before it")
     if processes > 1:
-        raise InputError(
-            f"{processes} MPI processes: the driver takes one, since the model sees the whole box; give the processors "
-            "to torch (OMP_NUM_THREADS)"
-        )
+        raise InputError(f"{processes} MPI processes: the driver takes one; give the cores to torch (OMP_NUM_THREADS)")
     if lmp.extract_setting("dimension") != 3:
         raise InputError("dimension 2: the driver takes boxes of dimension 3")
     if not (lmp.extract_setting("box_exist") and lmp.get_natoms() > 0):
@@ -95,9 +90,7 @@ def check_lammps(lmp: Any) -> float:
     if len(np.unique(of_atoms(lmp, "id"))) != lmp.get_natoms():
         raise InputError("the atoms have no ids (atom_modify id no), by which the driver knows them")
     if lmp.has_id("fix", FORCES_FIX):
-        raise InputError(
-            f"there is a fix {FORCES_FIX} already: one driver for one LAMMPS (or first: unfix {FORCES_FIX})"
-        )
+        raise InputError(f"there is a fix {FORCES_FIX} already: a LAMMPS has one driver (or first: unfix {FORCES_FIX})")
     return ENERGY_UNITS[style]
 
 
@@ -108,10 +101,8 @@ def check_species(lmp: Any, species: Union[str, Sequence[str]]) -> np.ndarray:
     """
     species, types = species.split() if isinstance(species, str) else list(species), lmp.extract_setting("ntypes")
     if len(species) != types:
-        raise InputError(
-            f"species: LAMMPS has {types} atom types, {len(species)} given ({' '.join(species)}); name the element of "
-            "each, in order"
-        )
+        problem = f"LAMMPS has {types} atom types, {len(species)} given ({' '.join(species)})"
+        raise InputError(f"species: {problem}; name the element of each, in order")
     unknown = [symbol for symbol in species if symbol not in atomic_numbers]
     if unknown:
         raise InputError(f"species: {', '.join(map(repr, unknown))} is no chemical symbol")
@@ -141,10 +132,8 @@ def check_keys(results: Dict[str, Any], keys: Optional[Sequence[str]], count: in
         if values.shape != (count, *known[name].shape) or (name == LEVERAGE.name and (values == UNFITTED).all()):
             missing.append(name)
     if missing and (keys is not None or missing == names):
-        raise InputError(
-            f"the calculator gives no {', '.join(missing)}: it needs a model with a readout of e2ip-plugins (and for "
-            f"{LEVERAGE.name} one that was fitted, see e2ip fit)"
-        )
+        needed = f"it needs a model with a readout of e2ip-plugins (a fitted one for {LEVERAGE.name}, see e2ip fit)"
+        raise InputError(f"the calculator gives no {', '.join(missing)}: {needed}")
     columns = [known[name] for name in names if name not in missing]
     for key in columns:
         if key.unit not in FORCE_POWERS and lmp.extract_global("units") != "metal":
