@@ -14,18 +14,12 @@ def select_command(
     trajectories: Annotated[List[Path], typer.Argument(metavar="TRAJECTORY ...", help="Frames to choose from.")],
     train: Annotated[List[Path], typer.Option(help="Frames that the model was trained on; may be repeated.")],
     number: Annotated[int, typer.Option(min=1, help="Number of frames to select.")],
-    output: Annotated[Path, typer.Option(help="Selected frames, in the order of their selection.")] = Path(
-        "selected.extxyz"
-    ),
+    output: Annotated[Path, typer.Option(help="Selected frames, in order of selection.")] = Path("selected.extxyz"),
     method: Annotated[str, typer.Option(metavar="leverage|random|farthest", help="Method of selection.")] = "leverage",
     every: Annotated[int, typer.Option(min=1, help="Take only every N-th frame into account.")] = 1,
-    min_distance: Annotated[
-        float, typer.Option(help="Smallest distance of two atoms, in sums of covalent radii.")
-    ] = 0.6,
+    min_distance: Annotated[float, typer.Option(help="Smallest distance, in sums of covalent radii.")] = 0.6,
     max_force: Annotated[float, typer.Option(help="Largest predicted force on an atom, in eV/Å.")] = 50.0,
-    max_leverage: Annotated[
-        float, typer.Option(help="Largest leverage of an atom: beyond it, a frame is of no use.")
-    ] = float("inf"),
+    max_leverage: Annotated[float, typer.Option(help="Largest leverage of an atom.")] = float("inf"),
     allow_parts: Annotated[
         bool, typer.Option("--allow-parts", help="Allow structures in more parts than in the training set.")
     ] = False,

@@ -77,12 +77,9 @@ def evaluate_command(
     source: Annotated[Path, typer.Argument(metavar="IN.extxyz", help="Frames, of any number.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="The frames with predictions.")],
     batch_atoms: Annotated[
-        Optional[int],
-        typer.Option(min=1, help="Largest number of atoms per batch. [default: 512, unless --batch-edges]"),
+        Optional[int], typer.Option(min=1, help="Most atoms per batch. [default: 512, unless --batch-edges]")
     ] = None,
-    batch_edges: Annotated[
-        Optional[int], typer.Option(min=1, help="Largest number of pairs of neighbours per batch.")
-    ] = None,
+    batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Most neighbour pairs per batch.")] = None,
     device: checks.Device = "cpu",
     dtype: checks.Dtype = None,
     head: checks.Head = None,

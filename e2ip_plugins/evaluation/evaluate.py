@@ -135,7 +135,9 @@ def _batches(
     model: BatchModel, source: Path, numbers: Tuple[int, float], end: int, options: EvaluateOptions, digest: Any
 ) -> Iterator[_Batch]:
     """Gather the frames from the first number to the one before the last, of which the first begins at byte ``end``."""
-    (number, last), frames, skipped, size = numbers, [], [], np.zeros(2)
+    (number, last), size = numbers, np.zeros(2)
+    frames: List[PreparedFrame] = []
+    skipped: List[Tuple[int, str]] = []
     largest = [math.inf if bound is None else bound for bound in (options.batch_atoms, options.batch_edges)]
     with open_frames(source) as file:
         for chunk in chunks(file, source, number, end):

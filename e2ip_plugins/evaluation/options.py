@@ -122,7 +122,7 @@ class State:
     @classmethod
     def read(cls, content: Dict[str, Any]) -> "State":
         """Return the state that ``dataclasses.asdict`` and JSON have made ``content`` of."""
-        return cls(**{**content, "skipped": tuple((int(number), str(why)) for number, why in content["skipped"])})
+        return cls(**{**content, "skipped": tuple(map(tuple, content["skipped"]))})
 
 
 def part_of(text: str) -> Tuple[int, int]:

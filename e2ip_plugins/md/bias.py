@@ -1,7 +1,6 @@
 """`BiasedCalculator`: drives molecular dynamics to where a model is uncertain."""
 
 import math
-from numbers import Real
 from typing import Any, List, Optional
 
 import numpy as np
@@ -16,6 +15,8 @@ BIAS_KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
 
 #: Properties to which the bias contributes nothing, or which would be wrong with it.
 _WITHOUT = ("stress", "stresses", "virials", "energies", "node_energy")
+
+_NUMBERS = (int, float, np.number)
 
 
 class BiasedCalculator(Calculator):
@@ -60,9 +61,9 @@ class BiasedCalculator(Calculator):
             raise InputError(f"{type(calculator).__name__} has no uncertainty_gradient: take {usable}")
         if key not in BIAS_KEYS:
             raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in BIAS_KEYS.items())}")
-        if not (isinstance(strength, Real) and math.isfinite(strength)):
+        if not (isinstance(strength, _NUMBERS) and math.isfinite(strength)):
             raise InputError(f"strength={strength!r}: a finite energy in eV")
-        if not (isinstance(width, Real) and math.isfinite(width) and width > 0.0):
+        if not (isinstance(width, _NUMBERS) and math.isfinite(width) and width > 0.0):
             raise InputError(f"width={width!r}: a number above 0, in the unit of {key} ({BIAS_KEYS[key]})")
         self.calculator, self.strength, self.width, self.key = calculator, float(strength), float(width), key
         names = [name for name in calculator.implemented_properties if name not in _WITHOUT]

@@ -73,7 +73,8 @@ class HeldOut:
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         p, maxima = predictions, of_predictions(predictions, levels={*LEVELS, *levels})
-        return cls(str(path), p.family.uq_family, maxima, {}, p.calibration, True, p.uq_model, len(p.frames))
+        family = predictions.family.uq_family
+        return cls(str(path), family, maxima, {}, p.calibration, True, p.uq_model, len(p.frames))
 
     def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise `InputError` unless a calculator's results are of the same family, model and calibration.

@@ -68,7 +68,8 @@ class _Frames:
     """Observer of a run: marks the atoms with the step, and writes frames."""
 
     def __init__(self, dynamics: Any, options: RunOptions, output: Path) -> None:
-        self.dynamics, self.options, self.output, self.steps = dynamics, options, output, []
+        self.dynamics, self.options, self.output = dynamics, options, output
+        self.steps: List[int] = []
         dynamics.attach(self.mark)
         dynamics.attach(self.write, interval=options.interval)
 

@@ -107,9 +107,6 @@ def test_what_cannot_bias(atoms):
     atoms.calc = BiasedCalculator(Far(leverage=False), 1.0, 9.0, "e2ip_leverage")
     with pytest.raises(InputError, match="leverage has not been fitted"):
         atoms.get_forces()
-
-
-def test_a_bias_that_is_not_finite_is_no_result(atoms):
     atoms.calc = BiasedCalculator(Far(), 1.0, 0.4)
     atoms.positions[0] = np.nan
     with pytest.raises(CalculationFailed, match="bias of forces_epistemic_std is not finite"):

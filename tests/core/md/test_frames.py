@@ -64,6 +64,8 @@ def test_only_a_periodic_structure_has_a_stress(make_atoms):
     assert "stress" not in with_results(atoms).calc.results
     atoms.cell, atoms.pbc = 9.0 * np.eye(3), True
     assert np.array_equal(with_results(atoms).get_stress(), np.zeros(6))
+    with pytest.raises(InputError, match="has no calculator"):
+        with_results(Atoms("H"))
 
 
 def test_labels_are_of_another_geometry():
@@ -76,8 +78,3 @@ def test_labels_are_of_another_geometry():
     frame = without_labels(atoms)
     assert set(frame.arrays) == {"numbers", "positions", "tags", "initial_charges"}
     assert frame.info == {"config_type": "md"} and "REF_forces" in atoms.arrays
-
-
-def test_without_calculator():
-    with pytest.raises(InputError, match="has no calculator"):
-        with_results(Atoms("H"))

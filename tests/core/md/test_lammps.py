@@ -202,22 +202,15 @@ def test_an_error_of_the_calculator_is_raised(crystal, start_lammps):
     assert driver.atoms.calc is broken and lmp.extract_global("ntimestep") == 0
 
 
-def test_a_driver_that_is_gone_is_told(crystal, start_lammps):
-    """LAMMPS would go on with what force field it has, without the model."""
-    lmp = start_lammps(crystal, KINDS)
-    LammpsDriver(lmp, Uncertain(), KINDS)
-    lmp.command("run 1")
-    with pytest.raises(InputError, match=r"forces, is gone \(clear, unfix\)"):
-        lmp.commands_string("unfix e2ip\nrun 1")
-
-
-def test_data_files_are_read_again(crystal, start_lammps, tmp_path):
-    """Also by a LAMMPS without the driver."""
+def test_data_files_are_read_again_and_a_driver_that_is_gone_is_noticed(crystal, start_lammps, tmp_path):
+    """Also by a LAMMPS without the driver, which would go on with what force field it has, without the model."""
     lmp = start_lammps(crystal, KINDS)
     driver = LammpsDriver(lmp, Uncertain(), KINDS, keys=[STD])
     lmp.command("run 0")
     lmp.command(f"write_data {tmp_path / 'end.data'}")
     assert driver.atoms.calc.results and "e2ip" not in (tmp_path / "end.data").read_text()
+    with pytest.raises(InputError, match=r"forces, is gone \(clear, unfix\)"):
+        lmp.commands_string("unfix e2ip\nrun 1")
 
 
 def test_lost_atoms(start_lammps):

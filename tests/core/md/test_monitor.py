@@ -42,9 +42,6 @@ def test_one_warning_in_every_excursion(make_atoms):
     np.testing.assert_allclose(monitor.values[STD], [0.01, 0.01, 0.01, 0.1])
     # The evaluation of the monitor is that of the first step.
     assert atoms.calc.evaluations == 8
-
-
-def test_interval(make_atoms):
     atoms = make_atoms(0.1, 0.3, 0.1, 0.3, 0.4)
     monitor = Monitor(atoms, {STD: 0.2})
     assert [text[:8] for text in run(atoms, monitor, 4, interval=2)] == ["check 2:"] and monitor.checks == 3
@@ -64,19 +61,14 @@ def test_collect_keeps_every_frame_above(make_atoms):
     np.testing.assert_allclose(frames[2].positions, atoms.positions, atol=1e-8)
 
 
-def langevin(atoms):
-    return Langevin(atoms, units.fs, temperature_K=1.0, friction=0.01 / units.fs, fixcm=False)
+DYNAMICS = {
+    "nve": lambda atoms: VelocityVerlet(atoms, units.fs),
+    "langevin": lambda atoms: Langevin(atoms, units.fs, temperature_K=1.0, friction=0.01 / units.fs, fixcm=False),
+    "nose-hoover": lambda atoms: NoseHooverChainNVT(atoms, units.fs, temperature_K=300.0, tdamp=100.0 * units.fs),
+}
 
 
-def nose_hoover(atoms):
-    return NoseHooverChainNVT(atoms, units.fs, temperature_K=300.0, tdamp=100.0 * units.fs)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda atoms: VelocityVerlet(atoms, units.fs), langevin, nose_hoover],
-    ids=["nve", "langevin", "nose-hoover"],
-)
+@pytest.mark.parametrize("make", DYNAMICS.values(), ids=DYNAMICS)
 def test_stop_ends_every_dynamics(make_atoms, make):
     atoms = make_atoms(0.1, 0.1, 0.3)
     dynamics = make(atoms)
@@ -90,6 +82,9 @@ def test_stop_ends_every_dynamics(make_atoms, make):
     np.testing.assert_allclose(last.positions, atoms.positions, atol=1e-8)
     assert last.info["monitor_reason"] == stopped.value.reason.removeprefix("check 2: ")
     np.testing.assert_array_equal(stopped.value.frame.positions, atoms.positions)
+    dynamics.observers.clear()
+    dynamics.run(4)
+    assert dynamics.nsteps == 6, "a run that was stopped goes on"
 
 
 @pytest.mark.parametrize("optimiser", [BFGS, FIRE, BFGSLineSearch])
@@ -100,16 +95,6 @@ def test_stop_ends_optimisers(make_atoms, optimiser):
     with pytest.raises(MonitorStop):
         dynamics.run(fmax=0.01, steps=10)
     assert dynamics.nsteps <= 2 and len(ase.io.read("monitor.xyz", ":")) == 1
-
-
-def test_a_run_that_was_stopped_goes_on(make_atoms):
-    atoms = make_atoms(0.1, 0.3, 0.1)
-    dynamics = VelocityVerlet(atoms, units.fs)
-    dynamics.attach(Monitor(atoms, {STD: 0.2}, action="stop"))
-    with pytest.raises(MonitorStop):
-        dynamics.run(5)
-    dynamics.run(4)
-    assert dynamics.nsteps == 5
 
 
 def test_functions_are_called_with_the_frame(make_atoms):
@@ -134,11 +119,7 @@ def test_thresholds_by_species(make_atoms):
     assert "e2ip_leverage of atom 3 (H) is 30, threshold 20 (1 of 4" in text and "; forces_principal_std of" in text
     # forces_cov = (1 + κ) forces_epistemic_cov, κ = 1
     np.testing.assert_allclose(monitor.values["forces_principal_std"], np.sqrt(2.0) * monitor.values[STD])
-
-
-def test_an_infinite_leverage_is_above(make_atoms):
-    infinite = np.array([0.1, np.inf, 0.1, np.inf])
-    atoms = make_atoms(extra={LEVERAGE: infinite})
+    atoms = make_atoms(extra={LEVERAGE: np.array([0.1, np.inf, 0.1, np.inf])})
     (text,) = run(atoms, Monitor(atoms, {LEVERAGE: {"H": np.inf, "O": 9.0, "C": 9.0}}), 0)
     assert "of atom 1 (O) is inf, threshold 9 (1 of 4" in text
 
@@ -186,12 +167,6 @@ def test_nothing_is_above_before_the_window_is_full(make_atoms, window):
 def test_thresholds_that_mean_nothing(make_atoms, thresholds, message):
     with pytest.raises(InputError, match=message):
         Monitor(make_atoms(), thresholds)
-
-
-def test_an_uncertainty_that_a_readout_does_not_have(make_atoms):
-    """Families without an epistemic part have zeros there, which no threshold can catch."""
-    with pytest.raises(InputError, match="forces_epistemic_std is 0 for every atom: this model's readout has no such"):
-        Monitor(make_atoms(extra={"forces_epistemic_std": np.zeros(4)}), {STD: 0.5})
 
 
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.1, 99, True, "0.9"])
@@ -323,8 +298,18 @@ def test_calculators_that_cannot_be_watched(make_atoms):
     atoms.calc = None
     with pytest.raises(InputError, match="no calculator"):
         Monitor(atoms, {STD: 0.1})
+    with pytest.raises(InputError, match="the structure has no atoms"):
+        Monitor(Atoms(calculator=make_atoms().calc), {STD: 0.2})
     with pytest.raises(InputError, match=r"the first frame: forces of 4 atoms are not finite, first of atom 0 \(C\)"):
         Monitor(make_atoms(extra={"forces": np.full((4, 3), np.nan)}), {STD: 0.1})
+    # Families without an epistemic part have zeros there, which no threshold can catch.
+    with pytest.raises(InputError, match="forces_epistemic_std is 0 for every atom: this model's readout has no such"):
+        Monitor(make_atoms(extra={STD: np.zeros(4)}), {STD: 0.5})
+    atoms = make_atoms()
+    monitor = Monitor(atoms, {STD: 0.2})
+    del atoms[0]
+    with pytest.raises(InputError, match="make a new Monitor"):
+        monitor()
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
@@ -354,20 +339,6 @@ def test_what_is_not_a_number_ends_the_run(make_atoms, action, what):
     assert "not finite" in last.info["monitor_reason"]
     # Results of other positions are not written with these.
     assert (last.calc is None) == (what in ("positions", "cell"))
-
-
-def test_no_atoms(make_atoms):
-    atoms = make_atoms()
-    with pytest.raises(InputError, match="the structure has no atoms"):
-        Monitor(Atoms(calculator=atoms.calc), {STD: 0.2})
-
-
-def test_other_atoms_end_the_run(make_atoms):
-    atoms = make_atoms()
-    monitor = Monitor(atoms, {STD: 0.2})
-    del atoms[0]
-    with pytest.raises(InputError, match="make a new Monitor"):
-        monitor()
 
 
 def test_files_are_never_replaced(make_atoms, tmp_path):
