@@ -2,7 +2,7 @@
 
 import zipfile
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import Annotated, Any, List, Optional
 
 import typer
 
@@ -104,7 +104,7 @@ def evaluate_command(
     --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after another (cat) are the
     whole.
     """
-    from e2ip_plugins.evaluation.evaluate import check_files, evaluate, skipped_file
+    from e2ip_plugins.evaluation.evaluate import check_files, evaluate
     from e2ip_plugins.evaluation.options import EvaluateOptions, digest_of, part_of
     from e2ip_plugins.evaluation.progress import progress
     from e2ip_plugins.scores.calibration import Calibration
@@ -131,6 +131,13 @@ def evaluate_command(
     except KeyboardInterrupt:
         checks.warn("interrupted; what is finished is kept: the same command goes on")
         raise typer.Exit(130) from None  # as usual after Ctrl-C
+    _tell(state, output)
+
+
+def _tell(state: Any, output: Path) -> None:
+    """Print what an evaluation has written and left out; exit with status 1 if it has written nothing."""
+    from e2ip_plugins.evaluation.evaluate import skipped_file
+
     if state.skipped:
         number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
         checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {state.skipped[0][1]}")
