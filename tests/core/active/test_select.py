@@ -194,15 +194,14 @@ def test_random_frames_follow_the_seed():
     assert found[0] == found[1] != found[2] and len(set(found[0])) == 5
 
 
-def test_what_cannot_be_selected():
+def test_what_cannot_be_selected(refused):
     atoms = candidates(water(300))
     with pytest.raises(InputError, match=r"my\.model: the leverage of its readout has not been fitted; see e2ip fit"):
         select(model(fitted=False), rattled(30), atoms, SelectOptions(1))
     with pytest.raises(InputError, match=r"none of 1 frames is a candidate: 1 positions not finite"):
         atoms[0].atoms.positions[:] = np.inf
         select(model(), rattled(30), atoms, SelectOptions(1))
-    with pytest.raises(InputError, match="--method best: choose from leverage, random, farthest"):
-        SelectOptions(1, "best")
+    refused("--method best: choose from leverage, random, farthest", SelectOptions, 1, "best")
 
 
 def test_training_frames_of_another_model_are_noticed():
