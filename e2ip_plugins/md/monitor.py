@@ -126,7 +126,9 @@ class Monitor:
             held.check(atoms.calc.results, limits)
             if levels:
                 held.check_species(atoms.symbols)
-        self.thresholds = {n: limit.resolve(held, self._radius, first[n]) for n, limit in limits.items()}
+        self.thresholds: Dict[str, np.ndarray] = {}
+        for name, limit in limits.items():
+            self.thresholds[name] = limit.resolve(held, self._radius, first[name])
         self.values: Dict[str, np.ndarray] = {}
         self.checks = self.excursions = 0
         self._window: Deque[Dict[str, np.ndarray]] = deque(maxlen=int(window))
