@@ -24,7 +24,7 @@ from nequip_ext.model.readout import find_name, find_readout
 
 
 class Batches:
-    """What `e2ip_plugins.evaluation.evaluate.Model` asks for.
+    """What `e2ip_plugins.evaluation.options.BatchModel` asks for.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 
@@ -97,3 +98,14 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
     leverage.surplus.copy_(torch.from_numpy(0.5 * rng.random(len(leverage.growth))))
     leverage.fitted.fill_(True)
     return made
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """Function that calls a function with arguments, and checks that it raises an `InputError` with a message."""
+
+    def check(message, function, *arguments, **options):
+        with pytest.raises(InputError, match=message):
+            function(*arguments, **options)
+
+    return check

@@ -9,7 +9,7 @@ from ase.build import molecule
 from mace.calculators import MACECalculator
 from typer.testing import CliRunner
 
-from e2ip_plugins.active.select import by_leverage
+from e2ip_plugins.active.scoring import by_leverage
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import collect

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli, families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 from nequip_ext import E2IPCalculator
 from nequip_ext.inference.batches import of_model, open_model
 
@@ -26,7 +27,7 @@ def saved(unpack):
 
 
 def written_by(model, source, output, **options):
-    evaluate(model, source, output, Options(**options), {})
+    evaluate(model, source, output, EvaluateOptions(**options), {})
     return ase.io.read(output, ":")
 
 

@@ -11,7 +11,8 @@ from ase.build import molecule
 from torch.package import PackageExporter
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 from e2ip_plugins.predictions.labelled import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.export.strip import strip_file
@@ -92,7 +93,7 @@ def test_predictions_do_not_depend_on_the_names(checkpoints, files, tmp_path):
         warnings.simplefilter("ignore")  # never fitted
         for path in checkpoints[:2]:
             written.append(tmp_path / f"{path.stem}.xyz")
-            evaluate(open_model(path), files[0], written[-1], Options(), {})
+            evaluate(open_model(path), files[0], written[-1], EvaluateOptions(), {})
         calculators = [E2IPCalculator.from_saved_model(str(checkpoints[1])), open_calculator(checkpoints[1])]
     plain, named = (ase.io.read(path, ":") for path in written)
     for a, b in zip(plain, named, strict=True):
