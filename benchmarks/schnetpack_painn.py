@@ -17,30 +17,25 @@ torch.utils.data.dataloader.T_co = typing.TypeVar("T_co", covariant=True)
 import schnetpack  # noqa: E402
 from schnetpack import properties as keys  # noqa: E402
 
-VERSION = schnetpack.__version__
 CUTOFF = 5.0
 
 
-def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """128 channels, three layers, 20 radial functions: 589 057 weights, of 100 elements."""
-    torch.set_default_dtype(dtype)
+def make_model() -> torch.nn.Module:
+    """Return a network of 128 channels, three layers, 20 radial functions: 589 057 weights, of 100 elements."""
+    torch.set_default_dtype(torch.float32)
+    radial, smooth = schnetpack.nn.BesselRBF(n_rbf=20, cutoff=CUTOFF), schnetpack.nn.CosineCutoff(CUTOFF)
+    energy = schnetpack.atomistic.Atomwise(n_in=128, output_key="energy")
     return schnetpack.model.NeuralNetworkPotential(
         representation=schnetpack.representation.PaiNN(
-            n_atom_basis=128,
-            n_interactions=3,
-            radial_basis=schnetpack.nn.BesselRBF(n_rbf=20, cutoff=CUTOFF),
-            cutoff_fn=schnetpack.nn.CosineCutoff(CUTOFF),
+            n_atom_basis=128, n_interactions=3, radial_basis=radial, cutoff_fn=smooth
         ),
         input_modules=[schnetpack.atomistic.PairwiseDistances()],
-        output_modules=[
-            schnetpack.atomistic.Atomwise(n_in=128, output_key="energy"),
-            schnetpack.atomistic.Forces(),
-        ],
+        output_modules=[energy, schnetpack.atomistic.Forces()],
     )
 
 
 def inputs_of(frame: Atoms) -> dict[str, torch.Tensor]:
-    """One molecule, without periodic boundaries, as a model takes it."""
+    """Return one molecule, without periodic boundaries, as a model takes it."""
     i, j = neighbor_list("ij", frame, CUTOFF)
     return {
         keys.Z: torch.as_tensor(frame.numbers),
@@ -48,7 +43,6 @@ def inputs_of(frame: Atoms) -> dict[str, torch.Tensor]:
         keys.idx_i: torch.as_tensor(i),
         keys.idx_j: torch.as_tensor(j),
         keys.offsets: torch.zeros(len(i), 3),
-        keys.idx_m: torch.zeros(len(frame), dtype=torch.long),
         keys.n_atoms: torch.tensor([len(frame)]),
         keys.cell: torch.zeros(1, 3, 3),
         keys.pbc: torch.zeros(3, dtype=torch.bool),
@@ -56,10 +50,9 @@ def inputs_of(frame: Atoms) -> dict[str, torch.Tensor]:
 
 
 def batch_of(frames: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Several inputs as one."""
+    """Return several inputs as one."""
     batch = {key: torch.cat([frame[key] for frame in frames]) for key in frames[0]}
     first = np.cumsum([0, *(int(frame[keys.n_atoms]) for frame in frames[:-1])])
     for key in (keys.idx_i, keys.idx_j):
         batch[key] = torch.cat([frame[key] + n for frame, n in zip(frames, first, strict=True)])
-    batch[keys.idx_m] = torch.repeat_interleave(batch[keys.n_atoms])
-    return batch
+    return batch | {keys.idx_m: torch.repeat_interleave(batch[keys.n_atoms])}

@@ -2,9 +2,7 @@
 
 import functools
 import json
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +10,16 @@ from ase import Atoms
 
 pytest.importorskip("nequip")
 pytest.importorskip("torch_geometric")
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import backbones
+
+
+@pytest.fixture(scope="module")
+def backbones(load_script):
+    """benchmarks/backbones.py as a module."""
+    return load_script("benchmarks/backbones.py")
 
 
 @pytest.fixture
-def short(monkeypatch, tmp_path):
+def short(backbones, monkeypatch, tmp_path):
     """Function that trains a small network for two epochs in a folder, or is killed after the first: its result."""
     rng = np.random.default_rng(0)
     frames = []
@@ -32,22 +34,21 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(backbones, "BATCH", 4)
     monkeypatch.setattr(backbones, "TRAIN", 8)
 
-    save = backbones.save
+    save = backbones.save_state
 
     def killed(state, path):
         save(state, path)
         raise KeyboardInterrupt
 
     def run(name, kill=False):
-        monkeypatch.setattr(backbones, "RESULTS", tmp_path / name)
-        monkeypatch.setattr(backbones, "save", killed if kill else save)
-        backbones.train(Namespace(network="painn", seed=1, epochs=2, lr=1e-3, work=tmp_path / name / "work"))
+        monkeypatch.setattr(backbones, "save_state", killed if kill else save)
+        backbones.train(Namespace(what="painn", seed=1, epochs=2, work=tmp_path / name))
         return json.loads((tmp_path / name / "painn_2_s1.json").read_text())
 
     return run
 
 
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(short):
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(backbones, short):
     whole = short("whole")
     with pytest.raises(KeyboardInterrupt):
         short("parts", kill=True)

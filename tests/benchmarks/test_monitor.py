@@ -1,21 +1,15 @@
 """The study of the monitor: when a run is stopped, and whether that is in time, on numbers made up."""
 
-import json
-from pathlib import Path
-
 import ase.io
 import numpy as np
 import pytest
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def study(load_script, monkeypatch):
+@pytest.fixture(scope="module")
+def study(load_script):
     """benchmarks/monitor.py as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
     return load_script("benchmarks/monitor.py")
 
 
@@ -26,9 +20,9 @@ def held_out(study):
 
 
 def checks(study, values, errors):
-    """The largest value and error of a frame, of the second of three atoms."""
-    own = [np.outer(x, [0.0, 1.0, 0.0]) for x in (values, errors)]
-    return study.Checks(*own, 10 * np.arange(len(values)))
+    """Checks whose largest value and error are those of the second of three atoms."""
+    columns = [np.outer(x, [0.0, 1.0, 0.0]) for x in (values, errors)]
+    return study.Checks(*columns, 10 * np.arange(len(values)))
 
 
 def test_one_check_above_is_an_alarm_and_most_of_five_stop(study, held_out):
@@ -36,11 +30,12 @@ def test_one_check_above_is_an_alarm_and_most_of_five_stop(study, held_out):
     found = study.judge(checks(study, values, np.full(12, 0.4)), held_out)
     assert (found["checks"], found["too_large"]) == (12, None) and found["limit"] == pytest.approx(0.5)
     # Of the last five at the tenth check, three are above.
-    assert set(found["levels"]) == {str(level) for level in study.LEVELS}
-    for level in found["levels"].values():
+    assert tuple(found["levels"]) == study.LEVELS
+    for name, level in found["levels"].items():
         assert (level["threshold"], level["above"]) == (2.0, 4)
         # There are never as many as 21.
-        assert level["stop"] == {"5": 90, "21": None} and level["in_time"] == {"5": True, "21": True}
+        assert level["stop"] == {"5": 90, "21": None}
+        assert all(study.in_time(found, name, window) for window in study.WINDOWS)
     assert found["median_until_too_large"] == {"5": 3.0, "21": 0.0}
 
 
@@ -49,12 +44,13 @@ def test_in_time_is_before_the_error_is_too_large(study, held_out, bad, in_time)
     values, errors = np.array([1, 1, 3, 3, 3, 3]), np.full(6, 0.1)
     errors[bad] = 0.6
     found = study.judge(checks(study, values, errors), held_out)
-    level = found["levels"]["0.99"]
-    assert level["stop"]["5"] == 40 and found["too_large"] == 10 * bad and level["in_time"]["5"] == in_time
+    assert found["levels"]["0.99"]["stop"]["5"] == 40 and found["too_large"] == 10 * bad
+    assert study.in_time(found, "0.99", "5") == in_time
     # Nothing before there are five checks.
     assert found["median_until_too_large"]["5"] == (3.0 if bad == 5 else 0.0)
-    never = study.judge(checks(study, np.ones(6), errors), held_out)["levels"]["0.99"]
-    assert set(never["stop"].values()) == {None} and not any(never["in_time"].values())
+    never = study.judge(checks(study, np.ones(6), errors), held_out)
+    assert set(never["levels"]["0.99"]["stop"].values()) == {None}
+    assert not any(study.in_time(never, "0.99", window) for window in study.WINDOWS)
 
 
 def test_predictions_are_read_as_mace_writes_them(study, tmp_path):
@@ -82,9 +78,10 @@ def test_predictions_are_read_as_mace_writes_them(study, tmp_path):
 def test_tables(study, held_out, tmp_path):
     quiet = study.judge(checks(study, [1, 3, 1, 1, 1], np.full(5, 0.1)), held_out)
     hot = study.judge(checks(study, [1, 3, 3, 3, 3, 3], [0.1, 0.1, 0.1, 0.1, 0.1, 0.9]), held_out)
-    for name, result in (("cold_0", quiet), ("ramp_0", hot), ("ramp_1", hot), ("slow_0", quiet)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(study.DETECTORS, result)))
-    thresholds, drawn, any_threshold = study.tables(tmp_path, tmp_path / "figure.png").split("\n\n")
+    runs = {"cold_0": quiet, "ramp_0": hot, "ramp_1": hot, "slow_0": quiet}
+    results = {name: dict.fromkeys(study.DETECTORS, result) for name, result in runs.items()}
+    thresholds, drawn, any_threshold = study.tables(results).split("\n\n")
+    study.draw(results, tmp_path / "figure.png")
     # A run that never errs too much needs no stop; none has 21 checks.
     assert "| leverage | 0.99 | 20.0% | 0.20 | no | 2 of 2 | 1 of 1 | no | 0 of 2 | 1 of 1 |" in thresholds
     assert "| leverage | 2 of 2 | 0 of 1 | 0 of 2 | 0 of 1 |" in any_threshold
