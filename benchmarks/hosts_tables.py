@@ -84,15 +84,16 @@ def _inside(results: list[dict]) -> str:
 
 def draw(reports: list[dict], target: Path) -> None:
     """Draw milliseconds per eager prediction against atoms, one panel for each report."""
+    reports = [report for report in reports if any("inside" in r for r in report["results"])]
     figure = Figure(figsize=(4.5, 3.6 * len(reports)), layout="constrained")
     for axes, report in zip(figure.subplots(len(reports), squeeze=False).flat, reports, strict=True):
         done = [r for r in report["results"] if "inside" in r]
-        atoms = [r["atoms"] for r in done]
         for variant, color in VARIANTS.items():
-            seconds = [np.median(r["times"].get(variant, np.nan)) for r in done]
-            axes.plot(atoms, 1e3 * np.array(seconds), "o-", color=color, markersize=3, label=variant)
-        inside = [1e3 * np.median(r["inside"]) for r in done]
-        axes.plot(atoms, inside, "o:", color=VARIANTS["e2ip"], markersize=3, label="inside the readout")
+            points = [(r["atoms"], 1e3 * np.median(r["times"][variant])) for r in done if variant in r["times"]]
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=variant)
+        inside = [(r["atoms"], 1e3 * np.median(r["inside"])) for r in done]
+        axes.plot(*zip(*inside, strict=True), "o:", color=VARIANTS["e2ip"], markersize=3, label="inside the readout")
         axes.set(xscale="log", yscale="log", xlabel="atoms", ylabel="ms per prediction")
         axes.set_title(f"{report['host']}, {report['device']}", loc="left")
         axes.legend(frameon=False)

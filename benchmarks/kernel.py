@@ -229,7 +229,7 @@ def main() -> None:
                 results = measure(calls, count, options.rounds, options.budget, options.device)
                 report["blocks"].append({"dtype": dtype, "atoms": count, "pass": kind, "results": results})
                 print(
-                    f"{dtype} N={count} {kind}: " + ", ".join(f"{k} {v['ns_per_atom']:.0f}" for k, v in results.items())
+                    dtype, count, kind, {name: round(row["ns_per_atom"]) for name, row in results.items()}, flush=True
                 )
             # After every size, so that an interrupted run leaves what it has.
             save(options.out, {options.device: report})
