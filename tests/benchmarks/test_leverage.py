@@ -1,4 +1,4 @@
-"""The study of the leverage: its own form of it, written apart, is the package's; committees; the commands."""
+"""The study of the leverage: its own form of it, written apart, is the package's; the commands."""
 
 import json
 from pathlib import Path
@@ -73,8 +73,8 @@ def folder(study, tmp_path_factory):
     fit_leverage(readout, training, labelled(data["valid"]), known=labelled(data["train"]))
     assert readout.leverage.regions().sum() > 2 and readout.leverage.surplus > 0.4
     for name, d in data.items():
-        found = study.recorded(readout, lambda d=d: run(d))
-        np.savez(out / f"{name}.npz", **{**vars(d), **found, "forces": d.residual})
+        atoms = study.recorded(readout, lambda d=d: run(d))
+        np.savez(out / f"{name}.npz", **{**vars(d), **atoms, "forces": d.residual})
     return out
 
 

@@ -27,27 +27,27 @@ def checks(study, values, errors):
 
 def test_one_check_above_is_an_alarm_and_most_of_five_stop(study, held_out):
     values = [1, 3, 1, 1, 1, 1, 3, 3, 1, 3, 1, 1]
-    found = study.judge(checks(study, values, np.full(12, 0.4)), held_out)
-    assert (found["checks"], found["too_large"]) == (12, None) and found["limit"] == pytest.approx(0.5)
+    result = study.judge(checks(study, values, np.full(12, 0.4)), held_out)
+    assert (result["checks"], result["too_large"]) == (12, None) and result["limit"] == pytest.approx(0.5)
     # Of the last five at the tenth check, three are above.
-    assert tuple(found["levels"]) == study.LEVELS
-    for name, level in found["levels"].items():
+    assert tuple(result["levels"]) == study.LEVELS
+    for name, level in result["levels"].items():
         assert (level["threshold"], level["above"]) == (2.0, 4)
         # There are never as many as 21.
         assert level["stop"] == {"5": 90, "21": None}
-        assert all(study.in_time(found, name, window) for window in study.WINDOWS)
-    assert found["median_until_too_large"] == {"5": 3.0, "21": 0.0}
+        assert all(study.in_time(result, name, window) for window in study.WINDOWS)
+    assert result["median_until_too_large"] == {"5": 3.0, "21": 0.0}
 
 
 @pytest.mark.parametrize(("bad", "in_time"), [(3, False), (4, False), (5, True)])
 def test_in_time_is_before_the_error_is_too_large(study, held_out, bad, in_time):
     values, errors = np.array([1, 1, 3, 3, 3, 3]), np.full(6, 0.1)
     errors[bad] = 0.6
-    found = study.judge(checks(study, values, errors), held_out)
-    assert found["levels"]["0.99"]["stop"]["5"] == 40 and found["too_large"] == 10 * bad
-    assert study.in_time(found, "0.99", "5") == in_time
+    result = study.judge(checks(study, values, errors), held_out)
+    assert result["levels"]["0.99"]["stop"]["5"] == 40 and result["too_large"] == 10 * bad
+    assert study.in_time(result, "0.99", "5") == in_time
     # Nothing before there are five checks.
-    assert found["median_until_too_large"]["5"] == (3.0 if bad == 5 else 0.0)
+    assert result["median_until_too_large"]["5"] == (3.0 if bad == 5 else 0.0)
     never = study.judge(checks(study, np.ones(6), errors), held_out)
     assert set(never["levels"]["0.99"]["stop"].values()) == {None}
     assert not any(study.in_time(never, "0.99", window) for window in study.WINDOWS)
@@ -64,14 +64,14 @@ def test_predictions_are_read_as_mace_writes_them(study, tmp_path):
         atoms.arrays["MACE_e2ip_leverage"] = atoms.arrays["MACE_forces_epistemic_std"] = np.arange(3.0)
         atoms.calc = SinglePointCalculator(atoms, energy=0.0)
         ase.io.write(tmp_path / f"{name}.xyz", [atoms], format="extxyz")
-    found = study.read(tmp_path)
+    detectors = study.read(tmp_path)
     members = np.stack([forces[name] for name in study.COMMITTEE])
     spread = np.sqrt(np.trace(np.cov(members[:, 1].T)) / 3)
-    committee = found["committee of five"]
+    committee = detectors["committee of five"]
     assert committee.values[0, 1] == pytest.approx(spread, abs=1e-6) and committee.steps.tolist() == [70]
     error = np.linalg.norm(members.mean(0) - reference, axis=1)
     np.testing.assert_allclose(committee.errors[0], error, atol=1e-6)
-    coupled = found["coupled, epistemic std"]
+    coupled = detectors["coupled, epistemic std"]
     np.testing.assert_allclose(coupled.errors[0], np.linalg.norm(forces["coupled"] - reference, axis=1), atol=1e-6)
 
 
