@@ -229,7 +229,7 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
     session.install(*CONSTRAINED, f"{requirement}=={release}", f".[{host}]", *further, *(pinned or ()))
     pytest = ("pytest", "-q", "-m", "not nightly", CONTRACT[host])
     session.run(*pytest, *session.posargs, env=ONE_THREAD)
-    session.run("python", "benchmarks/releases.py", host, "--out", ROOT / "runs" / "releases", env=ONE_THREAD)
+    session.run("python", "benchmarks/releases.py", host, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
@@ -245,12 +245,12 @@ def calibration(session: nox.Session) -> None:
 def cost(session: nox.Session) -> None:
     """Measure what the readout costs, alone and in both hosts (hours); arguments after -- go to benchmarks/hosts.py."""
     out = ROOT / "runs"
-    kernel = ("benchmarks/kernel.py", "--out", out / "kernel")
+    kernel = ("benchmarks/kernel.py", "--out", out / "kernel.json")
     session.run(COMMANDS["mace"] / "python", *kernel, env=ONE_THREAD, external=True)
     results = {host: out / f"hosts_{host}.json" for host in COMMANDS}
     modes = {"nequip": "eager,compile,aoti", "mace": "eager,script"}
     for host, path in results.items():
-        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--profile", "--out", path)
+        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--out", path)
         session.run(COMMANDS[host] / "python", *hosts, *session.posargs, external=True)
     table = ("--table", *results.values(), "--out", out / "hosts.md", "--plot", out / "hosts.png")
     session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)
