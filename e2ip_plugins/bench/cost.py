@@ -9,9 +9,10 @@ from typing import Callable, Dict, List, Sequence, Set
 
 import numpy as np
 
+from e2ip_plugins.bench.catalogue import METHODS, framework
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.data import read_json
-from e2ip_plugins.bench.plan import METHODS, Run, framework
+from e2ip_plugins.bench.plan import Run
 from e2ip_plugins.files import replacing
 
 #: Calls of every model: warm up first, then measured.
@@ -23,14 +24,14 @@ def path(dataset: str, host: str, out: Path) -> Path:
     return out / "cost" / f"{dataset}_{host}.json"
 
 
-def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print) -> None:
+def measure(runs: Sequence[Run], out: Path, tell: Callable[[str], None] = print) -> None:
     """Time the models of the first seed and the members of ensembles, ASE calculators on one thread.
 
-    Sets whose figures are there, of all of these models, are skipped; so are models that are not there, and ensembles
+    Sets are skipped whose figures exist for all of these models. Models that do not exist are skipped, and ensembles
     that lack one. What was timed before, in a call for other methods, is timed again beside them.
     """
-    for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
-        chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
+    for dataset, host in dict.fromkeys((run.dataset, run.host) for run in runs):
+        chosen = [run for run in runs if (run.dataset, run.host) == (dataset, host)]
         chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
         chosen = [run for run in chosen if not METHODS[run.method].early]
         kept = path(dataset, host, out)
@@ -48,13 +49,13 @@ def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print
 
 
 def _measure(models: Dict[Run, Path], lacking: Set[str], frames: Path) -> dict:
-    """Milliseconds per atom of methods and, but for those ``lacking`` members, of their ensembles."""
+    """Milliseconds per atom of methods and of their ensembles, except of those ``lacking`` members."""
     import ase.io
     import torch
 
     host = framework(next(iter(models)).host)
-    (found,) = entry_points(group="e2ip_plugins.calculator", name=host)
-    open_model, atoms = found.load(), ase.io.read(frames, index=0)
+    (calculator_of,) = entry_points(group="e2ip_plugins.calculator", name=host)
+    open_model, atoms = calculator_of.load(), ase.io.read(frames, index=0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
