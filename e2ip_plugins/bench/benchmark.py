@@ -25,5 +25,5 @@ def benchmark(options: Options, tell: Callable[[str], None] = print) -> Tuple[Li
         except OSError as error:
             raise InputError(f"--out {plan.out}: cannot make this folder ({error.strerror})") from error
         failed = runs.execute_all(plan, tell)
-        cost.measure(plan.runs, plan.out, tell)
+        cost.measure(plan, tell)
     return list(tables.write(plan)) if len(failed) < len(plan.runs) else [], failed

@@ -65,7 +65,8 @@ def made(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path) -> Di
     """`find_all` of a data set; if a script makes it, the files in a folder below ``folder``, made on first use."""
     if not dataset.script:
         return find_all(name, dataset, roots)
-    target = folder / re.sub(r"[^\w-]+", "-", dataset.script)
+    called = re.sub(r"[^\w-]+", "-", dataset.script)
+    target = folder / f"{called}-{fingerprints(name, dataset, roots)['script']}"
     if not target.exists():
         unfinished = target.with_name(f"{target.name}.unfinished")
         # Files that the script is called with may be beside it.

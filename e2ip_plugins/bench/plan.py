@@ -31,12 +31,6 @@ class Run(NamedTuple):
         """Name of its folder; tables that need the same run share it."""
         return f"{self.dataset}_{self.host}_{self.method}_s{self.seed}"
 
-    @classmethod
-    def of(cls, name: str, dataset: str, host: str) -> "Run":
-        """The run that has this `name`."""
-        method, seed = name.removeprefix(f"{dataset}_{host}_").rsplit("_s", 1)
-        return cls(dataset, host, method, int(seed))
-
 
 def runs(host: str, preset: Preset, sets: Sequence[str], methods: Sequence[str]) -> List[Run]:
     """Every run of a table, the first seed of every method first."""

@@ -11,7 +11,8 @@ from e2ip_plugins.errors import InputError
 
 
 def toy(**changes):
-    return DataSet("train.extxyz", {"test": "test.extxyz"}, ("C",), **{"frames": (12, 4), **changes})
+    tests = {"test": "test.extxyz"}
+    return DataSet(**{"train": "train.extxyz", "tests": tests, "species": ("C",), "frames": (12, 4), **changes})
 
 
 @pytest.fixture

@@ -133,13 +133,13 @@ def test_what_a_run_begins_with_is_trained_first(plan_of, no_data, monkeypatch):
 
 #: Stands for the commands of MACE: a model, and predictions whose errors have the covariance that comes with them.
 HOST = """
-import shutil, sys
+import os, shutil, sys
 import ase.io, numpy as np
 given = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if "=" in word)
 if "train_file" in given:
     shutil.copy(given["train_file"], "model.model")
 else:
-    frames, rng = ase.io.read(given["configs"], ":"), np.random.default_rng(0)
+    frames, rng = ase.io.read(given["configs"], ":"), np.random.default_rng(int(os.getcwd()[-1]))
     for atoms in frames:
         atoms.info |= {"MACE_energy": atoms.info["REF_energy"] + 0.1, "MACE_uq_family": "gaussian"}
         atoms.new_array("MACE_forces", atoms.arrays["REF_forces"] + 0.1 * rng.normal(size=(len(atoms), 3)))
