@@ -12,6 +12,8 @@ def benchmark(options: Options, tell: Callable[[str], None] = print) -> Tuple[Li
     """Train what is not finished, write the tables; the files that were written, and runs that failed."""
     plan = Plan.of(options)
     failed: List[Run] = []
+    if options.results:
+        tables.read_results(options.results)
     if options.tables:
         runs.check_settings(plan.runs, plan, with_data=False)
     else:

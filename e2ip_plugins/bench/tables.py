@@ -131,8 +131,10 @@ def _rounded(value: float) -> float:
 
 
 def read_results(path: Path) -> List[Row]:
-    """Rows of a file of results."""
-    return list(data.read_json(path))
+    """Rows of a file of results; none where it does not exist yet."""
+    if not path.parent.is_dir():
+        raise InputError(f"--results {path}: there is no folder {path.parent}")
+    return data.read_json(path) if path.exists() else []
 
 
 def write(plan: Plan) -> Tuple[Path, Path]:
@@ -145,7 +147,7 @@ def write(plan: Plan) -> Tuple[Path, Path]:
     about = {"benchmark": plan.name, "preset": plan.options.preset, "epochs": plan.options.epochs}
     fresh = [{**about, **row} for row in (*rows(plan), *damping.beginnings(begun, plan))]
     raw = plan.options.results or plan.out / f"{plan.name}_{plan.options.preset}.json"
-    kept = read_results(raw) if plan.options.results and raw.exists() else []
+    kept = read_results(raw) if plan.options.results else []
     merged = list({_key(row): row for row in (*kept, *fresh)}.values())
     if not merged:
         raise InputError(f"{plan.out}: no run of these sets and methods is finished, so there is no table to write")

@@ -1,6 +1,7 @@
 """From prediction files to the tables of `e2ip bench`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import ase
@@ -53,18 +54,25 @@ def frames(label, seed, uncertain, turning=True):
     return found
 
 
-@pytest.fixture
-def out(tmp_path):
-    """Finished runs of a stock model, `mve` (two members each, in the smoke preset) and `mve-spd`."""
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Finished runs of a stock model, `mve` (two members each, in the smoke preset) and `mve-spd`, with their table."""
+    folder = tmp_path_factory.mktemp("judged")
     for method, seeds in (("stock", (1, 2)), ("mve", (1, 2)), ("mve-spd", (1,))):
         for seed in seeds:
-            folder = tmp_path / "runs" / plan.Run("aspirin", "mace", method, seed).name
-            folder.mkdir(parents=True)
+            run = folder / "runs" / plan.Run("aspirin", "mace", method, seed).name
+            run.mkdir(parents=True)
             for label in DATASET.labels:
                 found = frames(label, seed, method != "stock", turning=method != "mve")
-                ase.io.write(folder / f"{label}.xyz", found, format="extxyz")
-            (folder / "finished").touch()
-    return tmp_path
+                ase.io.write(run / f"{label}.xyz", found, format="extxyz")
+            (run / "finished").touch()
+    tables.write(plan.Plan.of(plan.Options("rmd17", "mace", out=folder)))
+    return folder
+
+
+@pytest.fixture
+def out(judged, tmp_path):
+    return shutil.copytree(judged, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
