@@ -3,20 +3,7 @@
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import (
-    Any,
-    Dict,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-    Type,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -37,14 +24,9 @@ EARLY_EPOCHS = 1
 T = TypeVar("T")
 
 
-class Backbone(NamedTuple):
-    """A network in place of NequIP's own: the ready config with it and a readout, and a factor on the learning rate."""
-
-    config: str
-    learning_rate: float
-
-
-BACKBONES: Dict[str, Backbone] = {name: Backbone(f"nequip_{name}", 0.1) for name in ("painn", "alphanet")}
+#: Networks in place of NequIP's own, which the ready configs ``nequip_NAME`` have with a readout, and a factor on the
+#: learning rate for them.
+BACKBONES, BACKBONE_RATE = ("painn", "alphanet"), 0.1
 
 #: Whoever trains: frameworks, and NequIP with another network, ``nequip-NAME``.
 HOSTS = ("mace", "nequip", *(f"nequip-{name}" for name in BACKBONES))
@@ -55,9 +37,9 @@ def framework(host: str) -> str:
     return host.partition("-")[0]
 
 
-def backbone(host: str) -> Optional[Backbone]:
-    """The network of one of `HOSTS`; None: the framework's own."""
-    return BACKBONES.get(host.partition("-")[2])
+def backbone(host: str) -> str:
+    """The network of one of `HOSTS`; empty: the framework's own."""
+    return host.partition("-")[2]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 from e2ip_plugins import families
-from e2ip_plugins.bench.catalogue import EARLY_EPOCHS, METHODS, DataSet, Preset, backbone, framework, read_yaml
+from e2ip_plugins.bench.catalogue import (
+    BACKBONE_RATE,
+    EARLY_EPOCHS,
+    METHODS,
+    DataSet,
+    Preset,
+    backbone,
+    framework,
+    read_yaml,
+)
 from e2ip_plugins.bench.plan import Run
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
@@ -44,7 +53,7 @@ def check_host(host: str) -> None:
         )
     if not entry_points(group="e2ip_plugins.calculator", name=host):
         raise InputError("this installation of e2ip-plugins is older than its code: install it anew (pip install .)")
-    if network is not None and find_spec("torch_geometric") is None:
+    if network and find_spec("torch_geometric") is None:
         raise InputError(
             "--backbone needs torch-geometric: install the extra 'backbones', pip install "
             '"e2ip-plugins[nequip,backbones]"'
@@ -140,8 +149,8 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
     network, other = ("training_module.model.model" if method.readout else "training_module.model"), backbone(run.host)
     config = "nequip_e2ip" if method.readout else "nequip_baseline"
     if other and method.readout:
-        config = other.config
-    rate = method.learning_rate * (other.learning_rate if other else 1.0)
+        config = f"nequip_{other}"
+    rate = method.learning_rate * (BACKBONE_RATE if other else 1.0)
     scheduler = "training_module.lr_scheduler.scheduler"
     train = [_tool("nequip-train"), "-cp", str(_config("")), "-cn", config]
     train += [f"hydra.run.dir={folder}", f"seed={run.seed}", f"max_epochs={count}"]
@@ -158,7 +167,7 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
         train += [f"+{network}.checkpoint_path={base(run, folder)}"]
     else:
         if other and not method.readout:
-            train += [f"~{network}", f"+{network}={{{_inner_model(_config(f'{other.config}.yaml'))}}}"]
+            train += [f"~{network}", f"+{network}={{{_inner_model(_config(f'nequip_{other}.yaml'))}}}"]
         train += [f"{network}.{option}" for option in preset.arguments.get(run.host, ())]
     if method.readout:
         train += [f"readout={method.readout}", *(_nequip_option(*item) for item in method.options.items())]

@@ -1,6 +1,5 @@
 """Condition numbers at the beginning of trainings, with and without dampers, in the published numerics and in ours."""
 
-import csv
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -10,14 +9,11 @@ from matplotlib.figure import Figure
 from e2ip_plugins.bench.catalogue import EARLY
 from e2ip_plugins.bench.commands import FAILED, TRACE
 from e2ip_plugins.bench.plan import Plan, Run
-from e2ip_plugins.readout.trace import COLUMNS
 
 
-def read(path: Path) -> Dict[str, np.ndarray]:
-    """Columns of a trace (`e2ip_plugins.readout.trace`) by name (steps,)."""
-    with open(path, encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    return {name: np.array([float(line[name]) for line in lines]) for name in COLUMNS}
+def read(path: Path) -> np.ndarray:
+    """Structured array of a trace (`e2ip_plugins.readout.trace`), a column for each of its figures (steps,)."""
+    return np.atleast_1d(np.genfromtxt(path, delimiter=",", names=True))
 
 
 def summarise(run: Run, out: Path) -> Dict[str, Any]:

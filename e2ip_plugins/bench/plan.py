@@ -4,17 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from e2ip_plugins.bench.catalogue import (
-    BACKBONES,
-    HOSTS,
-    METHODS,
-    PRESETS,
-    SHIPPED,
-    DataSet,
-    Preset,
-    Table,
-    read_table,
-)
+from e2ip_plugins.bench.catalogue import BACKBONES, HOSTS, METHODS, PRESETS, SHIPPED, DataSet, Preset, Table, read_table
 from e2ip_plugins.errors import InputError
 
 
