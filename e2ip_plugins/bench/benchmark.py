@@ -16,6 +16,8 @@ def benchmark(options: Options, tell: Callable[[str], None] = print) -> Tuple[Li
         tables.read_results(options.results)
     if options.tables:
         runs.check_settings(plan.runs, plan, with_data=False)
+        if not any(runs.finished(run, plan.out) for run in plan.runs) and not options.results:
+            tell(f"{plan.out}: none of the {len(plan.runs)} runs that this call names is finished")
     else:
         commands.check_host(plan.runs[0].host)
         runs.check_cluster(options.cluster)
