@@ -234,11 +234,20 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def calibration(session: nox.Session) -> None:
-    """Train what the tables of docs/calibration.md still lack and write them (hours; data from E2IP_DATA)."""
-    bins = [arg for host in COMMANDS for arg in (f"--{host}-bin", COMMANDS[host])]
-    tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
-    session.run(COMMANDS["mace"] / "python", *tools, external=True)
-    session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
+    """Train what benchmarks/results still lacks for docs/calibration.md and docs/leverage.md and write the tables.
+
+    Takes hours, resumes what was interrupted; data from E2IP_DATA. Arguments after -- go to `e2ip bench`.
+    """
+    out = ROOT / "runs" / "bench"
+    for host, folder in COMMANDS.items():
+        tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
+        session.run(folder / "python", *tools, external=True)
+        for table in ("calibration", "leverage"):
+            bench = (folder / "e2ip", "bench", table, "--host", host, "--preset", "calibration", "--out", out)
+            results = ("--results", ROOT / "benchmarks" / "results" / "calibration.json")
+            session.run(*bench, *results, *session.posargs, external=True)
+        models = [p.parent for kind in ("e2ip", "e2ip-fit") for p in out.glob(f"runs/*_{host}_{kind}_s*/finished")]
+        session.run(folder / "python", "benchmarks/leverage_tables.py", *models, external=True)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
