@@ -140,7 +140,7 @@ def select(table: AtomTable, atoms: np.ndarray) -> AtomTable:
 
 def by_head(table: AtomTable) -> Dict[int, AtomTable]:
     """Return the table of every head."""
-    heads = np.unique(table["heads"]) if table else []
+    heads = np.unique(table["heads"]).tolist() if table else []
     return {int(head): select(table, table["heads"] == head) for head in heads}
 
 

@@ -77,7 +77,7 @@ def check_atom_types(model: torch.nn.Module, datasets: Iterable[Dataset]) -> Non
     NequIP compares how many there are at most.
     """
     models = [part for part in model.modules() if getattr(part, "is_graph_model", False)]
-    expected = [list(part.type_names) for part in models]  # type: ignore[union-attr, arg-type]
+    expected = [list(part.type_names) for part in models]  # type: ignore[arg-type]
     for transform in (transform for dataset in datasets for transform in in_memory(dataset)[1]):
         names = list(getattr(transform, "model_type_names", ()))
         for known in expected:

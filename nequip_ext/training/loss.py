@@ -181,14 +181,14 @@ class ForceLoss(Metric):
     def compute(self) -> torch.Tensor:
         """Return the mean over the atoms that count, 0 if none does; of square errors with ``forces: host``."""
         if self.square_errors:
-            return _weighted([metric.compute() for metric in self.square_errors], self.weights)
+            return _weighted([metric.compute() for metric in self.square_errors], self.weights)  # type: ignore[operator]
         return self._mean(self.sum, self.count)
 
     def reset(self) -> None:
         """Forget all atoms."""
         super().reset()
         for metric in self.square_errors:
-            metric.reset()
+            metric.reset()  # type: ignore[operator]
 
     def _by_type(self, values: torch.Tensor, preds: AtomicDataDict.Type) -> torch.Tensor:
         """Return sums (T,) of one value per atom (N,)."""

@@ -157,7 +157,7 @@ def _distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants
     rows = coefficients.t().index_select(0, tables.order).to(work)
     if device.type == "cpu" and force_unit.stride(0) == 0 and n:
         # The same for all atoms. Elsewhere reading it would make the CPU wait.
-        log_unit = math.log(force_unit[0].item())
+        log_unit: Union[float, Tensor] = math.log(force_unit[0].item())
     else:
         log_unit = force_unit.to(work).log()
     damped, plateau = _damp(rows, tables, work != out)
