@@ -19,21 +19,30 @@ from e2ip_plugins.readout.readout import Readout
 
 @dataclass(frozen=True)
 class Passes:
-    """A model that can be run over frames; what a host's ``open_passes`` gives.
+    """A model that can be run over frames; what an adapter's ``open_passes`` gives.
 
     Attributes
     ----------
     name : str
-        Of the file.
-    readout : Readout
+        Path of the file.
+    readout : Readout or None
     run : callable
-        Of frames and whether forces are wanted: runs the model on one batch for every item that is taken, which are
+        Takes frames and whether forces are wanted. Runs the model on one batch for every item that is taken, which is
         the batch's forces (N, 3) in eV/Å, or None. `InputError` before the first for species that it does not know.
+
+    Raises
+    ------
+    InputError
+        For a model without a readout.
     """
 
     name: str
     readout: Readout
     run: Callable[[Sequence[Frame], bool], Iterator[Optional[Tensor]]]
+
+    def __post_init__(self) -> None:
+        if self.readout is None:
+            raise InputError(f"{self.name}: has no readout of e2ip-plugins; e2ip fit gives it one")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ def train(stock, *args, **kwargs):
     with remembering(given["model"]):
         stock(*args, **kwargs)
     if readout is not None:
-        from mace_ext.fitting.fit import Training
+        from mace_ext.fitting.after_training import Training
 
-        noted = Training(given["train_loader"], given["valid_loaders"], given["device"])
-        given["checkpoint_handler"].e2ip_training = noted
+        given["checkpoint_handler"].e2ip_training = Training(given["train_loader"], given["valid_loaders"])
 
 
 def take_step(stock, model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device):

@@ -12,7 +12,7 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from nequip_ext.fitting.fit import MODEL, read_checkpoint, training_module
+from nequip_ext.fitting.file import MODEL, drop_optimiser, read_checkpoint, training_module
 from nequip_ext.fitting.package import Package
 from nequip_ext.model.checkpoints import averages_for, explained, rebuild
 from nequip_ext.model.readout import find_readout
@@ -54,13 +54,9 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
     kind, hparams = training_module(checkpoint, model, free_standing=True)
     if hparams["model"]["_target_"] != MODEL:
         source = hparams["model"].get("package_path")
-        told = f"; if it is in {source}, strip that package" if source else ""
-        raise InputError(f"{model}: has no readout to be stripped of{told}")
-    if "schedulefree_optimizer_state_dict" in checkpoint:
-        raise InputError(
-            f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
-            "package it with nequip-package and strip the package"
-        )
+        way_out = f"; if it is in {source}, strip that package" if source else ""
+        raise InputError(f"{model}: has no readout to be stripped of{way_out}")
+    drop_optimiser(checkpoint, model, "strip")
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin = rebuild(kind, hparams, checkpoint)
         hparams = _stock(hparams)
@@ -71,9 +67,6 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
         stock = kind(**copy.deepcopy(hparams))
     checkpoint["state_dict"] = _without_readout(twin, stock)
     checkpoint["hyper_parameters"] = hparams
-    # Of an optimiser that knew the readout.
-    for name in ("optimizer_states", "lr_schedulers"):
-        checkpoint.pop(name, None)
     save(checkpoint, output)
 
 

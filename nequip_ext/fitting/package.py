@@ -19,11 +19,12 @@ from nequip.utils.global_state import get_latest_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.fitting.fit import Report, is_constant
+from e2ip_plugins.fitting.batches import OnProgress
+from e2ip_plugins.fitting.fit import Report
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.compat import IS_0_16, cpu_deserialize
-from nequip_ext.fitting.passes import batches_of, fit_model
+from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import explained
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_readout, settings_of
@@ -74,14 +75,17 @@ class Package(NamedTuple):
 
 
 def fit_package(
-    path: Path, training: Sequence[Frame], validation: Sequence[Frame], output: Path, device: str, batch_size: int
+    path: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    device: str,
+    batch_size: int,
+    on_progress: OnProgress,
 ) -> Optional[Report]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
-    Raises
-    ------
-    InputError
-        See `nequip_ext.fitting.fit.fit_file`.
+    Parameters, and what is raised: see `nequip_ext.fitting.file.fit_file`.
     """
     package = Package.read(path)
     models = package.models
@@ -99,19 +103,16 @@ def fit_package(
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     with explained(path):
-        batches = batches_of(model, training, validation, device, batch_size, types_of(path))
-    report = fit_model(model, *batches, constant=is_constant(readout))
+        report = fit_frames(model, training, validation, batch_size, types_of(path), on_progress)
     model.cpu()
-    for modules in models.values():
-        other = find_readout(modules)
-        assert other is not None
-        other.load_state_dict(readout.state_dict())
+    for other in map(find_readout, models.values()):
+        other.load_state_dict(readout.state_dict())  # type: ignore[union-attr]
     package.write(output)
     return report
 
 
 def _into_mode_leverage(readout: Any, path: Path) -> None:
-    """Its settings and its family, of the classes that the package carries."""
+    """Change settings and family of a readout, which are of the classes that the package carries."""
     changed = settings_of(readout).with_leverage(str(path))
     readout.settings = type(readout.settings)(*changed)
     readout.family.takes_support = changed.build().takes_support

@@ -47,7 +47,7 @@ def validation_frames():
 @pytest.fixture(scope="session")
 def fit(training_frames, validation_frames):
     """Function that fits a model in place; returns its report."""
-    from mace_ext.fitting.fit import Graphs, fit_model, in_order
+    from mace_ext.fitting.passes import Graphs, fit_model, in_order
 
     def run(model, head=None, batch_size=5, training=training_frames, validation=validation_frames, **settings):
         head = head or model.heads[0]
@@ -149,7 +149,7 @@ def test_a_fit_that_is_impossible_leaves_the_model_unfitted(train, monkeypatch, 
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("mace_ext.fitting.fit.fit_leverage", fail)
+    monkeypatch.setattr("mace_ext.fitting.passes.fit_leverage", fail)
     run = train(*FLAGS, max_num_epochs=1)
     assert f"The leverage was not fitted: {text}" in run.text
     assert not run.model.e2ip_readout.leverage.fitted and (run.folder / "run_compiled.model").exists()
@@ -234,7 +234,7 @@ def test_the_leverage_reads_every_layers_scalars_of_a_species(make_fitted, make_
 
 
 def test_configurations_without_weight_or_finite_forces_do_not_count(make_model, fit, validation_frames):
-    from mace_ext.fitting.fit import Graphs, fit_model, in_order
+    from mace_ext.fitting.passes import Graphs, fit_model, in_order
 
     class Weightless(Graphs):
         def __getitem__(self, index):
@@ -394,7 +394,7 @@ def test_a_rebuilt_model_takes_the_leverage_over(make_fitted, make_model, make_b
 def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, kept):
     from mace.tools.scripts_utils import remove_pt_head
 
-    from mace_ext.fitting.fit import Graphs, fit_model, in_order
+    from mace_ext.fitting.passes import Graphs, fit_model, in_order
 
     heads = ["one", "two"]
     model = make_model(heads=tuple(heads), options=LEVERAGE)
@@ -461,7 +461,7 @@ def test_an_unfitted_model_says_so_and_gives_no_leverage(make_model, frames, pre
 @pytest.fixture(scope="session")
 def fit_saved(tmp_path_factory, training_frames, validation_frames):
     """Function that saves a model, fits the file, and returns the report and the path of the fitted file."""
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     def run(model, training=training_frames, validation=validation_frames, **settings):
         folder = tmp_path_factory.mktemp("fit")
@@ -526,7 +526,7 @@ def test_models_of_version_2_can_be_compiled_and_are_refused_by_name(tmp_path, m
     """The saved one is of mode `independent`; as a `coupled` one it can be fitted."""
     from e3nn.util import jit
 
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     folder, demo = ROOT / "tests" / "fixtures" / "mace_v2", ROOT / "demo" / "data"
     path = tmp_path / "tiny.model"
@@ -592,7 +592,7 @@ def test_a_head_is_chosen(make_model, make_batch, frames, fit_saved):
 
 
 def test_bad_input(make_model, fit_saved, tmp_path, training_frames, validation_frames):
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     with pytest.raises(InputError, match=r"was trained in evidence mode 'independent'"):
         fit_saved(make_model(options=(("evidence", "independent"),)))

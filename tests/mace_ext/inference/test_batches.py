@@ -13,7 +13,7 @@ from e2ip_plugins import cli, families
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.evaluation.evaluate import Options, evaluate
 from e2ip_plugins.predictions.labelled import Frame
-from mace_ext.fitting.fit import Graphs
+from mace_ext.fitting.passes import Graphs
 from mace_ext.inference.batches import open_model
 from mace_ext.inference.calculator import open_model as calculator_of
 from mace_ext.model.files import open_file

@@ -39,7 +39,7 @@ def labelled(count, seed):
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory, make_model):
     """Path of a model with a fitted leverage, and forces of some eV/Å."""
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     path, fresh = (tmp_path_factory.mktemp("fitted") / name for name in ("fitted.model", "fresh.model"))
     torch.save(make_model(atomic_inter_scale=(20.0,)), fresh)

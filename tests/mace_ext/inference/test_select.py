@@ -34,7 +34,7 @@ def as_frames(frames):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, make_model):
     """Folder with a fitted model of two heads, its training set, and a run of frames that go away from it."""
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     folder = tmp_path_factory.mktemp("fitted")
     torch.save(
@@ -129,7 +129,7 @@ def test_precision_of_a_run(fitted_single, tmp_path):
 
 @pytest.fixture(scope="module")
 def fitted_single(tmp_path_factory, make_model):
-    from mace_ext.fitting.fit import fit_file
+    from mace_ext.fitting.file import fit_file
 
     folder = tmp_path_factory.mktemp("single")
     torch.save(make_model(), folder / "fresh.model")

@@ -19,7 +19,7 @@ from nequip_ext import E2IPCalculator
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.fitting import after_training as fit_after_training
 from nequip_ext.fitting.after_training import E2IPFit
-from nequip_ext.fitting.fit import fit_file
+from nequip_ext.fitting.file import fit_file
 from nequip_ext.model.readout import find_readout
 
 LEVERAGE = ".e2ip_readout.readout.leverage."
