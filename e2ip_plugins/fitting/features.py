@@ -5,7 +5,8 @@ is collected here.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 from torch import Tensor
@@ -25,24 +26,22 @@ class Passes:
     ----------
     name : str
         Path of the file.
-    readout : Readout or None
+    readout : Readout
     run : callable
         Takes frames and whether forces are wanted. Runs the model on one batch for every item that is taken, which is
         the batch's forces (N, 3) in eV/Å, or None. `InputError` before the first for species that it does not know.
-
-    Raises
-    ------
-    InputError
-        For a model without a readout.
     """
 
     name: str
     readout: Readout
     run: Callable[[Sequence[Frame], bool], Iterator[Optional[Tensor]]]
 
-    def __post_init__(self) -> None:
-        if self.readout is None:
-            raise InputError(f"{self.name}: has no readout of e2ip-plugins; e2ip fit gives it one")
+
+def required_readout(readout: Optional[Readout], name: Union[str, Path]) -> Readout:
+    """Return the readout of a model; `InputError` that names its file where it has none."""
+    if readout is None:
+        raise InputError(f"{name}: has no readout of e2ip-plugins; e2ip fit gives it one")
+    return readout
 
 
 @dataclass(frozen=True)

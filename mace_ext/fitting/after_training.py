@@ -9,12 +9,13 @@ from typing import Dict, NamedTuple
 
 from mace.modules import models
 from mace.tools.torch_geometric.dataloader import DataLoader
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.fit import in_words, some
+from e2ip_plugins.fitting.batches import Batching, fit_loaders
+from e2ip_plugins.fitting.fit import in_words
 from e2ip_plugins.fitting.training_atoms import distributed
-from mace_ext.fitting.passes import fit_model, in_order
+from mace_ext.fitting.passes import fit_model
 from mace_ext.training.remembered import remembering
 
 
@@ -39,20 +40,13 @@ def fit_trained(model: models.ScaleShiftMACE, training: Training) -> None:
     warning: the training is not lost for it.
     """
     logging.info("Fitting the leverage to training and validation set")
-    loaders = list(training.valid_loaders.values())
-    train, batch_size = training.train_loader.dataset, training.train_loader.batch_size
+    train, valid = training.train_loader, list(training.valid_loaders.values())
     # One data set, whose batches may be of several heads.
-    validation: ConcatDataset = ConcatDataset([loader.dataset for loader in loaders])
-    known = Subset(train, some(len(train), len(validation)))
+    validation: ConcatDataset = ConcatDataset([loader.dataset for loader in valid])
+    loaders = fit_loaders(train.dataset, [validation], Batching.of(train), Batching.of(valid[0]))
     try:
         with remembering(model, more=False):
-            report = fit_model(
-                model,
-                in_order([train], batch_size),
-                in_order([validation], loaders[0].batch_size),
-                in_order([known], batch_size),
-                on_progress=logging.info,
-            )
+            report = fit_model(model, *loaders, on_progress=logging.info)
     except Exception as error:
         if distributed() and not isinstance(error, InputError):
             raise  # InputError meets all processes; with another error they would wait for this one

@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import Optional, Sequence
 
-from torch.utils.data import Subset
-
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
-from e2ip_plugins.fitting.fit import Report, is_constant, some
+from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, to_standard_error
+from e2ip_plugins.fitting.fit import Report, is_constant
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
-from mace_ext.fitting.passes import Graphs, fit_model, in_order
+from mace_ext.fitting.passes import Graphs, batching, fit_model
 from mace_ext.model.files import choose_head, open_file, precision_of
 from mace_ext.model.model import add_readout
 from mace_ext.model.readout import find_readout
@@ -53,10 +50,6 @@ def fit_file(
     InputError
         Files and models of another kind, unknown heads and species, and what `fit_leverage` cannot fit.
     """
-    if not output.parent.is_dir():
-        raise InputError(f"{output}: the folder does not exist")
-    if output.exists() and output.samefile(model):
-        raise InputError(f"{output}: is the model itself; give the fitted one another name")
     net = open_file(model, device)
     head = choose_head(model, net, head)
     with precision_of(net):
@@ -69,9 +62,8 @@ def fit_file(
         else:
             readout.settings = readout.settings.with_leverage(str(model))
             readout.family = readout.settings.build()
-        known = Subset(train, some(len(train), len(valid)))
-        passes = (in_order([graphs], batch_size) for graphs in (train, valid, known))
-        report = fit_model(net, *passes, constant=is_constant(net.e2ip_readout), on_progress=on_progress)
+        loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
+        report = fit_model(net, *loaders, constant=is_constant(net.e2ip_readout), on_progress=on_progress)
     others = [name for name in net.heads if name != head]
     if others:
         report.warnings.append(f"the leverage was fitted for head {head} alone, not for {', '.join(others)}")

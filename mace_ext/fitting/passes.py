@@ -1,7 +1,6 @@
 """Fit of the leverage of a MACE model: its passes over training and validation batches."""
 
 from contextlib import contextmanager
-from functools import partial
 from typing import Iterable, Iterator, Sequence
 
 import torch
@@ -9,18 +8,13 @@ from mace import data
 from mace.modules import models
 from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
-from mace.tools.torch_geometric.dataloader import DataLoader
 from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting import batches
-from e2ip_plugins.fitting.batches import OnProgress, to_standard_error, with_progress
+from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error, with_progress
 from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from mace_ext.model.files import configuration, species_of
-
-#: `e2ip_plugins.fitting.batches.in_order` of MACE's graphs.
-in_order = partial(batches.in_order, loader=DataLoader)
 
 
 class Graphs(Dataset):
@@ -52,6 +46,11 @@ class Graphs(Dataset):
         config.weight = config.property_weights["forces"] = 1.0
         config.properties["forces"] = frame.forces
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
+
+
+def batching(batch_size: int) -> Batching:
+    """Return how MACE's graphs become batches."""
+    return Batching(batch_size, Batch.from_data_list)
 
 
 def fit_model(

@@ -5,9 +5,10 @@ from typing import Iterator, Optional, Sequence
 
 import torch
 
-from e2ip_plugins.fitting.features import Passes
+from e2ip_plugins.fitting.batches import in_order
+from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.predictions.labelled import Frame
-from mace_ext.fitting.passes import Graphs, forces_of, in_order, run_features
+from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from mace_ext.model.files import choose_head, open_file, precision_of
 from mace_ext.model.readout import find_readout
 
@@ -19,8 +20,10 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
 
     def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[torch.Tensor]]:
         with precision_of(net):
-            for batch in in_order([Graphs(frames, net, head)], batch_size):
+            for batch in in_order([Graphs(frames, net, head)], batching(batch_size)):
                 batch = batch.to(device)
-                yield forces_of(net, batch) if forces else run_features(net, batch)
+                if not forces:
+                    run_features(net, batch)
+                yield forces_of(net, batch) if forces else None
 
-    return Passes(str(path), find_readout(net), run)
+    return Passes(str(path), required_readout(find_readout(net), path), run)

@@ -3,6 +3,7 @@
 from typing import Dict, Tuple
 
 import torch
+from mace.modules import models
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -12,7 +13,7 @@ from mace_ext.model.readout import find_family, has_leverage
 
 
 def uncertainty_gradient(
-    model: torch.nn.Module,
+    model: models.ScaleShiftMACE,
     data: Dict[str, Tensor],
     uncertainty: Uncertainty = "forces_epistemic_std",
     create_graph: bool = False,
@@ -23,7 +24,7 @@ def uncertainty_gradient(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : ScaleShiftMACE
         An e²IP model from a ``.model`` file or checkpoint, not the TorchScript file.
     data : dict
         A batch as the model takes it, ``batch.to_dict()``.

@@ -1,21 +1,20 @@
 """Fit of the leverage at the end of ``nequip-train``, on the best checkpoint; test runs and exports then carry it."""
 
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional
 
 import lightning
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
-from nequip.data import AtomicDataDict
 from nequip.train import NequIPLightningModule
 from nequip.utils import RankedLogger
-from torch.utils.data import DataLoader, Dataset, Subset
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.fit import WAY_OUT, in_words, some
+from e2ip_plugins.fitting.batches import Batching, fit_loaders
+from e2ip_plugins.fitting.fit import WAY_OUT, in_words
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import unfitted
-from nequip_ext.fitting.passes import fit_model, in_order
+from nequip_ext.fitting.passes import fit_model
 from nequip_ext.model.checkpoints import leverages, rebuild, store
 from nequip_ext.model.readout import find_readout
 from nequip_ext.training.checks import acts
@@ -110,16 +109,11 @@ def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Opt
     # Lightning has moved everything to the CPU by now.
     twin.to(trainer.strategy.root_device).eval()
     data = trainer.datamodule
-    train, validation = data.train_dataset[0], data.val_dataset
-    known = Subset(train, some(len(train), sum(map(len, validation))))
+    of_training, of_validation = Batching.of(data.train_dataloader()), Batching.of(data.val_dataloader()[0])
+    loaders = fit_loaders(data.train_dataset[0], data.val_dataset, of_training, of_validation)
     for name, model in twin.evaluation_model.items():
         if leverages(model):
-            passes = (
-                _in_order([train], data.train_dataloader()),
-                _in_order(validation, data.val_dataloader()[0]),
-                _in_order([known], data.train_dataloader()),
-            )
-            report = fit_model(model, *passes, on_progress=logger.info)
+            report = fit_model(model, *loaders, on_progress=logger.info)
             if len(twin.model) > 1:
                 logger.info(f"leverage of model {name}:")
             for warning in report.warnings:
@@ -127,12 +121,6 @@ def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Opt
             for line in report.lines():
                 logger.info(line)
     return {name: leverage.cpu() for name, leverage in leverages(twin).items()}
-
-
-def _in_order(datasets: Sequence[Dataset], like: DataLoader) -> DataLoader:
-    """Return a loader of data sets whose batches are made as another loader makes them."""
-    collate = getattr(like, "collate_fn", AtomicDataDict.batched_from_list)
-    return in_order(datasets, getattr(like, "batch_size", None) or 1, collate_fn=collate)
 
 
 def _forget_compiled(pl_module: NequIPLightningModule, fitted: Dict[str, Leverage]) -> None:

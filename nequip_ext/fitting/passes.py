@@ -1,24 +1,19 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
-from functools import partial
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.nn import graph_model
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
-from e2ip_plugins.fitting import batches
-from e2ip_plugins.fitting.batches import OnProgress, to_standard_error, with_progress
-from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, is_constant, some
+from e2ip_plugins.fitting.batches import Batching, OnProgress, fit_loaders, to_standard_error, with_progress
+from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, is_constant
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout
 from nequip_ext.training.reference import reference_forces
-
-#: `e2ip_plugins.fitting.batches.in_order` of NequIP's dictionaries.
-in_order = partial(batches.in_order, collate_fn=AtomicDataDict.batched_from_list)
 
 
 class Graphs(Dataset):
@@ -46,6 +41,11 @@ class Graphs(Dataset):
             data = transform(data)
         forces = torch.as_tensor(self.frames[index].forces, dtype=data[AtomicDataDict.POSITIONS_KEY].dtype)
         return {**data, AtomicDataDict.FORCE_KEY: forces}
+
+
+def batching(batch_size: int) -> Batching:
+    """Return how NequIP's dictionaries become batches."""
+    return Batching(batch_size, AtomicDataDict.batched_from_list)
 
 
 def fit_model(
@@ -83,6 +83,11 @@ def fit_model(
         for batch in with_progress(data, name, on_progress):
             yield AtomicDataDict.to_(batch, device)
 
+    def features() -> Iterator[None]:
+        for batch in on_device(training, "training set"):
+            run_features(model, batch)
+            yield None
+
     def residuals(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[Labelled]:
         for batch in on_device(data, name):
             reference, forces = reference_forces(batch), forces_of(model, batch)
@@ -95,7 +100,7 @@ def fit_model(
     assert readout is not None
     return fit_leverage(
         readout,
-        (run_features(model, batch) for batch in on_device(training, "training set")),
+        features(),
         residuals(validation, "validation set"),
         species=model.type_names,
         constant=constant,
@@ -112,11 +117,9 @@ def fit_frames(
     on_progress: OnProgress,
 ) -> Report:
     """Fit the leverage of a model's readout to frames, in place; ``types`` are the model's by element."""
-    readout: Any = find_readout(model)
     train, valid = (Graphs(frames, model, types) for frames in (training, validation))
-    known = Subset(train, some(len(train), len(valid)))
-    passes = (in_order([graphs], batch_size) for graphs in (train, valid, known))
-    return fit_model(model, *passes, constant=is_constant(readout), on_progress=on_progress)
+    loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
+    return fit_model(model, *loaders, constant=is_constant(find_readout(model)), on_progress=on_progress)
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:
