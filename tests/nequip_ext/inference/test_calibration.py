@@ -10,8 +10,8 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from nequip_ext import E2IPXYZFileWriter
-from nequip_ext.inference.xyz import name_models_in_files
 from nequip_ext.model.readout import find_model_name
+from nequip_ext.training.naming import name_models_in_files
 
 
 @pytest.fixture
