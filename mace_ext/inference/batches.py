@@ -1,7 +1,7 @@
-"""A ``.model`` file for ``e2ip evaluate``: batches of any frames, as `mace_eval_configs` makes them."""
+"""A ``.model`` file for ``e2ip evaluate`` and ``e2ip select``: batches of frames."""
 
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 from ase import Atoms
@@ -11,8 +11,12 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
+from e2ip_plugins.fitting.batches import in_order
+from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import unfitted
+from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
 from mace_ext.model.readout import find_family, find_name, find_readout
 
@@ -73,3 +77,19 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     """
     net = open_file(path, device)
     return Batches(net if dtype is None else net.to(getattr(torch, dtype)), device, choose_head(path, net, head))
+
+
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+    """Open a ``.model`` file for passes over features; `InputError` for unknown heads and models without a readout."""
+    net = open_file(path, device).eval().requires_grad_(False)
+    head = choose_head(path, net, head)
+
+    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+        with precision_of(net):
+            for batch in in_order([Graphs(frames, net, head)], batching(batch_size)):
+                batch = batch.to(device)
+                if not forces:
+                    run_features(net, batch)
+                yield forces_of(net, batch) if forces else None
+
+    return Passes(str(path), required_readout(find_readout(net), path), run)

@@ -89,7 +89,7 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
 
 
 def _check(calculator: "MACECalculator", atoms: Optional[Atoms]) -> None:
-    """Raise `InputError` for a structure that MACE would predict numbers of that mean nothing."""
+    """Raise `InputError` for a structure without meaning for the model, of which MACE would still predict numbers."""
     if atoms is not None:
         check_structure(atoms, "the structure", [chemical_symbols[z] for z in calculator.z_table.zs])
 
@@ -138,7 +138,7 @@ def uncertainty_gradient(
         uncertainty = in_units(uncertainty, self._uq_families[0], factor, self._uq_calibration, atoms.symbols)
 
     def of_real_atoms(outputs: Dict[str, Tensor]) -> Tensor:
-        # Padding atoms, if there are any, come last.
+        # Padding atoms come last.
         return evaluate(uncertainty, {key: value[: len(atoms)] for key, value in outputs.items()})
 
     value, gradient = model_gradient(model, data, of_real_atoms)
@@ -167,7 +167,7 @@ def open_model(
         options["head"] = choose_head(Path(path), torch.load(path, map_location="cpu", weights_only=False), head)
         calculator = MACECalculator(model_paths=str(path), device=device, **options)
     if head is not None:
-        # In place of one that is not there MACE takes the last.
+        # MACE takes the last one in place of an unknown head.
         choose_head(Path(path), calculator.models[0], head)
     of_frame, of_atoms = embedded(calculator.models[0])
     if of_frame or of_atoms:

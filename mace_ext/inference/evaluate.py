@@ -67,7 +67,7 @@ class Columns:
         Raises
         ------
         InputError
-            For frames that MACE would predict numbers of that mean nothing.
+            For frames without meaning for the model, of which MACE would still predict numbers.
         """
         readout = find_readout(model)
         if readout is None or self.uq_model is not None:
@@ -91,7 +91,7 @@ class Columns:
     def add(self, family: Optional[Type[Family]], output: Dict[str, Tensor], ptr: Tensor) -> None:
         """Split one batch's outputs at the frame boundaries ``ptr``; (3, 3) become 9 row-major columns.
 
-        Nothing happens where the model has no readout (``family`` is None) and the outputs look like none of ours.
+        Nothing happens if the model has no readout (``family`` is None) and the outputs have none of its keys.
         """
         family = family or families.of_outputs(output)
         wanted = FORCE_VIEWS if family is None else family.output_keys()

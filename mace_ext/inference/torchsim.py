@@ -98,7 +98,7 @@ class TorchSimModel(MaceModel):
         return {**results, **outputs}
 
     def _check(self, state: Any) -> None:
-        """Raise `InputError` for what MACE would predict numbers of that mean nothing."""
+        """Raise `InputError` for structures without meaning for the model, of which MACE would predict numbers."""
         numbers, positions = (
             state[name] if isinstance(state, dict) else getattr(state, name) for name in ("atomic_numbers", "positions")
         )

@@ -17,7 +17,7 @@ from nequip_ext.fitting.package import Package
 from nequip_ext.model.checkpoints import averages_for, explained, rebuild
 from nequip_ext.model.readout import find_readout
 
-#: What takes the place of ours, with the arguments that both know.
+#: NequIP's classes that replace ours, with the arguments that both know.
 _OURS = {
     "nequip_ext.E2IPLoss": "nequip.train.EnergyForce{}Loss",
     "nequip_ext.E2IPMetrics": "nequip.train.EnergyForce{}Metrics",
@@ -71,7 +71,7 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
 
 
 def _stock(config: Any) -> Any:
-    """A config without anything of this plugin."""
+    """Return a config without anything of this plugin."""
     if isinstance(config, (list, tuple)):
         return type(config)(_stock(value) for value in config if not _is_callback(value))
     if not isinstance(config, dict):
@@ -81,25 +81,25 @@ def _stock(config: Any) -> Any:
         inner = {**config["model"], **{k: config[k] for k in ("model_dtype", "compile_mode") if config.get(k)}}
         return _stock(inner)
     if target in _OURS:
-        found = {name: value for name, value in config.items() if value is not None}
-        coeffs = found.pop("coeffs", None) or {}
-        theirs_alone = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
-        if any(value is not None for value in theirs_alone.values()):
-            found["coeffs"] = theirs_alone  # without weights, the host's own
-        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
-        known = inspect.signature(get_method(theirs)).parameters
-        return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
+        coeffs = config.get("coeffs") or {}
+        stock_target = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
+        known = inspect.signature(get_method(stock_target)).parameters
+        arguments = {name: value for name, value in config.items() if name in known and value is not None}
+        arguments["coeffs"] = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
+        if all(value is None for value in arguments["coeffs"].values()):
+            del arguments["coeffs"]  # without weights, NequIP's own
+        return {"_target_": stock_target, **arguments}
     return {name: None if _is_callback(value) else _stock(value) for name, value in config.items()}
 
 
 def _is_callback(config: Any) -> bool:
-    """Whether a config is of something of this plugin that nothing takes the place of."""
+    """Return whether a config is of a part of this plugin that nothing replaces, a callback for example."""
     target = str(config.get("_target_", "")) if isinstance(config, dict) else ""
     return target.startswith("nequip_ext.") and target not in (MODEL, *_OURS, *_BACKBONES)
 
 
 def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:
-    """State of a training module in one whose model has no readout."""
+    """Return the state of a training module in one whose model has no readout."""
     before, state = twin.state_dict(), stock.state_dict()
     state.update({name: before[name] for name in state if name in before and not name.startswith(("ema.", "loss."))})
     state.update(averages_for(stock, twin))

@@ -1,4 +1,4 @@
-"""``e2ip fit`` for packages of NequIP: a new package where there is a readout, else a checkpoint that reads it."""
+"""``e2ip fit`` for packages of NequIP: a new package of one with a readout, a checkpoint that reads a stock one."""
 
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence
@@ -34,7 +34,7 @@ _KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
 
 
 class Package(NamedTuple):
-    """What is in a package: models by the way in which they are to be compiled, and their example."""
+    """Content of a package: models by the way in which they are to be compiled, and an example of their input."""
 
     importer: Any
     models: Dict[str, Any]
@@ -42,13 +42,13 @@ class Package(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> "Package":
-        """On the CPU; `InputError` for files that are none."""
+        """Read a package on the CPU; `InputError` for other files."""
         register()  # for `write`: which libraries stay outside
         with _suppress_package_importer_exporter_warnings():
             try:
                 importer = torch.package.PackageImporter(str(path))
                 names = _get_package_metadata(importer)["available_models"]
-            # Reading a broken archive lets through whatever goes wrong in it.
+            # Reading a broken archive raises whatever goes wrong in it.
             except Exception as error:
                 kind = type(error).__name__
                 raise InputError(f"{path}: is no package of nequip-package ({kind}: {error})") from error
@@ -59,7 +59,7 @@ class Package(NamedTuple):
                 return cls(importer, models, importer.load_pickle("model", "example_data.pkl"))
 
     def write(self, path: Path) -> None:
-        """The models as they are now, with the code that they use and all else that the package had."""
+        """Write the models as they are now, with the code that they use and all else that the package had."""
         with replacing(path) as unfinished, _suppress_package_importer_exporter_warnings():
             # As `nequip-package modify` does it.
             importers = (self.importer, torch.package.importer.sys_importer)
@@ -119,7 +119,7 @@ def _into_mode_leverage(readout: Any, path: Path) -> None:
 
 
 def wrap_package(path: Path) -> Dict[str, Any]:
-    """The checkpoint of a stock package, as if it had been trained for no step: its model is read from the package."""
+    """Return a checkpoint of a stock package, as of a training without steps: its model is read from the package."""
     if IS_0_16:
         raise InputError(f"{path}: NequIP 0.16 cannot have a stock package fitted: fit the checkpoint it was made of")
     config = {"_target_": f"nequip.model.{ModelFromPackage.__name__}", "package_path": str(path.resolve())}
@@ -144,7 +144,7 @@ def wrap_package(path: Path) -> Dict[str, Any]:
 
 
 class ExampleOfPackage:
-    """Data of such a checkpoint, for ``nequip-compile``: the frame that the package brings along."""
+    """Data of such a checkpoint, for ``nequip-compile``: the frame in the package."""
 
     def __init__(self, package_path: str, train_dataloader: Optional[Dict[str, Any]] = None) -> None:
         self.package_path = package_path
@@ -159,5 +159,5 @@ class ExampleOfPackage:
         """Nothing to do."""
 
     def train_dataloader(self) -> Any:
-        """The one frame."""
+        """Return the one frame."""
         return [data_dict_from_package(self.package_path)]

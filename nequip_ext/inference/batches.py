@@ -1,4 +1,4 @@
-"""A checkpoint, package or compiled file for ``e2ip evaluate``: batches of any frames."""
+"""A checkpoint, package or compiled file for ``e2ip evaluate`` and ``e2ip select``: batches of any frames."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +17,13 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.fitting.batches import in_order
+from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import IS_0_16
+from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import Types, by_element, types_of
 from nequip_ext.model.inputs import transforms_of
@@ -104,6 +108,21 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     opened = _compiled(path, device) if path.suffix == ".pt2" else _saved(path, device)
     refuse_conversion(opened.dtype, dtype, path)
     return opened
+
+
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+    """Open a checkpoint or package for passes over features; `InputError` for models without a readout."""
+    model = open_model(path, device=device, head=head).model
+    types = types_of(path)
+
+    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+        for batch in in_order([Graphs(frames, model, types)], batching(batch_size)):
+            batch = AtomicDataDict.to_(batch, torch.device(device))
+            if not forces:
+                run_features(model, batch)
+            yield forces_of(model, batch) if forces else None
+
+    return Passes(str(path), required_readout(find_readout(model), path), run)
 
 
 def of_model(model: graph_model.GraphModel, device: str = "cpu", types: Types = True) -> Batches:

@@ -13,7 +13,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import collect
 from e2ip_plugins.predictions.labelled import read_frames
 from mace_ext.fitting.file import fit_file
-from mace_ext.inference.features import open_passes
+from mace_ext.inference.batches import open_passes
 
 
 @pytest.fixture(scope="module")

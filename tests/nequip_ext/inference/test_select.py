@@ -10,8 +10,8 @@ from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import collect
 from e2ip_plugins.predictions.labelled import read_frames
+from nequip_ext.inference.batches import open_passes
 from nequip_ext.inference.calculator import open_model
-from nequip_ext.inference.features import open_passes
 
 
 @pytest.fixture(scope="module")
