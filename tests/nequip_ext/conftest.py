@@ -205,6 +205,26 @@ def train(command, environment):
 
 
 @pytest.fixture(scope="session")
+def leverage_run(tmp_path_factory, train, train_files):
+    """Folder of a short training in mode ``leverage`` and its tests."""
+    folder = tmp_path_factory.mktemp("run") / "leverage"
+    return train("nequip_e2ip", folder, train_files, "max_epochs=2", "evidence=leverage")
+
+
+@pytest.fixture(scope="session")
+def package(environment):
+    """Function that packages a checkpoint with NequIP's own command."""
+
+    def build(checkpoint, target):
+        command = [Path(sys.executable).with_name("nequip-package"), "build", checkpoint, target]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=target.parent)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return target
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def logged():
     """Function that gives the figures whose names start with ``prefix`` by epoch, from one log of a run folder: the
     first, or after a restart there the next."""

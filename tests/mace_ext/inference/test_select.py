@@ -7,7 +7,6 @@ import torch
 from mace.calculators import MACECalculator
 from typer.testing import CliRunner
 
-from e2ip_plugins.active.select import by_leverage
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import collect
@@ -42,23 +41,11 @@ def call(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_features_are_those_of_the_fit(folder):
-    model = open_passes(folder / "fitted.model", head="two", batch_size=5)
-    run = read_frames([folder / "run.xyz"], need_forces=False)[:8]
-    training = collect(model, read_frames([folder / "train.xyz"], need_forces=False))
-    found = collect(model, run, forces=True)
+def test_features_are_those_of_the_fit(folder, check_features):
+    run, training = (read_frames([folder / name], need_forces=False) for name in ("run.xyz", "train.xyz"))
     calculator = MACECalculator(str(folder / "fitted.model"), device="cpu", default_dtype="float64", head="two")
-    leverage, forces = [], []
-    for frame in run:
-        forces.append(calculator.get_property("forces", frame.atoms))
-        leverage.append(calculator.results["e2ip_leverage"])
-    np.testing.assert_allclose(found.leverage, np.concatenate(leverage), rtol=1e-9)
-    np.testing.assert_allclose(found.forces, np.concatenate(forces), atol=1e-9)
-    # Moments made anew of the same training set say the same.
-    ((index, score),) = by_leverage(training, found, 1)
-    means = np.mean(leverage, axis=1)
-    assert index == means.argmax() and score == pytest.approx(means[index], rel=1e-6)
-    assert training.leverage.mean() == pytest.approx(1.0, abs=1e-6) and np.isnan(training.forces).all()
+    passes = open_passes(folder / "fitted.model", head="two", batch_size=5)
+    check_features(passes, calculator, training, run[:8])
     assert torch.get_default_dtype() == torch.float64
 
 
