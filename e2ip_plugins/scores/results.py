@@ -19,9 +19,6 @@ from e2ip_plugins.scores.calibration import Calibration
 #: Modules of this project, in which no warning is shown.
 _PACKAGES = ("e2ip_plugins", "nequip_ext", "mace_ext")
 
-#: What the messages of a calibration call a calculator's frame.
-_FRAME = "this structure"
-
 
 def model_results(
     family: Type[Family],
@@ -52,18 +49,12 @@ def model_results(
     InputError
         For a calibration of another family or of other species.
     """
-    results: Dict[str, Any] = {FAMILY_KEY: family.uq_family}
-    if calibration is None:
-        views = family.outputs_in_units(outputs, force_factor)
-    else:
-        calibration.check(family, species, _FRAME)
-        views = calibration.in_units(family, outputs, force_factor, species)
-        results[CALIBRATION_KEY] = Path(calibration.path).name
-    if LEVERAGE.name in outputs:
-        views[LEVERAGE.name] = outputs[LEVERAGE.name]
-    if uq_model is not None:
-        results[MODEL_KEY] = uq_model
-    return {**results, **{name: value.cpu().numpy() for name, value in views.items()}}
+    names = {FAMILY_KEY: family.uq_family, MODEL_KEY: uq_model}
+    if calibration is not None:
+        names[CALIBRATION_KEY] = Path(calibration.path).name
+    views = _in_units(family, outputs, force_factor, calibration, species)
+    results = {name: value.cpu().numpy() for name, value in views.items()}
+    return {**results, **{key: name for key, name in names.items() if name is not None}}
 
 
 def committee_results(
@@ -103,23 +94,28 @@ def in_units(
     """
     if calibration is None and force_factor == 1.0:
         return uncertainty
-    if calibration is not None:
-        calibration.check(family, species, _FRAME)
-        if calibration.floor.value > 0.0:
-            raise InputError(
-                f"{calibration.path}: has a floor, and uncertainties with a floor have no gradient here; use a "
-                "calculator without it, or a calibration of method scale"
-            )
+    if calibration is not None and calibration.floor.value > 0.0:
+        raise InputError(
+            f"{calibration.path}: has a floor, and uncertainties with a floor have no gradient here; use a calculator "
+            "without it, or a calibration of method scale"
+        )
+    return lambda outputs: evaluate(uncertainty, _in_units(family, outputs, force_factor, calibration, species))
 
-    def converted(outputs: Dict[str, Tensor]) -> Tensor:
-        if calibration is None:
-            views = family.in_units(outputs, force_factor)
-        else:
-            views = calibration.in_units(family, outputs, force_factor, species)
-        # The leverage, which is no output of the family, has no unit.
-        return evaluate(uncertainty, {**outputs, **views})
 
-    return converted
+def _in_units(
+    family: Type[Family],
+    outputs: Dict[str, Tensor],
+    force_factor: float,
+    calibration: Optional[Calibration],
+    species: Iterable[str],
+) -> Dict[str, Tensor]:
+    if calibration is None:
+        views = family.outputs_in_units(outputs, force_factor)
+    else:
+        calibration.check(family, species, "this structure")
+        views = calibration.in_units(family, outputs, force_factor, species)
+    # The leverage, which is no output of the family, has no unit.
+    return {**views, **{name: value for name, value in outputs.items() if name == LEVERAGE.name}}
 
 
 def calibrated_columns(
