@@ -276,6 +276,32 @@ def check_calibrated(write_calibration):
     return check
 
 
+@pytest.fixture
+def check_refused_calibrations(write_calibration):
+    """Function that gives a calculator calibrations of another family, of other species and of another model."""
+    from e2ip_plugins.errors import InputError
+
+    def check(make_calculator, atoms):
+        def results_with(**calibration):
+            calculator = make_calculator(calibration=write_calibration(**calibration))
+            calculator.calculate(atoms)
+            return calculator.results
+
+        for wrong, message in (
+            ({"uq_family": "gaussian"}, "is for predictions of family 'gaussian'"),
+            ({"factors": {"H": 2.0}}, "was fitted to H and knows nothing of C, O, which this structure has"),
+            ({"uq_model": "readout-1"}, r"another model \(readout-1\) than the model has \(readout-"),
+        ):
+            with pytest.raises(InputError, match=message):
+                results_with(**wrong)
+        with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
+            make_calculator(calibration="nothing.json")
+        name = results_with()["uq_model"]
+        assert results_with(uq_model=name)["uq_model"] == name
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def check_features():
     """Function that compares what passes over frames give with a calculator of the same model, and leverages that are

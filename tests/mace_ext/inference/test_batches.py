@@ -44,15 +44,6 @@ def test_results_are_the_calculator_s(run, check_written, model_files, dtype):
     assert torch.get_default_dtype() == torch.float64
 
 
-def test_columns_are_those_of_mace_eval_configs(run, predict, model_files, source, tmp_path):
-    for written, theirs in zip(run(), predict(model_files["e2ip"], source, tmp_path / "theirs.xyz"), strict=True):
-        assert written.get_potential_energy() == pytest.approx(theirs.info["MACE_energy"], rel=1e-12)
-        assert written.info["uq_model"] == theirs.info["MACE_uq_model"]
-        for name in ("forces", *KEYS):
-            found = written.get_forces() if name == "forces" else written.arrays[name]
-            np.testing.assert_allclose(found, theirs.arrays[f"MACE_{name}"], rtol=0, atol=2e-8, err_msg=name)
-
-
 def test_batches_do_not_matter(run):
     for one, many in zip(run(batch_atoms=1), run(output="many.xyz"), strict=True):
         for name in KEYS:

@@ -53,18 +53,6 @@ def test_every_output_key_is_a_property_and_equals_the_models(make_model, make_b
     assert atoms.calc.get_property("forces_cov", atoms).shape == (len(atoms), 3, 3)
 
 
-def test_covariance_turns_with_the_molecule(make_model, frames):
-    model, atoms = make_model(), frames[0].copy()
-    before, _ = results_of(atoms, model)
-    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    atoms.positions = atoms.positions @ rotation.T
-    after, _ = results_of(atoms, model)
-    scale = np.abs(before["forces_cov"]).max()
-    assert np.abs(after["forces_cov"] - rotation @ before["forces_cov"] @ rotation.T).max() < 1e-10 * scale
-    # Not a multiple of the unit matrix: the comparison above would then mean nothing.
-    assert np.abs(before["e2ip_log_sigma0"][:, 3:]).max() > 1e-6
-
-
 def test_units_are_squared_on_covariances(make_model, frames):
     model, factor = make_model(), 27.211386 / 0.529177
     plain, _ = results_of(frames[0], model)
@@ -149,12 +137,6 @@ def test_rebuilt_model_of_compile_mode_keeps_its_readout(make_model, make_batch,
             torch.testing.assert_close(value, expected[key], rtol=1e-12, atol=1e-14)
 
 
-def test_every_mace_head_has_its_own_uncertainty(make_model, frames):
-    model = make_model(heads=("one", "two"))
-    first, second = (results_of(frames[0], model, head=head)[0] for head in ("one", "two"))
-    assert np.abs(first["forces_cov"] - second["forces_cov"]).max() > 0.01 * np.abs(first["forces_cov"]).max()
-
-
 @pytest.mark.parametrize("run", ["dynamics", "optimisation"])
 def test_uncertainties_follow_the_atoms(make_model, frames, tmp_path, run):
     model, atoms = make_model(), frames[0].copy()
@@ -181,23 +163,14 @@ def test_calibrated_results_and_gradients(make_model, frames, check_calibrated):
     check_calibrated(make, frames[:1])
 
 
-def test_calibrations_that_do_not_fit_are_refused(make_model, frames, write_calibration, tmp_path):
+def test_calibrations_that_do_not_fit_are_refused(make_model, frames, write_calibration, check_refused_calibrations):
     settings = dict(device="cpu", default_dtype="float64")
+    for model in (make_model(), jit.compile(make_model())):
+        check_refused_calibrations(functools.partial(MACECalculator, models=model, **settings), frames[0])
     with pytest.raises(InputError, match="is for one model, not for the mixture of the 2 of a committee"):
         MACECalculator(models=[make_model(), make_model(seed=1)], calibration=write_calibration(), **settings)
-    with pytest.raises(InputError, match="is for predictions of family 'gaussian'"):
-        MACECalculator(models=make_model(), calibration=write_calibration(uq_family="gaussian"), **settings)
     with pytest.raises(InputError, match="the model: has no predicted distribution"):
         MACECalculator(models=make_model(readout=None), calibration=write_calibration(), **settings)
-    with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
-        MACECalculator(models=make_model(), calibration=tmp_path / "nothing.json", **settings)
-    for model in (make_model(), jit.compile(make_model())):
-        own, _ = results_of(frames[0], model)
-        results_of(frames[0], model, calibration=write_calibration(uq_model=own["uq_model"]))
-        with pytest.raises(InputError, match=r"another model \(readout-1\) than the model has"):
-            MACECalculator(models=model, calibration=write_calibration(uq_model="readout-1"), **settings)
-    with pytest.raises(InputError, match=r"knows nothing of .*, which this structure has"):
-        results_of(frames[0], make_model(), calibration=write_calibration(factors={"H": 2.0}))
 
 
 STOCK_SCRIPT = """
