@@ -7,6 +7,8 @@ from typing import Any, Dict
 
 from hydra.utils import get_method
 from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.nn._graph_mixin import GraphModuleMixin
+from nequip.train import NequIPLightningModule
 from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
 
@@ -98,7 +100,7 @@ def _is_callback(config: Any) -> bool:
     return target.startswith("nequip_ext.") and target not in (MODEL, *_OURS, *_BACKBONES)
 
 
-def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:
+def _without_readout(twin: NequIPLightningModule, stock: NequIPLightningModule) -> Dict[str, Any]:
     """Return the state of a training module in one whose model has no readout."""
     before, state = twin.state_dict(), stock.state_dict()
     state.update({name: before[name] for name in state if name in before and not name.startswith(("ema.", "loss."))})
@@ -111,7 +113,7 @@ def _strip_package(model: Path, output: Path) -> None:
     if not output.name.endswith(".nequip.zip"):
         raise InputError(f"--output {output}: what is made of {model} is a package: its name must end with .nequip.zip")
     for models in package.models.values():
-        graph_model = models[_SOLE_MODEL_KEY]
+        graph_model: Any = models[_SOLE_MODEL_KEY]  # of a class in the package
         if find_readout(graph_model) is None:
             raise InputError(f"{model}: has no readout to be stripped of")
         force_module = graph_model.model
@@ -127,5 +129,5 @@ def _strip_package(model: Path, output: Path) -> None:
     package.write(output)
 
 
-def _added(module: Any) -> set:
+def _added(module: GraphModuleMixin) -> set:
     return set(module.irreps_out) - set(module.irreps_in)

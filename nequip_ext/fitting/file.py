@@ -195,7 +195,7 @@ def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) 
     return state
 
 
-def _state_of_readout(twin: Any, weights: bool) -> Dict[str, Any]:
+def _state_of_readout(twin: NequIPLightningModule, weights: bool) -> Dict[str, Any]:
     """Return entries of a state dictionary for the leverages of a training module in evaluation.
 
     With ``weights``, for the complete readouts.

@@ -1,10 +1,11 @@
 """``e2ip fit`` for packages of NequIP: a new package of one with a readout, a checkpoint that reads a stock one."""
 
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import lightning
 import torch
+from nequip.data import AtomicDataDict
 from nequip.model.saved_models.package import (
     ModelFromPackage,
     _get_package_metadata,
@@ -36,9 +37,9 @@ _KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
 class Package(NamedTuple):
     """Content of a package: models by the way in which they are to be compiled, and an example of their input."""
 
-    importer: Any
-    models: Dict[str, Any]
-    example: Any
+    importer: torch.package.PackageImporter
+    models: Dict[str, torch.nn.ModuleDict]
+    example: AtomicDataDict.Type
 
     @classmethod
     def read(cls, path: Path) -> "Package":
@@ -158,6 +159,6 @@ class ExampleOfPackage:
     def teardown(self, stage: str) -> None:
         """Nothing to do."""
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self) -> List[AtomicDataDict.Type]:
         """Return the one frame."""
         return [data_dict_from_package(self.package_path)]

@@ -116,7 +116,12 @@ class E2IPCalculator(NequIPCalculator):
         register()
         return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
 
-    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
+    def calculate(
+        self,
+        atoms: Optional[Atoms] = None,
+        properties: Optional[List[str]] = None,
+        system_changes: List[str] = all_changes,
+    ) -> None:
         """Calculate as ``NequIPCalculator``; `InputError` for a structure without meaning for the model."""
         self._check(atoms)
         super().calculate(atoms, properties, system_changes)
