@@ -67,23 +67,37 @@ def test_a_run_and_what_is_taken_of_it(folder, tmp_path):
     assert "2 frames, 1 candidates" in result.stdout and "only 1 of 2 frames are candidates" in result.stderr
 
 
-def test_dynamics(fitted_file, labelled, tmp_path):
-    """Also in another precision: bond constraints, for example, want float64 of a float32 model."""
+@pytest.fixture
+def start(labelled, tmp_path):
+    """Path of a frame to start from."""
     ase.io.write(tmp_path / "start.xyz", labelled("CH3OH", 1, 3, 0.05)[0].atoms, format="extxyz")
+    return tmp_path / "start.xyz"
+
+
+def test_dynamics(fitted_file, start, tmp_path):
+    words = ["md", fitted_file, start, tmp_path / "out.xyz", "--steps", 4, "--interval", 2]
+    result = call(*words, "--watch", "e2ip_leverage=1e5", "--check-interval", 1)
+    assert result.exit_code == 0, result.output
+    assert "4 steps, 3 frames written\nmonitor: 0 alarms in 5 checks" in result.stdout
+    last = ase.io.read(tmp_path / "out.xyz", 2)
+    calculator = MACECalculator(str(fitted_file), device="cpu", default_dtype="float64")
+    expected = calculator.get_property("e2ip_leverage", last)
+    np.testing.assert_allclose(last.arrays["e2ip_leverage"], expected, rtol=1e-4)
+
+
+def test_precision_of_a_run(model_files, start, tmp_path):
+    """Bond constraints, for example, want float64 of a float32 model."""
     found = {}
     for dtype in ("float32", "float64"):
-        words = ["md", fitted_file, tmp_path / "start.xyz", tmp_path / f"{dtype}.xyz", "--steps", 4, "--interval", 2]
-        result = call(*words, "--watch", "e2ip_leverage=1e5", "--check-interval", 1, "--dtype", dtype)
-        assert result.exit_code == 0, result.output
-        assert "4 steps, 3 frames written\nmonitor: 0 alarms in 5 checks" in result.stdout
-        first, _, last = found[dtype] = ase.io.read(tmp_path / f"{dtype}.xyz", ":")
-        calculator = MACECalculator(str(fitted_file), device="cpu", default_dtype=dtype)
+        words = ("md", model_files["e2ip"], start, tmp_path / f"{dtype}.xyz", "--steps", 1, "--dtype")
+        assert call(*words, dtype).exit_code == 0
+        frame = ase.io.read(tmp_path / f"{dtype}.xyz", 0)
+        calculator = MACECalculator(str(model_files["e2ip"]), device="cpu", default_dtype=dtype)
         assert next(calculator.models[0].parameters()).dtype == getattr(torch, dtype)
-        np.testing.assert_allclose(first.get_forces(), calculator.get_property("forces", first), atol=2e-8)
-    leverage = calculator.get_property("e2ip_leverage", last)
-    np.testing.assert_allclose(last.arrays["e2ip_leverage"], leverage, rtol=1e-4)
-    assert 0.0 < np.abs(found["float32"][0].get_forces() - found["float64"][0].get_forces()).max() < 1e-4
-    refused = call(*words, "--dtype", "half", "--overwrite")
+        found[dtype] = frame.get_forces()
+        np.testing.assert_allclose(found[dtype], calculator.get_property("forces", frame), atol=2e-8)
+    assert 0.0 < np.abs(found["float32"] - found["float64"]).max() < 1e-4
+    refused = call(*words, "half", "--overwrite")
     assert refused.exit_code == 2 and "--dtype half: choose float32 or float64" in refused.stderr
 
 
