@@ -35,6 +35,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before
     sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}: {sys.executable}")
 try:
     import nox
+    from packaging.requirements import Requirement  # comes with nox
 except ModuleNotFoundError:
     if __name__ != "__main__":
         raise
@@ -53,8 +54,6 @@ CONSTRAINED = ("-c", "constraints.txt")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Examples in the docstrings of the installed core. Triton kernels cannot be imported without Triton.
 EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2ip_plugins")
-#: The oldest torch that the tests run with; pyproject.toml claims it.
-OLDEST_TORCH = "2.6.0"
 HOSTS = ("nequip", "mace")
 #: Releases that the session `matrix` tries, in the table of docs/releases.md; the newest with further Pythons, too.
 RELEASES = {
@@ -196,12 +195,19 @@ def nightly(session: nox.Session, host: str) -> None:
     run_tests(session, host, "nightly")
 
 
-@nox.session(default=False)
+def oldest_versions(host: str) -> list[str]:
+    """Return the lower bounds of the dependencies in pyproject.toml, with the extra ``host``, as exact versions."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    requirements = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][host]])
+    return [f"{r.name}=={bound.version}" for r in requirements for bound in r.specifier if bound.operator == ">="]
+
+
+@nox.session(default=False, python="3.10")
 @nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
 def oldest(session: nox.Session, host: str) -> None:
-    """Run the tests with the oldest torch, in an environment of its own per host (gigabytes; for a nightly job)."""
+    """Run the tests with the oldest Python and dependencies that pyproject.toml allows (gigabytes per host)."""
     tools = [tool for tool in group("test") if not tool.startswith("triton")]
-    session.install(f"torch=={OLDEST_TORCH}", f".[{host}]", *tools)
+    session.install(*oldest_versions(host), f".[{host}]", *tools)
     # CUDA builds pin a Triton that our kernels do not compile with (3.2; 3.3 neither): there users get the eager path.
     session.run_install("python", "-m", "pip", "uninstall", "--yes", "--quiet", "triton")
     run_pytest(session, Path(session.bin), session.posargs or tests_of(host), "-m", "not nightly")

@@ -25,6 +25,7 @@ from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from e2ip_plugins import families
+from e2ip_plugins.families import laws
 from e2ip_plugins.families.laws import Elliptical
 from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
 
@@ -207,7 +208,7 @@ def load(folder: Path, name: str):
 
 
 def law_of(data, prefix: str = "") -> Elliptical:
-    return NIW.law({key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
+    return laws.law_of(NIW, {key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
 
 
 def means(data, values: np.ndarray) -> np.ndarray:

@@ -107,10 +107,10 @@ class Mace:
         from e2ip_plugins import contract
         from mace_ext import seams
 
-        for module in seams.MODULES:
+        for module in seams.SEAMS:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module)
-        lacking = [n for n in seams.OPTIONAL if contract.problems({n: ()} if n in seams.MODULES else _term(n))]
+        lacking = [n for n in seams.OPTIONAL if contract.problems({n: ()} if n in seams.SEAMS else _term(n))]
         return seams.problem(), lacking
 
     def train(self, name: str, *options: str, **environment: str) -> None:

@@ -12,7 +12,7 @@ from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, DataSet, Preset, Run,
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
 
-#: Condition numbers of a training, step by step (`e2ip_plugins.readout.trace`), in its folder.
+#: Condition numbers of a training, step by step (`e2ip_plugins.families.condition_trace`), in its folder.
 TRACE = "condition.csv"
 
 #: In the folder of a training that ended because a factorisation failed.

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from e2ip_plugins.bench.commands import FAILED, TRACE
 from e2ip_plugins.bench.plan import EARLY, EARLY_RATES, Run
-from e2ip_plugins.readout.trace import COLUMNS
+from e2ip_plugins.families.condition_trace import COLUMNS
 
 
 def read(path: Path) -> Dict[str, np.ndarray]:
-    """Columns of a trace (`e2ip_plugins.readout.trace`) by name (steps,)."""
+    """Columns of a trace (`e2ip_plugins.families.condition_trace`) by name (steps,)."""
     with open(path, encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     return {name: np.array([float(line[name]) for line in lines]) for name in COLUMNS}

@@ -9,6 +9,7 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
 from e2ip_plugins.report.compare import Model, compare, load_models
@@ -144,7 +145,7 @@ def _number(value: Optional[float]) -> float:
 def _covariance(model: Model) -> np.ndarray:
     p = model.predictions
     assert p.family is not None
-    return p.family.law(p.parameters).covariance()
+    return law_of(p.family, p.parameters).covariance()
 
 
 def _newer(path: Path, sources: Sequence[Path]) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, List, Sequence
 from e2ip_plugins.bench import commands, data
 from e2ip_plugins.bench.plan import EARLY_EPOCHS, METHODS, Method, Preset, Run, dataset
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.condition_trace import VARIABLE
 from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
 from e2ip_plugins.files import replacing
-from e2ip_plugins.readout.trace import VARIABLE
 
 #: Of what `settings` means.
 VERSION = 1

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Sequence
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from e2ip_plugins.fitting.fit import some
+from e2ip_plugins.fitting.fit import training_subset
 from e2ip_plugins.fitting.training_atoms import distributed
 
 #: Seconds between two lines about a pass.
@@ -60,7 +60,7 @@ def fit_loaders(
 ) -> Tuple[DataLoader, DataLoader, DataLoader]:
     """Return the loaders of a fit: training and validation set, and those training samples whose errors it needs."""
     count = len(training)  # type: ignore[arg-type]
-    known = Subset(training, some(count, sum(map(len, validation))))  # type: ignore[arg-type]
+    known = Subset(training, training_subset(count, sum(map(len, validation))))  # type: ignore[arg-type]
     return in_order([training], of_training), in_order(validation, of_validation), in_order([known], of_training)
 
 

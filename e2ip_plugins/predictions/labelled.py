@@ -182,14 +182,6 @@ def check_finite(values: Any, where: str, name: str = "energy") -> None:
         )
 
 
-def check_is_new(path: Path, option: str = "") -> None:
-    """`InputError` for a file of frames to be written that is there already, or whose folder is not."""
-    if path.exists():
-        raise InputError(f"{option}{path}: is there already; choose another name")
-    if not path.parent.is_dir():
-        raise InputError(f"{option}{path}: there is no folder {path.parent}")
-
-
 def _counts(atoms: Any) -> bool:
     return not (len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom")
 

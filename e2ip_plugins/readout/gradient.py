@@ -1,7 +1,7 @@
 """Gradients of an uncertainty in the atomic positions: the bias force of uncertainty-driven MD.
 
-Hosts free the graph of everything but the energy outside training, so the adapters evaluate their
-model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
+Outside training NequIP and MACE keep the graph of the energy alone. So the adapters evaluate the model again for this,
+without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
 from typing import Callable, Dict, Tuple, Union
@@ -18,7 +18,7 @@ Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
 def differentiate(
     outputs: Dict[str, Tensor], positions: Tensor, uncertainty: Uncertainty, create_graph: bool
 ) -> Tuple[Tensor, Tensor]:
-    """Value u of an uncertainty and ∂(Σ u)/∂(positions).
+    """Return the value u of an uncertainty and ∂(Σ u)/∂(positions).
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def differentiate(
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
-    """The uncertainty's value, `InputError` for unknown keys."""
+    """Return the value of an uncertainty; `InputError` for unknown keys."""
     if callable(uncertainty):
         return uncertainty(outputs)
     if uncertainty not in outputs:

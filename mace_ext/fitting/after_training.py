@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, fit_loaders
-from e2ip_plugins.fitting.fit import in_words
+from e2ip_plugins.fitting.report import failure_message
 from e2ip_plugins.fitting.training_atoms import distributed
 from mace_ext.fitting.passes import fit_model
 from mace_ext.training.remembered import remembering
@@ -51,7 +51,7 @@ def fit_trained(model: models.ScaleShiftMACE, training: Training) -> None:
         if distributed() and not isinstance(error, InputError):
             raise  # InputError meets all processes; with another error they would wait for this one
         model.e2ip_readout.leverage.reset()
-        logging.warning(f"The leverage was not fitted: {in_words(error)}")
+        logging.warning(f"The leverage was not fitted: {failure_message(error)}")
         return
     for warning in report.warnings:
         logging.warning(warning)

@@ -6,7 +6,8 @@ from typing import Optional, Sequence
 from e2ip_plugins import families
 from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, to_standard_error
-from e2ip_plugins.fitting.fit import Report, is_constant
+from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from mace_ext.fitting.passes import Graphs, batching, fit_model
@@ -25,7 +26,7 @@ def fit_file(
     device: str = "cpu",
     batch_size: int = 10,
     on_progress: OnProgress = to_standard_error,
-) -> Report:
+) -> FitReport:
     """Fit a ``.model`` file's leverage to its training set, and write it to another file.
 
     A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets e²IP's with a

@@ -12,7 +12,9 @@ from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error, with_progress
-from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from mace_ext.model.files import configuration, species_of
 
@@ -60,7 +62,7 @@ def fit_model(
     known: Iterable[Batch] = (),
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
-) -> Report:
+) -> FitReport:
     """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
 
     Parameters
@@ -85,13 +87,13 @@ def fit_model(
             run_features(model, batch)
             yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
 
-    def residuals(loader: Iterable[Batch], name: str) -> Iterator[Labelled]:
+    def residuals(loader: Iterable[Batch], name: str) -> Iterator[ForceErrors]:
         for batch in with_progress(loader, name, on_progress):
             batch = batch.to(device)
             forces = forces_of(model, batch)
             counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
             missing = torch.full_like(forces, float("nan"))
-            yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
+            yield ForceErrors(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
 
     with _frozen(model):
         return fit_leverage(
@@ -100,7 +102,7 @@ def fit_model(
             residuals(validation, "validation set"),
             species_of(model),
             constant,
-            known=residuals(known, "errors of the training set"),
+            training_errors=residuals(known, "errors of the training set"),
         )
 
 

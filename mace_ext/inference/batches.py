@@ -22,7 +22,7 @@ from mace_ext.model.readout import find_family, find_name, find_readout
 
 
 class Batches:
-    """What `e2ip_plugins.evaluation.evaluate.Model` asks for."""
+    """What `e2ip_plugins.evaluation.options.BatchModel` asks for."""
 
     def __init__(self, net: models.ScaleShiftMACE, device: str, head: str) -> None:
         self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head

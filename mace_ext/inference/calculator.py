@@ -21,10 +21,10 @@ from e2ip_plugins.predictions.labelled import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import committee_results, in_units, model_results, warn_if_unfitted
-from mace_ext.heard import Heard
 from mace_ext.inference.gradient import uncertainty_gradient as model_gradient
 from mace_ext.model.files import choose_head, embedded
 from mace_ext.model.readout import find_family, find_name, find_readout, has_leverage
+from mace_ext.observed_model import ObservedModel
 
 if TYPE_CHECKING:
     # Its module is the one that is being patched.
@@ -73,12 +73,13 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
         return
     _check(self, kwargs.get("atoms", args[0] if args else None))
     models = self.models
-    self.models = heard = [Heard(model) for model in models]
+    self.models = observed = [ObservedModel(model) for model in models]
     try:
         stock(self, *args, **kwargs)
     finally:
         self.models = models
-    members = [(family, _outputs(self, family, m.output)) for family, m in zip(self._uq_families, heard, strict=True)]
+    pairs = zip(self._uq_families, observed, strict=True)
+    members = [(family, _outputs(self, family, model.output)) for family, model in pairs]
     factor = self.energy_units_to_eV / self.length_units_to_A
     if len(members) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.

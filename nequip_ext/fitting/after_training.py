@@ -11,7 +11,7 @@ from nequip.utils import RankedLogger
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, fit_loaders
-from e2ip_plugins.fitting.fit import WAY_OUT, in_words
+from e2ip_plugins.fitting.report import WAY_OUT, failure_message
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.fitting.passes import fit_model
@@ -68,7 +68,7 @@ class E2IPFit(lightning.Callback):
         except Exception as error:
             if trainer.world_size > 1 and not isinstance(error, InputError):
                 raise  # InputError meets all processes; with another error they would wait for this one
-            logger.warning(f"leverage: {what} stays unfitted: {in_words(error)}")
+            logger.warning(f"leverage: {what} stays unfitted: {failure_message(error)}")
             return
         _forget_compiled(pl_module, fitted)
         if path is None:
@@ -78,7 +78,7 @@ class E2IPFit(lightning.Callback):
             try:
                 store(path, fitted)
             except OSError as error:
-                logger.warning(f"leverage: {path} stays as it was, unfitted: {in_words(error)}")
+                logger.warning(f"leverage: {path} stays as it was, unfitted: {failure_message(error)}")
         trainer.strategy.barrier()
 
     def on_exception(

@@ -21,7 +21,7 @@ from nequip.utils.global_state import get_latest_global_state
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
 from e2ip_plugins.fitting.batches import OnProgress
-from e2ip_plugins.fitting.fit import Report
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.compat import IS_0_16, cpu_deserialize
@@ -83,7 +83,7 @@ def fit_package(
     device: str,
     batch_size: int,
     on_progress: OnProgress,
-) -> Optional[Report]:
+) -> Optional[FitReport]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
     Parameters, and what is raised: see `nequip_ext.fitting.file.fit_file`.

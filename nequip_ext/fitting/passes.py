@@ -8,7 +8,9 @@ from nequip.nn import graph_model
 from torch.utils.data import Dataset
 
 from e2ip_plugins.fitting.batches import Batching, OnProgress, fit_loaders, to_standard_error, with_progress
-from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, is_constant
+from e2ip_plugins.fitting.fit import fit_leverage, is_constant
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
@@ -55,7 +57,7 @@ def fit_model(
     known: Iterable[AtomicDataDict.Type] = (),
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
-) -> Report:
+) -> FitReport:
     """Fit the leverage of a model's readout in place.
 
     Parameters
@@ -88,13 +90,13 @@ def fit_model(
             run_features(model, batch)
             yield None
 
-    def residuals(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[Labelled]:
+    def residuals(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[ForceErrors]:
         for batch in on_device(data, name):
             reference, forces = reference_forces(batch), forces_of(model, batch)
             frames = batch.get(AtomicDataDict.BATCH_KEY)
             if frames is None:
                 frames = torch.zeros(len(forces), dtype=torch.long, device=device)
-            yield Labelled(residual=reference - forces, frames=frames, forces=forces)
+            yield ForceErrors(residual=reference - forces, frames=frames, forces=forces)
 
     readout = find_readout(model)
     assert readout is not None
@@ -104,7 +106,7 @@ def fit_model(
         residuals(validation, "validation set"),
         species=model.type_names,
         constant=constant,
-        known=residuals(known, "errors of the training set"),
+        training_errors=residuals(known, "errors of the training set"),
     )
 
 
@@ -115,11 +117,13 @@ def fit_frames(
     batch_size: int,
     types: Types,
     on_progress: OnProgress,
-) -> Report:
+) -> FitReport:
     """Fit the leverage of a model's readout to frames, in place; ``types`` are the model's by element."""
+    readout = find_readout(model)
+    assert readout is not None
     train, valid = (Graphs(frames, model, types) for frames in (training, validation))
     loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
-    return fit_model(model, *loaders, constant=is_constant(find_readout(model)), on_progress=on_progress)
+    return fit_model(model, *loaders, constant=is_constant(readout), on_progress=on_progress)
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:

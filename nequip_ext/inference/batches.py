@@ -27,12 +27,12 @@ from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import Types, by_element, types_of
 from nequip_ext.model.inputs import transforms_of
-from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.model.readout import find_name, find_readout
 
 
 @dataclass
 class Batches:
-    """What `e2ip_plugins.evaluation.evaluate.Model` asks for.
+    """What `e2ip_plugins.evaluation.options.BatchModel` asks for.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Batches:
     reads: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.warning, self.uq_model = unfitted(find_readout(self.model)), find_model_name(self.model)
+        self.warning, self.uq_model = unfitted(find_readout(self.model)), find_name(self.model)
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
         """Return NequIP's dictionary of a frame, and its number of edges."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.fitting.fit import Labelled, fit_leverage
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
@@ -65,7 +66,7 @@ def folder(study, tmp_path_factory):
 
     def labelled(d):
         run(d)
-        yield Labelled(torch.from_numpy(d.residual), torch.from_numpy(d.frame))
+        yield ForceErrors(torch.from_numpy(d.residual), torch.from_numpy(d.frame))
 
     # A network that errs less where it was trained.
     data["train"].residual *= 0.7

@@ -2,11 +2,11 @@
 
 import torch
 
-from e2ip_plugins.readout.remembered import Remembered, key_of
+from e2ip_plugins.readout.frozen_features import FrozenFeatures, structure_key
 
 
 def test_what_is_kept_is_a_copy_without_a_graph():
-    memory, batch = Remembered(), torch.ones(6, 2, dtype=torch.float32, requires_grad=True)
+    memory, batch = FrozenFeatures(), torch.ones(6, 2, dtype=torch.float32, requires_grad=True)
     memory.put(b"a", {"forces": batch[:2]})
     memory.put(b"b", {"forces": 2.0 * batch[2:]})
     assert memory.get((b"a", b"c")) is None
@@ -19,7 +19,7 @@ def test_what_is_kept_is_a_copy_without_a_graph():
 
 
 def test_too_much_is_forgotten_for_good(caplog):
-    memory = Remembered(limit=100)
+    memory = FrozenFeatures(max_bytes=100)
     memory.put(b"a", {"x": torch.zeros(10, dtype=torch.float32)})
     assert memory.get((b"a",)) is not None and not caplog.text
     memory.put(b"b", {"x": torch.zeros(30, dtype=torch.float32)})
@@ -31,5 +31,5 @@ def test_too_much_is_forgotten_for_good(caplog):
 def test_keys_tell_values_and_shapes_apart():
     x = torch.arange(6.0)
     keys = [(x,), (x.reshape(2, 3),), (x.reshape(3, 2),), (x + 1e-6,), (x, x), (x[:3], x[3:]), (-x,)]
-    assert len({key_of(*tensors) for tensors in keys}) == len(keys)
-    assert key_of(x) == key_of(x.clone().requires_grad_())
+    assert len({structure_key(*tensors) for tensors in keys}) == len(keys)
+    assert structure_key(x) == structure_key(x.clone().requires_grad_())

@@ -6,7 +6,5 @@ from mace_ext.patches import wrap
 
 def apply(module):
     """Patch two methods of ``MACECalculator`` and add one."""
-    cls = module.MACECalculator
-    wrap(cls, "__init__", calculator.init)
-    wrap(cls, "calculate", calculator.calculate)
-    cls.uncertainty_gradient = calculator.uncertainty_gradient
+    wrap(module.MACECalculator, __init__=calculator.init, calculate=calculator.calculate)
+    module.MACECalculator.uncertainty_gradient = calculator.uncertainty_gradient
