@@ -87,17 +87,20 @@ def test_dynamics(fitted_file, start, tmp_path):
 
 def test_precision_of_a_run(model_files, start, tmp_path):
     """Bond constraints, for example, want float64 of a float32 model."""
+
+    def run(dtype):
+        return call("md", model_files["e2ip"], start, tmp_path / f"{dtype}.xyz", "--steps", 1, "--dtype", dtype)
+
     found = {}
     for dtype in ("float32", "float64"):
-        words = ("md", model_files["e2ip"], start, tmp_path / f"{dtype}.xyz", "--steps", 1, "--dtype")
-        assert call(*words, dtype).exit_code == 0
+        assert run(dtype).exit_code == 0
         frame = ase.io.read(tmp_path / f"{dtype}.xyz", 0)
         calculator = MACECalculator(str(model_files["e2ip"]), device="cpu", default_dtype=dtype)
         assert next(calculator.models[0].parameters()).dtype == getattr(torch, dtype)
         found[dtype] = frame.get_forces()
         np.testing.assert_allclose(found[dtype], calculator.get_property("forces", frame), atol=2e-8)
     assert 0.0 < np.abs(found["float32"] - found["float64"]).max() < 1e-4
-    refused = call(*words, "half", "--overwrite")
+    refused = run("half")
     assert refused.exit_code == 2 and "--dtype half: choose float32 or float64" in refused.stderr
 
 
