@@ -90,12 +90,15 @@ def check_saved():
 
 @pytest.fixture(scope="session")
 def load_script():
-    """Function that gives a script as a module: its path, from the root of the repository."""
+    """Function that returns a script as a module: its path, from the root of the repository."""
 
     def load(path):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+        script = Path(__file__).parents[1] / path
+        spec = importlib.util.spec_from_file_location(script.stem, script)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(script.parent)  # as for a script that is run
+            spec.loader.exec_module(module)
         return module
 
     return load
