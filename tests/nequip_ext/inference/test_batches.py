@@ -60,24 +60,8 @@ def test_checkpoints_and_packages(saved, check_written, source, tmp_path, name):
         check_written(frame, calculator, KEYS, **TOLERANCE["float64"])
 
 
-def test_a_run_that_was_stopped_ends_the_same(make_model, gnn_config, source, tmp_path, monkeypatch):
-    """Single precision, where another batch would be another last digit."""
-    model, calls = of_model(make_model(gnn_config(model_dtype="float32"))[1]), []
-    written_by(model, source, tmp_path / "whole.xyz", batch_atoms=10)
-    forward = model.evaluate
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(model, "evaluate", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        written_by(model, source, tmp_path / "out.xyz", batch_atoms=10)
-    written_by(model, source, tmp_path / "out.xyz", batch_atoms=10)
-    assert (tmp_path / "out.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
-    assert len(calls) == 4
+def test_a_run_that_was_stopped_ends_the_same(make_model, gnn_config, check_continuation, source):
+    check_continuation(lambda: of_model(make_model(gnn_config(model_dtype="float32"))[1]), source)
 
 
 def test_what_the_frame_brings_along_does_not_matter(saved, source, tmp_path):

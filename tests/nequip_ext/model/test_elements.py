@@ -16,10 +16,9 @@ from e2ip_plugins.evaluation.options import EvaluateOptions
 from e2ip_plugins.predictions.labelled import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.export.strip import strip_file
-from nequip_ext.fitting.fit import fit_file
-from nequip_ext.inference.batches import open_model
+from nequip_ext.fitting.file import fit_file
+from nequip_ext.inference.batches import open_model, open_passes
 from nequip_ext.inference.calculator import open_model as open_calculator
-from nequip_ext.inference.features import open_passes
 from nequip_ext.model.elements import types_of
 
 NAMES = {"H": "light", "C": "tetravalent", "N": "base", "O": "acid"}

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from hydra.utils import get_class
@@ -13,11 +13,12 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
+from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import is_constant
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.fitting.package import fit_package, wrap_package
-from nequip_ext.fitting.passes import batches_of, fit_model
+from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import averages_for, explained, leverages, rebuild, refuse_head
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_readout, settings_of
@@ -34,6 +35,7 @@ def fit_file(
     head: Optional[str] = None,
     device: str = "cpu",
     batch_size: int = 10,
+    on_progress: OnProgress = to_standard_error,
 ) -> FitReport:
     """Write a model whose uncertainty follows its leverage; energies and forces stay as they are, to the last bit.
 
@@ -54,6 +56,8 @@ def fit_file(
     device : str
     batch_size : int
         Frames.
+    on_progress : callable
+        Takes lines about the progress.
 
     Raises
     ------
@@ -63,9 +67,9 @@ def fit_file(
     refuse_head(head)
     set_global_state()
     if model.name.endswith(".zip"):
-        found = fit_package(model, training, validation, output, device, batch_size)
-        if found is not None:
-            return found
+        report = fit_package(model, training, validation, output, device, batch_size, on_progress)
+        if report is not None:
+            return report
         checkpoint = wrap_package(model)
     else:
         checkpoint = read_checkpoint(model)
@@ -73,56 +77,57 @@ def fit_file(
         raise InputError(
             f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
         )
-    kind, hparams = training_module(checkpoint, model)
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
-        twin = rebuild(kind, hparams, checkpoint)
-        stock = find_readout(twin.model) is None
-        hparams = copy.deepcopy(hparams)
-        if stock:
-            if "schedulefree_optimizer_state_dict" in checkpoint:
-                raise InputError(
-                    f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the "
-                    "model: package it with nequip-package and fit the package"
-                )
-            _change_models(hparams, _wrapped)
-            checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
-            # Of an optimiser that does not know the readout.
-            for name in ("optimizer_states", "lr_schedulers"):
-                checkpoint.pop(name, None)
-        else:
-            _change_models(hparams, lambda config: _in_mode_leverage(config, twin, model))
-        twin = rebuild(kind, hparams, checkpoint)
-    twin.to(device).eval()
-    evaluated = twin.evaluation_model[_SOLE_MODEL_KEY]
+        twin, hparams, is_new = _in_mode_leverage(checkpoint, model)
+    evaluated = twin.to(device).eval().evaluation_model[_SOLE_MODEL_KEY]
     readout: Any = find_readout(evaluated)
-    if stock:
+    if is_new:
         for trunk in readout.trunks:
             trunk.make_constant()
-    constant = is_constant(readout)
     with explained(model):
-        batches = batches_of(evaluated, training, validation, device, batch_size, types_of(model))
-    report = fit_model(evaluated, *batches, constant=constant)
-    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=constant))
+        report = fit_frames(evaluated, training, validation, batch_size, types_of(model), on_progress)
+    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=is_constant(readout)))
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)
     return report
 
 
+def _in_mode_leverage(checkpoint: Dict[str, Any], path: Path) -> Tuple[NequIPLightningModule, Dict[str, Any], bool]:
+    """Return a training module whose readout is in mode ``leverage``, its hyperparameters, and whether it is new.
+
+    A stock model's checkpoint gets the state of a new readout.
+    """
+    kind, hparams = training_module(checkpoint, path)
+    twin = rebuild(kind, hparams, checkpoint)
+    readout = find_readout(twin.model)
+    hparams = copy.deepcopy(hparams)
+    if readout is None:
+        drop_optimiser(checkpoint, path, "fit")
+        _change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config})
+        checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
+    else:
+        settings = settings_of(readout)
+        if settings.with_leverage(str(path)) != settings:
+            _change_models(hparams, lambda config: _with_leverage(config, path))
+    return rebuild(kind, hparams, checkpoint), hparams, readout is None
+
+
 def read_checkpoint(path: Path) -> Dict[str, Any]:
-    """A checkpoint of ``nequip-train``; `InputError` for files that are none."""
+    """Read a checkpoint of ``nequip-train``; `InputError` for other files."""
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=False)
         _ = checkpoint["hyper_parameters"]["info_dict"]["training_module"]["_target_"], checkpoint["state_dict"]
-    # Unpickling lets through whatever goes wrong in it.
+    # Unpickling raises whatever goes wrong in it.
     except Exception as error:
         raise InputError(f"{path}: is no checkpoint of nequip-train ({type(error).__name__}: {error})") from error
     return checkpoint
 
 
-def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool = False) -> Any:
-    """Its class and hyperparameters; models that are read from a checkpoint on their part are as they are there.
+def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool = False) -> Tuple[Any, Dict[str, Any]]:
+    """Return the class and the hyperparameters of a checkpoint's training module.
 
-    With ``free_standing`` so is what a readout is around, of which nothing is then said to be fixed.
+    The config of a model that is read from another checkpoint becomes what is in that one. With ``free_standing`` this
+    is done inside a readout's config, too, whose forces are then no longer fixed.
     """
     hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
 
@@ -130,7 +135,7 @@ def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool 
         while _reads_checkpoint(config):
             inner = Path(config["checkpoint_path"])
             if not inner.is_file():
-                raise InputError(f"{path}: its model comes from {inner}, which is not there")
+                raise InputError(f"{path}: its model comes from {inner}, which does not exist")
             config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
         if free_standing and config["_target_"] == MODEL and _reads_checkpoint(config["model"]):
             return {**config, "model": inlined(dict(config["model"])), "forces": "likelihood"}
@@ -145,7 +150,10 @@ def _reads_checkpoint(config: Dict[str, Any]) -> bool:
 
 
 def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
-    """The config of the model stands in the arguments of the training module and in what NequIP notes about the run."""
+    """Change the config of the model, in the arguments of the training module and in NequIP's notes about the run.
+
+    A loss of ours that names mode ``coupled`` gets mode ``leverage``.
+    """
     for section in (hparams, hparams["info_dict"]["training_module"]):
         section["model"] = change(dict(section["model"]))
         loss = section.get("loss")
@@ -153,15 +161,7 @@ def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], D
             section["loss"] = {**loss, "evidence": "leverage"}
 
 
-def _wrapped(config: Dict[str, Any]) -> Dict[str, Any]:
-    return {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config}
-
-
-def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str, Any]:
-    readout: Any = find_readout(twin.model)
-    settings = settings_of(readout)
-    if settings.with_leverage(str(path)) == settings:
-        return config
+def _with_leverage(config: Dict[str, Any], path: Path) -> Dict[str, Any]:
     if config["_target_"] != MODEL:
         source = config.get("package_path", config["_target_"])
         raise InputError(
@@ -171,16 +171,36 @@ def _in_mode_leverage(config: Dict[str, Any], twin: Any, path: Path) -> Dict[str
     return {**config, "evidence": "leverage"}
 
 
+def drop_optimiser(checkpoint: Dict[str, Any], path: Path, verb: str) -> None:
+    """Drop the state of an optimiser that knows other weights than the changed model has; ``verb`` is the command's.
+
+    Raises
+    ------
+    InputError
+        For a schedule-free optimiser, which has a part in the weights.
+    """
+    if "schedulefree_optimizer_state_dict" in checkpoint:
+        raise InputError(
+            f"{path}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
+            f"package it with nequip-package and {verb} the package"
+        )
+    for name in ("optimizer_states", "lr_schedulers"):
+        checkpoint.pop(name, None)
+
+
 def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) -> Dict[str, Any]:
-    """State of a stock training module in one whose model has a readout besides."""
+    """Return the state of a stock training module in one whose model also has a readout."""
     state = wrapped.state_dict()
     state.update({name: value for name, value in stock.state_dict().items() if not name.startswith("ema.")})
     state.update(averages_for(wrapped, stock))
     return state
 
 
-def _state_of_readout(twin: Any, weights: bool) -> Dict[str, Any]:
-    """Entries of a state dictionary for the leverages of a training module in evaluation, or for the whole readouts."""
+def _state_of_readout(twin: NequIPLightningModule, weights: bool) -> Dict[str, Any]:
+    """Return entries of a state dictionary for the leverages of a training module in evaluation.
+
+    With ``weights``, for the complete readouts.
+    """
     state: Dict[str, Any] = {}
     for prefix in leverages(twin):
         prefix = prefix if not weights else prefix.removesuffix("leverage.")

@@ -1,35 +1,24 @@
 """The leverage in the files of ``nequip-train``, and ``e2ip fit`` for checkpoints and packages."""
 
 import subprocess
-import sys
 import warnings
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import ase.io
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.labelled import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.compat import NequIPCalculator
-from nequip_ext.fitting import after_training as fit_after_training
-from nequip_ext.fitting.after_training import E2IPFit
-from nequip_ext.fitting.fit import fit_file
+from nequip_ext.fitting import after_training
+from nequip_ext.fitting.file import fit_file
 from nequip_ext.model.readout import find_readout
 
 LEVERAGE = ".e2ip_readout.readout.leverage."
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, train, train_files):
-    """A short training in mode ``leverage`` and its tests."""
-    folder = tmp_path_factory.mktemp("run") / "leverage"
-    return train("nequip_e2ip", folder, train_files, "max_epochs=2", "evidence=leverage")
 
 
 @pytest.fixture(scope="module")
@@ -68,71 +57,53 @@ def predictions(path, files):
     return found
 
 
-def test_the_best_checkpoint_is_fitted_and_the_last_is_not(run, train_files):
-    best, last = leverage_of(run / "best.ckpt"), leverage_of(run / "last.ckpt")
+def test_the_best_checkpoint_is_fitted_and_the_last_is_not(leverage_run, train_files):
+    best, last = leverage_of(leverage_run / "best.ckpt"), leverage_of(leverage_run / "last.ckpt")
     assert best["fitted"] and not last["fitted"]
-    found = predictions(run / "best.ckpt", train_files)
+    found = predictions(leverage_run / "best.ckpt", train_files)
     h = np.concatenate([results["e2ip_leverage"] for results in found])
     species = np.concatenate([a.get_chemical_symbols() for a in ase.io.read(train_files["train"], ":")])
     for symbol in "HCO":  # EMA weights: with others it would be another number
         assert h[species == symbol].mean() == pytest.approx(1.0, rel=1e-4)
-    lines = [line for line in (run / "train.log").read_text().splitlines() if "] leverage: " in line]
-    assert "fitting" in lines[0] and str(run / "best.ckpt") in lines[0] and "72 training atoms" in "".join(lines)
+    lines = [line for line in (leverage_run / "train.log").read_text().splitlines() if "] leverage: " in line]
+    assert (
+        "fitting" in lines[0] and str(leverage_run / "best.ckpt") in lines[0] and "72 training atoms" in "".join(lines)
+    )
 
 
-def test_test_predictions_carry_it(run):
-    calculator = E2IPCalculator.from_saved_model(run / "best.ckpt")
-    for atoms in ase.io.read(run / "test_dataset0.xyz", ":"):
+def test_test_predictions_carry_it(leverage_run):
+    calculator = E2IPCalculator.from_saved_model(leverage_run / "best.ckpt")
+    for atoms in ase.io.read(leverage_run / "test_dataset0.xyz", ":"):
         written = {name: atoms.arrays[name] for name in ("e2ip_leverage", "e2ip_kappa", "e2ip_log_sigma0")}
         calculator.calculate(atoms)
         for name, value in written.items():
             np.testing.assert_allclose(value, calculator.results[name], rtol=1e-3, atol=1e-6, err_msg=name)
 
 
-def test_nonsense_is_less_certain_than_training_atoms(run, train_files):
-    """Of what four features can tell apart; models of the usual size: docs/leverage.md."""
-    calculator = E2IPCalculator.from_saved_model(run / "best.ckpt")
-    found = []
-    for atoms in (Atoms("C"), Atoms("CH", [[0, 0, 0], [0, 0, 0.3]])):
-        calculator.calculate(atoms)
-        found.append(dict(calculator.results))
-    of_training = predictions(run / "best.ckpt", train_files)
-    for name in ("e2ip_leverage", "forces_epistemic_std"):
-        usual = np.quantile(np.concatenate([results[name] for results in of_training]), 0.99)
-        assert min(results[name].min() for results in found) > usual, name
-
-
-def test_an_unfitted_model_says_so_once(run, train_files):
+def test_an_unfitted_model_says_so_once(leverage_run, train_files):
     with pytest.warns(UserWarning, match="never fitted.*as in mode 'coupled'"):
-        calculator = E2IPCalculator.from_saved_model(run / "last.ckpt")
+        calculator = E2IPCalculator.from_saved_model(leverage_run / "last.ckpt")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         calculator.calculate(ase.io.read(train_files["test"], 0))
-        E2IPCalculator.from_saved_model(run / "best.ckpt")
+        E2IPCalculator.from_saved_model(leverage_run / "best.ckpt")
     assert (calculator.results["e2ip_leverage"] == -1).all()
     assert np.allclose(calculator.results["e2ip_kappa"], calculator.results["e2ip_nu"] - 5.0, atol=1e-5)
 
 
-def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, monkeypatch):
+def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, monkeypatch):
     """Of a full disk, say: the file stays as it was, and the warning says what to do."""
-    best, told = coupled / "best.ckpt", []
+    best, warnings_given = coupled / "best.ckpt", []
     before = best.read_bytes()
-    strategy = SimpleNamespace(barrier=lambda: None)
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(train_dataset=[]),
         checkpoint_callback=SimpleNamespace(best_model_path=str(best)),
         is_global_zero=True,
         fast_dev_run=False,
         world_size=1,
-        strategy=strategy,
+        strategy=SimpleNamespace(barrier=lambda: None),
         state=SimpleNamespace(fn="fit"),
     )
-    module = torch.nn.Linear(1, 1)
-    callback = E2IPFit()
-    monkeypatch.setattr("nequip_ext.fitting.after_training.acts", lambda *_: True)
-    monkeypatch.setattr(fit_after_training, "leverages", lambda *_: {"leverage": None})
-    monkeypatch.setattr(fit_after_training, "_forget_compiled", lambda *_: None)
-    monkeypatch.setattr(fit_after_training.logger, "warning", told.append)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -140,14 +111,18 @@ def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, 
     def clash(*_):
         raise AssertionError("EMA module loaded in a state")
 
-    monkeypatch.setattr(fit_after_training, "_fit", lambda *_: {})
-    monkeypatch.setattr(fit_after_training, "store", full)
+    changed = {"acts": True, "leverages": {"leverage": None}, "_forget_compiled": None, "_fit": {}}
+    for name, value in changed.items():
+        monkeypatch.setattr(after_training, name, lambda *_, value=value: value)
+    monkeypatch.setattr(after_training.logger, "warning", warnings_given.append)
+    monkeypatch.setattr(after_training, "store", full)
+    callback, module = after_training.E2IPFit(), torch.nn.Linear(1, 1)
     callback.on_fit_end(trainer, module)
-    monkeypatch.setattr(fit_after_training, "_fit", clash)
+    monkeypatch.setattr(after_training, "_fit", clash)
     callback.on_fit_end(trainer, module)
     callback.on_exception(trainer, module, KeyboardInterrupt())
     assert best.read_bytes() == before
-    for text, reason in zip(told, ("No space left", "AssertionError: EMA", "is not fitted"), strict=True):
+    for text, reason in zip(warnings_given, ("No space left", "AssertionError: EMA", "is not fitted"), strict=True):
         assert str(best) in text and reason in text and "e2ip fit MODEL --train" in text
     trainer.world_size = 2
     with pytest.raises(AssertionError, match="EMA module"):
@@ -156,25 +131,25 @@ def test_a_fit_that_fails_costs_neither_checkpoint_nor_tests(coupled, tmp_path, 
     callback.on_fit_end(trainer, module)
 
 
-def test_a_restart_from_a_fitted_checkpoint(run, tmp_path, train, train_files):
+def test_a_restart_from_a_fitted_checkpoint(leverage_run, tmp_path, train, train_files):
     """Trains unfitted, and is fitted anew at its end."""
-    restart = (f"++ckpt_path={run / 'best.ckpt'}", "max_epochs=4", "run=[train,test]", "evidence=leverage")
+    restart = (f"++ckpt_path={leverage_run / 'best.ckpt'}", "max_epochs=4", "run=[train,test]", "evidence=leverage")
     again = train("nequip_e2ip", tmp_path / "again", train_files, *restart)
     assert not leverage_of(again / "last.ckpt")["fitted"]
-    before, after = leverage_of(run / "best.ckpt"), leverage_of(again / "best.ckpt")
+    before, after = leverage_of(leverage_run / "best.ckpt"), leverage_of(again / "best.ckpt")
     assert after["fitted"] and not torch.equal(before["centres"], after["centres"])
 
 
 @pytest.mark.nightly
-def test_fine_tuning_fits_anew(run, tmp_path, command, environment, train_files):
+def test_fine_tuning_fits_anew(leverage_run, tmp_path, command, environment, train_files):
     """With the fitted checkpoint as the model; its readout comes along."""
     config = command("nequip_e2ip", tmp_path / "tuned", train_files, "max_epochs=1", "run=[train]")
     config = [argument for argument in config if "training_module.model." not in argument]
-    model = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: '{run / 'best.ckpt'}'}}"
+    model = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: '{leverage_run / 'best.ckpt'}'}}"
     config += ["~training_module.model", f"+training_module.model={model}"]
     done = subprocess.run(config, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    before, after = leverage_of(run / "best.ckpt"), leverage_of(tmp_path / "tuned" / "best.ckpt")
+    before, after = leverage_of(leverage_run / "best.ckpt"), leverage_of(tmp_path / "tuned" / "best.ckpt")
     assert after["fitted"] and not torch.equal(before["centres"], after["centres"])
 
 
@@ -223,19 +198,6 @@ def test_fit_of_a_stock_checkpoint(stock, tmp_path, frames, train_files):
     again = fit_file(path, *frames, tmp_path / "again.ckpt")
     assert again.species_std == report.species_std, "the species keep standard deviations of their own"
     same(path, tmp_path / "again.ckpt", train_files, ("forces_cov", "e2ip_kappa", "e2ip_leverage"), 1e-5)
-
-
-@pytest.fixture(scope="module")
-def package(environment):
-    """Function that packages a checkpoint with NequIP's own command."""
-
-    def build(checkpoint, target):
-        tool = Path(sys.executable).with_name("nequip-package")
-        done = subprocess.run([tool, "build", checkpoint, target], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return target
-
-    return build
 
 
 def same(first, second, files, names, rtol):
