@@ -229,28 +229,37 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
     session.install(*CONSTRAINED, f"{requirement}=={release}", f".[{host}]", *further, *(pinned or ()))
     pytest = ("pytest", "-q", "-m", "not nightly", CONTRACT[host])
     session.run(*pytest, *session.posargs, env=ONE_THREAD)
-    session.run("python", "benchmarks/releases.py", host, "--out", ROOT / "runs" / "releases", env=ONE_THREAD)
+    session.run("python", "benchmarks/releases.py", host, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def calibration(session: nox.Session) -> None:
-    """Train what the tables of docs/calibration.md still lack and write them (hours; data from E2IP_DATA)."""
-    bins = [arg for host in COMMANDS for arg in (f"--{host}-bin", COMMANDS[host])]
-    tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
-    session.run(COMMANDS["mace"] / "python", *tools, external=True)
-    session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
+    """Train what benchmarks/results still lacks for docs/calibration.md and docs/leverage.md and write the tables.
+
+    Takes hours, resumes what was interrupted; data from E2IP_DATA. Arguments after -- go to `e2ip bench`.
+    """
+    out = ROOT / "runs" / "bench"
+    for host, folder in COMMANDS.items():
+        tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
+        session.run(folder / "python", *tools, external=True)
+        for table in ("calibration", "leverage"):
+            bench = (folder / "e2ip", "bench", table, "--host", host, "--preset", "calibration", "--out", out)
+            results = ("--results", ROOT / "benchmarks" / "results" / "calibration.json")
+            session.run(*bench, *results, *session.posargs, external=True)
+        models = [p.parent for kind in ("e2ip", "e2ip-fit") for p in out.glob(f"runs/*_{host}_{kind}_s*/finished")]
+        session.run(folder / "python", "benchmarks/leverage_tables.py", *models, external=True)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def cost(session: nox.Session) -> None:
     """Measure what the readout costs, alone and in both hosts (hours); arguments after -- go to benchmarks/hosts.py."""
     out = ROOT / "runs"
-    kernel = ("benchmarks/kernel.py", "--out", out / "kernel")
+    kernel = ("benchmarks/kernel.py", "--out", out / "kernel.json")
     session.run(COMMANDS["mace"] / "python", *kernel, env=ONE_THREAD, external=True)
     results = {host: out / f"hosts_{host}.json" for host in COMMANDS}
     modes = {"nequip": "eager,compile,aoti", "mace": "eager,script"}
     for host, path in results.items():
-        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--profile", "--out", path)
+        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--out", path)
         session.run(COMMANDS[host] / "python", *hosts, *session.posargs, external=True)
     table = ("--table", *results.values(), "--out", out / "hosts.md", "--plot", out / "hosts.png")
     session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)

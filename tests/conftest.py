@@ -1,6 +1,7 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import importlib.util
+import lzma
 import os
 import shutil
 import subprocess
@@ -41,13 +42,63 @@ def reference_frames(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def run_tool():
+    """Function that runs a command of this environment, asserts that it went well, and gives what it printed."""
+
+    def run(name, *arguments, **options):
+        command = [str(part) for part in (Path(sys.executable).parent / name, *arguments)]
+        options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def unpack(tmp_path_factory):
+    """Function that unpacks a file of tests/fixtures by host, name and format; its path."""
+    from e2ip_plugins.readout.settings import VERSION
+
+    def write(host, name, version=VERSION):
+        path = tmp_path_factory.mktemp(host) / name
+        packed = Path(__file__).parent / "fixtures" / f"{host}_v{version}" / f"{name}.xz"
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def check_saved():
+    """Function that compares a saved model behind ASE with what it predicted when it was saved."""
+    import ase.io
+    import numpy as np
+
+    from e2ip_plugins.readout.settings import VERSION
+
+    def check(host, calculator):
+        atoms = ase.io.read(Path(__file__).parents[1] / "demo" / "data" / "test.extxyz", 0)
+        atoms.calc = calculator
+        results = {"energy": atoms.get_potential_energy(), **calculator.results}
+        with np.load(Path(__file__).parent / "fixtures" / f"{host}_v{VERSION}" / "expected.npz") as expected:
+            for key in expected:
+                np.testing.assert_allclose(results[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def load_script():
-    """Function that gives a script as a module: its path, from the root of the repository."""
+    """Function that returns a script as a module: its path, from the root of the repository."""
 
     def load(path):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+        script = Path(__file__).parents[1] / path
+        spec = importlib.util.spec_from_file_location(script.stem, script)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(script.parent)  # as for a script that is run
+            spec.loader.exec_module(module)
         return module
 
     return load
@@ -101,28 +152,36 @@ def without_plugin():
 TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
 
 
+#: What else a new family takes, in ``e2ip_plugins/families/__init__.py``.
+LISTED = """
+from e2ip_plugins.families.isotropic import Isotropic
+FAMILIES = (*FAMILIES, Isotropic)
+"""
+
+
 @pytest.fixture
-def toy_family(monkeypatch, tmp_path):
+def toy_family(monkeypatch):
     """The family of tests/families/isotropic.py, as if it lay in ``e2ip_plugins/families``; in this process."""
     from e2ip_plugins import families
 
-    shutil.copy(TOY_FAMILY, tmp_path)
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    families.table.cache_clear()
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(TOY_FAMILY.parent)])
+    monkeypatch.setattr(families, "FAMILIES", families.FAMILIES)
+    exec(LISTED, vars(families))
     yield families.get("isotropic")
-    families.table.cache_clear()
     sys.modules.pop("e2ip_plugins.families.isotropic", None)
 
 
 @pytest.fixture(scope="session")
 def toy_family_environment(tmp_path_factory):
-    """Environment variables for commands: a copy of the core with that one file added comes first on PYTHONPATH."""
+    """Environment variables for commands: a copy of the core with that family added comes first on PYTHONPATH."""
     import e2ip_plugins
 
     root = tmp_path_factory.mktemp("with_toy_family")
     installed = Path(e2ip_plugins.__file__).parent
     shutil.copytree(installed, root / "e2ip_plugins", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TOY_FAMILY, root / "e2ip_plugins" / "families")
+    with (root / "e2ip_plugins" / "families" / "__init__.py").open("a") as file:
+        file.write(LISTED)
     return {**os.environ, "PYTHONPATH": str(root)}
 
 

@@ -13,7 +13,7 @@ import torch
 from e2ip_plugins.fitting.features import Features
 from e2ip_plugins.fitting.moments import Moments, distances, norms_of
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
-from e2ip_plugins.leverage.form import FAR
+from e2ip_plugins.leverage.form import FORM
 
 
 def by_leverage(
@@ -65,12 +65,12 @@ class _WorkingMoments:
         """Return the mean leverage of every candidate (F,)."""
         forms = {kind: self.moments.leverage_of(kind, x, self.weights[kind]) for kind, x in self.features.items()}
         norms = norms_of({kind: mean for kind, (_, mean) in forms.items()}, self.candidates.scalars.shape[1])
-        h = np.full(len(self.candidates.kinds), FAR)
+        h = np.full(len(self.candidates.kinds), FORM.far)
         for kind, (form, _) in forms.items():
             atoms = np.flatnonzero(self.candidates.kinds == kind)
             if len(atoms):
                 # The model's leverage has the same upper limit.
-                h[atoms] = np.minimum(norms[kind] * distances(form, self.candidates.scalars[atoms], 0), FAR)
+                h[atoms] = np.minimum(norms[kind] * distances(form, self.candidates.scalars[atoms], 0), FORM.far)
         return np.bincount(self.candidates.frames, h, self.candidates.count) / self.atoms
 
     def take(self, frame: int) -> None:

@@ -38,7 +38,7 @@ def fit_command(
         output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
-    training = read_frames(train, need_forces=False)
+    training = read_frames(train, forces_key, need_forces=False)
     given = read_frames(valid, forces_key)
     validation = once(given)
     if len(validation) < len(given):

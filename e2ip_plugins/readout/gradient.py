@@ -1,7 +1,7 @@
 """Gradients of an uncertainty in the atomic positions: the bias force of uncertainty-driven MD.
 
-Hosts free the graph of everything but the energy outside training, so the adapters evaluate their
-model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
+Outside training NequIP and MACE keep the graph of the energy alone. So the adapters evaluate the model again for this,
+without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
 from typing import Callable, Dict, Optional, Tuple, Type, Union
@@ -19,7 +19,7 @@ Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
 def differentiate(
     outputs: Dict[str, Tensor], positions: Tensor, uncertainty: Uncertainty, create_graph: bool
 ) -> Tuple[Tensor, Tensor]:
-    """Value u of an uncertainty and ∂(Σ u)/∂(positions).
+    """Return the value u of an uncertainty and ∂(Σ u)/∂(positions).
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def in_units(
     force_factor: float,
     calibrated: Optional[Callable[[Dict[str, Tensor]], Dict[str, Tensor]]] = None,
 ) -> Uncertainty:
-    """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means.
+    """Return the uncertainty of forces that are multiplied by a unit factor, as users of an ASE calculator mean it.
 
     With a calibration, ``calibrated`` gives all output keys from the parameters, the unit factor applied.
     """
@@ -72,12 +72,12 @@ def in_units(
             return uncertainty
         calibrated = lambda outputs: family.in_units(outputs, force_factor)  # noqa: E731
 
-    # What is no output of the family, the leverage, has no unit.
+    # The leverage is no output of the family, and has no unit.
     return lambda outputs: evaluate(uncertainty, {**outputs, **calibrated(outputs)})
 
 
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
-    """The uncertainty's value, `InputError` for unknown keys."""
+    """Return the value of an uncertainty; `InputError` for unknown keys."""
     if callable(uncertainty):
         return uncertainty(outputs)
     if uncertainty not in outputs:

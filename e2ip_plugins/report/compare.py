@@ -10,6 +10,7 @@ import numpy as np
 
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import Predictions, distinct, read_predictions
 from e2ip_plugins.scores import references
@@ -281,7 +282,7 @@ def _score(label: str, p: Predictions, calibration: Optional[Calibration]) -> Mo
     if p.labelled:
         kept = np.isfinite(p.reference_forces).all(-1)
         error = (p.reference_forces - p.forces)[kept]
-    law = p.family.law({name: values[kept] for name, values in p.parameters.items()}) if p.family else None
+    law = law_of(p.family, {name: values[kept] for name, values in p.parameters.items()}) if p.family else None
     energy_error = (p.reference_energy - p.energy) / p.sizes
     return Model(
         label=label,
@@ -349,7 +350,7 @@ def _frame_auroc(inside: Model, outside: Model) -> Dict[str, Optional[float]]:
 
 def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
     # Of all atoms: no reference is needed to tell frames apart.
-    epistemic = p.family.law(p.parameters).epistemic_std() if p.family else None
+    epistemic = law_of(p.family, p.parameters).epistemic_std() if p.family else None
     # Families without such a part rank nothing by it.
     return frame_scores(p.sizes, p.leverage, epistemic if epistemic is not None and epistemic.any() else None)
 

@@ -14,7 +14,7 @@ from scipy.stats import bootstrap
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.families.laws import Law
+from e2ip_plugins.families.laws import Law, law_of
 from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import RESAMPLES, SEED, inside_regions, of_all
 from e2ip_plugins.scores.calibration import Calibration, Constant
@@ -124,7 +124,7 @@ class Sample(NamedTuple):
 
     def law(self) -> Law:
         """Their predicted distributions."""
-        return self.family.law(self.parameters)
+        return law_of(self.family, self.parameters)
 
     def widened(self, factor: np.ndarray, floor: np.ndarray) -> "Sample":
         """With another covariance, see `Family.widen`; factor and floor (N,)."""

@@ -1,4 +1,4 @@
-"""What both hosts log about the uncertainty during training and validation.
+"""What NequIP and MACE log about the uncertainty during training and validation.
 
 Atoms are kept as rows of one table, whose columns `columns` names, until an epoch ends; `figures` then judges them by
 the family's own law.
@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.scores.metrics import spearman
 
@@ -24,6 +25,10 @@ class Figure(NamedTuple):
     form: str
     heading: str
     meaning: str
+
+    def key(self, family: str) -> str:
+        """Return the name under which NequIP and MACE log the figure of a family."""
+        return f"{family}_{self.name}"
 
 
 FIGURES = (
@@ -37,19 +42,16 @@ FIGURES = (
 
 
 def columns(family: Type[Family]) -> Dict[str, slice]:
-    """Columns of the table of atoms: ``counts``, ``error``, the family's parameters, ``plateau``."""
+    """Return the columns of the table of atoms: ``counts``, ``error``, the family's parameters, ``plateau``."""
     widths = {"counts": 1, "error": 3}
     widths.update({key.name: int(np.prod(key.shape)) for key in family.parameter_keys})
     widths["plateau"] = 1
-    found, start = {}, 0
-    for name, width in widths.items():
-        found[name] = slice(start, start + width)
-        start += width
-    return found
+    ends = np.cumsum(list(widths.values())).tolist()
+    return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
 def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-    """Rows (N, columns) of N atoms; what has no finite reference (N, 3) will not count."""
+    """Return rows (N, columns) of N atoms; what has no finite reference (N, 3) will not count."""
     with torch.no_grad():
         parts = {"counts": torch.isfinite(reference).all(-1), "error": reference - forces}
         parts.update({key.name: outputs[key.name] for key in family.parameter_keys})
@@ -60,7 +62,7 @@ def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[
 
 
 def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[str, float]:
-    """Value of every figure of `FIGURES`, and the number of ``masked`` atoms.
+    """Return the value of every figure of `FIGURES`.
 
     NaN while no atom counts and where predictions are not finite.
 
@@ -75,12 +77,11 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     table = table.reshape(-1, where["plateau"].stop)
     counts = table[:, where["counts"]][:, 0] == 1.0
     result = {figure.name: float("nan") for figure in FIGURES}
-    result["masked"] = float(np.count_nonzero(~counts))
     table = table[counts]
     if len(table) == 0 or not np.isfinite(table).all():
         return result
     parameters = {key.name: table[:, where[key.name]].reshape(-1, *key.shape) for key in family.parameter_keys}
-    law, error = family.law(parameters), table[:, where["error"]]
+    law, error = law_of(family, parameters), table[:, where["error"]]
     result["nll"] = float(law.negative_log_likelihood(error).mean())
     result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
     std = law.epistemic_std()
@@ -93,7 +94,7 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
 
 
 class ForceUncertainty(Metric):
-    """The figures of `figures` over all atoms seen, as a dict of floats."""
+    """The values of `figures` over all atoms added, as a dict of floats."""
 
     full_state_update = False
     is_differentiable = False
@@ -108,7 +109,7 @@ class ForceUncertainty(Metric):
         self.add_state("atoms", default=[], dist_reduce_fx="cat")
 
     def forward(self, *args, **kwargs) -> Dict[str, float]:
-        """The figures of one batch, also kept as ``latest``; its atoms are added."""
+        """Return the figures of one batch, also kept as ``latest``; its atoms are added."""
         self.latest = super().forward(*args, **kwargs)
         return self.latest
 
@@ -117,5 +118,5 @@ class ForceUncertainty(Metric):
         self.atoms.append(rows(self.family, reference, forces, outputs).to(self.dtype).reshape(-1))
 
     def compute(self) -> Dict[str, float]:
-        """See the class."""
+        """Return the figures of all atoms."""
         return figures(self.family, self.atoms)

@@ -20,7 +20,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, in_words, is_constant, some
+from e2ip_plugins.fitting.fit import fit_leverage, is_constant, training_subset
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport, failure_message
 from e2ip_plugins.fitting.training_atoms import distributed
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
@@ -69,13 +71,13 @@ def fit_trained(model: Any, training: Training) -> None:
                 in_order(validation, valid[0].batch_size),
                 training.device,
                 say=logging.info,
-                known=in_order(train, batch_size, some(len(train), len(validation))),
+                known=in_order(train, batch_size, training_subset(len(train), len(validation))),
             )
     except Exception as error:
         if distributed() and not isinstance(error, InputError):
             raise  # InputError meets all processes; with another error they would wait for this one
         model.e2ip_readout.leverage.reset()
-        logging.warning(f"The leverage was not fitted: {in_words(error)}")
+        logging.warning(f"The leverage was not fitted: {failure_message(error)}")
         return
     for warning in report.warnings:
         logging.warning(warning)
@@ -91,7 +93,7 @@ def fit_model(
     constant: bool = False,
     say: Optional[Say] = None,
     known: Iterable[Any] = (),
-) -> Report:
+) -> FitReport:
     """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
 
     Parameters
@@ -118,13 +120,13 @@ def fit_model(
                 model.uncertainty_outputs(batch.to_dict())
             yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
 
-    def residuals(loader: Any, what: str) -> Iterator[Labelled]:
+    def residuals(loader: Any, what: str) -> Iterator[ForceErrors]:
         for batch in _with_progress(loader, what, say):
             batch = batch.to(device)
             forces = model(batch.to_dict(), compute_force=True)["forces"].detach()
             counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
             missing = torch.full_like(forces, float("nan"))
-            yield Labelled(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
+            yield ForceErrors(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
 
     species = species_of(model)
     with _frozen(model):
@@ -134,7 +136,7 @@ def fit_model(
             residuals(validation, "validation set"),
             species,
             constant,
-            known=residuals(known, "errors of the training set"),
+            training_errors=residuals(known, "errors of the training set"),
         )
 
 
@@ -206,7 +208,7 @@ def fit_file(
     device: str = "cpu",
     batch_size: int = 10,
     say: Optional[Say] = None,
-) -> Report:
+) -> FitReport:
     """Fit a ``.model`` file's leverage to its training set, and write it to another file.
 
     A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets e²IP's with a
@@ -252,7 +254,7 @@ def fit_file(
         constant = is_constant(net.e2ip_readout)
         say = say or (lambda line: print(line, file=sys.stderr))
         passes = in_order(train, batch_size), in_order(valid, batch_size)
-        known = in_order(train, batch_size, some(len(train), len(valid)))
+        known = in_order(train, batch_size, training_subset(len(train), len(valid)))
         report = fit_model(net, *passes, device, constant, say, known)
     others = [name for name in net.heads if name != own_head]
     if others:

@@ -10,9 +10,10 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.readout import unfitted
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
-from mace_ext.model.readout import find_family, find_name, find_readout, output_keys
+from mace_ext.model.readout import find_family, find_name, find_readout
 
 
 class Batches:
@@ -48,7 +49,7 @@ class Batches:
             output = self.net(batch.to_dict(), compute_stress=stress)
         assert self.family is not None
         wanted = ["energy", "forces", *(["stress"] if stress else ())]
-        keys = [key.name for key in output_keys(self.family, output)]
+        keys = [key.name for key in (*self.family.output_keys(), LEVERAGE)]
         return {name: output[name].detach() for name in (*wanted, *keys)}
 
 

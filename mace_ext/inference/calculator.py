@@ -20,10 +20,10 @@ from e2ip_plugins.predictions.labelled import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
-from mace_ext.heard import Heard
 from mace_ext.inference.gradient import uncertainty_gradient as gradient_of
 from mace_ext.model.files import choose_head, embedded
 from mace_ext.model.readout import find_family, find_name, find_readout, has_leverage
+from mace_ext.observed_model import ObservedModel
 
 
 def init(stock: Callable, self: Any, *args: Any, calibration: Union[str, Path, None] = None, **kwargs: Any) -> None:
@@ -65,13 +65,13 @@ def calculate(stock: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         return
     _check(self, kwargs.get("atoms", args[0] if args else None))
     models = self.models
-    heard = [Heard(model) for model in models]
-    self.models = heard
+    observed = [ObservedModel(model) for model in models]
+    self.models = observed
     try:
         stock(self, *args, **kwargs)
     finally:
         self.models = models
-    outputs = _outputs(self._uq_families, [model.output for model in heard], len(self.atoms))
+    outputs = _outputs(self._uq_families, [model.output for model in observed], len(self.atoms))
     leverage = outputs.pop(LEVERAGE.name)
     if LEVERAGE.name in self.implemented_properties:
         self.results[LEVERAGE.name] = leverage.mean(0).cpu().numpy()

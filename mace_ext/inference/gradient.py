@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
-from mace_ext.model.readout import find_family, has_leverage, output_keys
+from mace_ext.model.readout import find_family, has_leverage
 
 
 def uncertainty_gradient(
@@ -54,6 +55,6 @@ def uncertainty_gradient(
         if not data["positions"].requires_grad:
             data["positions"] = data["positions"].detach().requires_grad_(True)
         computed = model.uncertainty_outputs(data)
-        keys = output_keys(family, computed) if has_leverage(model) else family.output_keys()
+        keys = (*family.output_keys(), LEVERAGE) if has_leverage(model) else family.output_keys()
         outputs = {key.name: computed[key.name] for key in keys}
         return differentiate(outputs, data["positions"], uncertainty, create_graph)

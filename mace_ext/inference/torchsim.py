@@ -13,11 +13,12 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.labelled import check_atoms
 from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.model.files import open_file
-from mace_ext.model.readout import find_family, find_readout, output_keys
+from mace_ext.model.readout import find_family, find_readout
 
 try:
     from torch_sim.models.mace import MaceModel
@@ -89,7 +90,7 @@ class TorchSimModel(MaceModel):
             results = super().forward(state, **options)
         finally:
             handle.remove()
-        found = {key.name: seen.get(key.name) for key in output_keys(self._family, seen)}
+        found = {key.name: seen.get(key.name) for key in (*self._family.output_keys(), LEVERAGE)}
         outputs = {name: value.detach() for name, value in found.items() if value is not None}
         if self._calibration is not None:
             species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]

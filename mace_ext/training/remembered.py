@@ -1,30 +1,30 @@
-"""With ``forces: fixed``: the stock model is evaluated once for every structure of a training, not in every epoch.
+"""With ``forces: fixed``: MACE's own model is evaluated once for every structure of a training, not in every epoch.
 
-Nor once more for the fit of the leverage and the final tables.
+Nor is it evaluated again for the fit of the leverage and the final tables.
 """
 
 import inspect
 import itertools
 import weakref
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from e2ip_plugins.readout.remembered import Remembered, key_of
+from e2ip_plugins.readout.frozen_features import FrozenFeatures, structure_key
 
 #: Outputs of MACE by atom and by structure, as far as a training reads them.
 _BY_ATOM, _BY_FRAME = ("forces", "node_feats", "node_energy"), ("energy", "interaction_energy", "virials", "stress")
 #: Options that an output answers. Of the others, graphs for a ``training`` are of no use here.
 _ANSWERS = {"compute_force": "forces", "compute_virials": "virials", "compute_stress": "stress"}
-#: By model, for as long as there is the model.
-_OF_MODELS: "weakref.WeakKeyDictionary[Any, Remembered]" = weakref.WeakKeyDictionary()
+#: By model, while it exists: the model itself, which is saved between two contexts, must not carry them.
+_OF_MODELS: "weakref.WeakKeyDictionary[Any, FrozenFeatures]" = weakref.WeakKeyDictionary()
 
 
 @contextmanager
 def remembering(model: Any, more: bool = True) -> Iterator[None]:
-    """Let an e²IP model whose forces are fixed use the stock outputs that it remembers, also of contexts before.
+    """Let an e²IP model whose forces are fixed use MACE's outputs that it remembers, also of earlier contexts.
 
     Parameters
     ----------
@@ -37,8 +37,7 @@ def remembering(model: Any, more: bool = True) -> Iterator[None]:
     if not fixed or hasattr(model, "joint_embedding"):
         yield
         return
-    # Not kept by the model, which is saved between two contexts.
-    model.host_forward = _HostForward(model.host_forward, _OF_MODELS.setdefault(model, Remembered()), more)
+    model.host_forward = _HostForward(model.host_forward, _OF_MODELS.setdefault(model, FrozenFeatures()), more)
     try:
         yield
     finally:
@@ -46,40 +45,35 @@ def remembering(model: Any, more: bool = True) -> Iterator[None]:
 
 
 class _HostForward:
-    """In the place of ``host_forward``."""
+    """Takes the place of ``host_forward``, ``compute``."""
 
-    def __init__(self, compute: Any, remembered: Remembered, more: bool) -> None:
+    def __init__(self, compute: Callable, remembered: FrozenFeatures, more: bool) -> None:
         self.compute, self.remembered, self.more = compute, remembered, more
         self.signature = inspect.signature(compute)
 
     def __call__(self, data: Dict[str, Tensor], *options: Any, **named: Any) -> Dict[str, Optional[Tensor]]:
-        ends = data["ptr"].tolist()
-        frames = [slice(start, end) for start, end in itertools.pairwise(ends)]
-        given = self.signature.bind(data, *options, **named)
-        given.apply_defaults()
-        wanted = {_ANSWERS.get(name, name) for name, on in given.arguments.items() if on is True and name != "training"}
+        frames = [slice(start, end) for start, end in itertools.pairwise(data["ptr"].tolist())]
+        call = self.signature.bind(data, *options, **named)
+        call.apply_defaults()
+        wanted = {_ANSWERS.get(name, name) for name, on in call.arguments.items() if on is True and name != "training"}
         keys = _keys(data, frames)
-        found = self.remembered.get(keys)
-        # Who wants less than the training is served as well.
-        there = set.intersection(*map(set, found)) if found else set()
-        if found and wanted <= there:
-            return {name: torch.cat([tensors[name] for tensors in found]) for name in there}
+        parts = self.remembered.get(keys)
+        # Whoever wants less than the training is served as well.
+        names = set.intersection(*map(set, parts)) if parts else set()
+        if parts and wanted <= names:
+            return {name: torch.cat([tensors[name] for tensors in parts]) for name in names}
         output = self.compute(data, *options, **named)
-        if not self.more:
-            return output
-        for i, (key, atoms) in enumerate(zip(keys, frames, strict=True)):
-            parts = {name: output[name][atoms] for name in _BY_ATOM if output.get(name) is not None}
-            parts |= {name: output[name][i : i + 1] for name in _BY_FRAME if output.get(name) is not None}
-            self.remembered.put(key, parts)
+        for i, (key, atoms) in enumerate(zip(keys, frames, strict=True)) if self.more else ():
+            rows = {**dict.fromkeys(_BY_ATOM, atoms), **dict.fromkeys(_BY_FRAME, slice(i, i + 1))}
+            kept = {name: output[name][row] for name, row in rows.items() if output.get(name) is not None}
+            self.remembered.put(key, kept)
         return output
 
 
 def _keys(data: Dict[str, Tensor], frames: List[slice]) -> Tuple[bytes, ...]:
-    """Of species, positions, cell, and periodicity by the edges."""
+    """Return keys of the frames, by species, positions, cell, and periodicity by the edges."""
     cells = data["cell"].reshape(len(frames), -1, 3)
     edges = torch.bincount(data["batch"][data["edge_index"][1]], minlength=len(frames))
     heads = data.get("head", torch.zeros(len(frames)))
-    return tuple(
-        key_of(data["node_attrs"][atoms], data["positions"][atoms], cells[i], edges[i], heads[i])
-        for i, atoms in enumerate(frames)
-    )
+    species, positions = ([data[name][atoms] for atoms in frames] for name in ("node_attrs", "positions"))
+    return tuple(map(structure_key, species, positions, cells, edges, heads))

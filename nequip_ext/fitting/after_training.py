@@ -12,7 +12,8 @@ from nequip.utils import RankedLogger
 from torch.utils.data import DataLoader, Subset
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.fit import WAY_OUT, in_words, some
+from e2ip_plugins.fitting.fit import training_subset
+from e2ip_plugins.fitting.report import WAY_OUT, failure_message
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.fitting.passes import fit_model, tell
@@ -69,7 +70,7 @@ class E2IPFit(lightning.Callback):
         except Exception as error:
             if trainer.world_size > 1 and not isinstance(error, InputError):
                 raise  # InputError meets all processes; with another error they would wait for this one
-            logger.warning(f"leverage: {what} stays unfitted: {in_words(error)}")
+            logger.warning(f"leverage: {what} stays unfitted: {failure_message(error)}")
             return
         _forget_compiled(pl_module, fitted)
         if path is None:
@@ -79,7 +80,7 @@ class E2IPFit(lightning.Callback):
             try:
                 store(path, fitted)
             except OSError as error:
-                logger.warning(f"leverage: {path} stays as it was, unfitted: {in_words(error)}")
+                logger.warning(f"leverage: {path} stays as it was, unfitted: {failure_message(error)}")
         trainer.strategy.barrier()
 
     def on_exception(
@@ -116,7 +117,7 @@ def _fit(trainer: lightning.Trainer, pl_module: NequIPLightningModule, path: Opt
             train, like = data.train_dataset[0], data.train_dataloader()
             training = _Batches(trainer, twin, device, [train], like)
             validation = _Batches(trainer, twin, device, data.val_dataset, data.val_dataloader()[0])
-            chosen = Subset(train, some(len(train), sum(map(len, data.val_dataset))))
+            chosen = Subset(train, training_subset(len(train), sum(map(len, data.val_dataset))))
             known = _Batches(trainer, twin, device, [chosen], like)
             if len(twin.model) > 1:
                 logger.info(f"leverage of model {name}:")

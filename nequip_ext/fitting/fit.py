@@ -13,7 +13,8 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from e2ip_plugins.fitting.fit import Report, is_constant
+from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.fitting.package import fit_package, wrap_package
 from nequip_ext.fitting.passes import batches_of, fit_model
@@ -33,7 +34,7 @@ def fit_file(
     head: Optional[str] = None,
     device: str = "cpu",
     batch_size: int = 10,
-) -> Report:
+) -> FitReport:
     """Write a model whose uncertainty follows its leverage; energies and forces stay as they are, to the last bit.
 
     A readout in mode ``coupled`` becomes one in mode ``leverage``. A stock model gets a readout with one isotropic Σ0

@@ -19,7 +19,8 @@ from nequip.utils.global_state import get_latest_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.fitting.fit import Report, is_constant
+from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.compat import IS_0_16, cpu_deserialize
@@ -75,7 +76,7 @@ class Package(NamedTuple):
 
 def fit_package(
     path: Path, training: Sequence[Frame], validation: Sequence[Frame], output: Path, device: str, batch_size: int
-) -> Optional[Report]:
+) -> Optional[FitReport]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
     Raises

@@ -7,7 +7,9 @@ import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.utils import RankedLogger
 
-from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, some
+from e2ip_plugins.fitting.fit import fit_leverage, training_subset
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import Frame, check_atoms
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
@@ -26,7 +28,7 @@ def fit_model(
     validation: Iterable[AtomicDataDict.Type],
     known: Iterable[AtomicDataDict.Type] = (),
     constant: bool = False,
-) -> Report:
+) -> FitReport:
     """Fit the leverage of a model's readout in place.
 
     Parameters
@@ -54,7 +56,7 @@ def fit_model(
         _run_forces(model, _told(validation, "validation")),
         species=model.type_names,
         constant=constant,
-        known=_run_forces(model, _told(known, "training")),
+        training_errors=_run_forces(model, _told(known, "training")),
     )
 
 
@@ -66,14 +68,14 @@ def run_energies(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator
         yield None
 
 
-def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[Labelled]:
+def _run_forces(model: Any, batches: Iterable[AtomicDataDict.Type]) -> Iterator[ForceErrors]:
     for data in batches:
         reference = reference_forces(data)
         forces = forces_of(model, data)
         frames = data.get(AtomicDataDict.BATCH_KEY)
         if frames is None:
             frames = torch.zeros(len(forces), dtype=torch.long, device=forces.device)
-        yield Labelled(residual=reference - forces, frames=frames, forces=forces)
+        yield ForceErrors(residual=reference - forces, frames=frames, forces=forces)
 
 
 def forces_of(model: Any, data: AtomicDataDict.Type) -> torch.Tensor:
@@ -97,7 +99,7 @@ def batches_of(
     model: Any, training: Sequence[Frame], validation: Sequence[Frame], device: str, batch_size: int, types: Types
 ) -> Tuple["FrameBatches", "FrameBatches", "FrameBatches"]:
     """What `fit_model` takes after the model."""
-    known = [training[i] for i in some(len(training), len(validation))]
+    known = [training[i] for i in training_subset(len(training), len(validation))]
     options = device, batch_size, types
     return (
         FrameBatches(model, training, *options),
@@ -106,7 +108,7 @@ def batches_of(
     )
 
 
-def tell(report: Report) -> None:
+def tell(report: FitReport) -> None:
     """What a fit found, in the log."""
     for warning in report.warnings:
         logger.warning(f"leverage: {warning}")

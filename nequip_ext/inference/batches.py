@@ -20,7 +20,7 @@ from nequip_ext.compat import IS_0_16
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import Types, by_element, types_of
 from nequip_ext.model.inputs import transforms_of
-from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.model.readout import find_name, find_readout
 
 
 class Batches:
@@ -54,7 +54,7 @@ class Batches:
         self.model, self.species, self.transforms, self.device = model, list(species), transforms, torch.device(device)
         self.family = None if family is None else families.get(family)
         self.dtype, self.one_by_one = dtype, one_by_one
-        self.warning, self.uq_model = unfitted(find_readout(model)), find_model_name(model)
+        self.warning, self.uq_model = unfitted(find_readout(model)), find_name(model)
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
         """NequIP's dictionary of a frame, and its number of edges."""

@@ -22,9 +22,9 @@ from nequip_ext.compat import NequIPCalculator
 from nequip_ext.inference.gradient import uncertainty_gradient
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import types_of
-from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.model.readout import find_name, find_readout
 from nequip_ext.registration import register
-from nequip_ext.training.reference import known_species
+from nequip_ext.training.data_sets import known_species
 
 
 def _properties(of: Iterable[Type[Family]]) -> List[str]:
@@ -50,7 +50,7 @@ class E2IPCalculator(NequIPCalculator):
         """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
         self.calibration = None if calibration is None else Calibration.read(calibration)
         super().__init__(*args, **settings)
-        self._uq_model = find_model_name(self.model)
+        self._uq_model = find_name(self.model)
         if self.calibration is not None:
             self.calibration.check_model(self._uq_model, "the model")
         readout = find_readout(self.model)

@@ -11,7 +11,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import CALIBRATION_KEY
 from e2ip_plugins.scores.calibration import Calibration
-from nequip_ext.model.readout import find_model_name
+from nequip_ext.model.readout import find_name
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -45,7 +45,7 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """`InputError` for a calibration of another model."""
-        self.calibration.check_model(find_model_name(pl_module), "the one that is tested")
+        self.calibration.check_model(find_name(pl_module), "the one that is tested")
         logger.info(f"the uncertainties that are written are calibrated by {self.calibration.path}")
 
     def on_test_batch_end(

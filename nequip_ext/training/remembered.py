@@ -5,10 +5,12 @@ from typing import Any, Dict, List, Tuple
 import torch
 from nequip.data import AtomicDataDict, _key_registry
 
-from e2ip_plugins.readout.remembered import Remembered, key_of
-from nequip_ext.model.readout import TAP_KEY, graph_readouts
+from e2ip_plugins.readout.frozen_features import FrozenFeatures, structure_key
+from nequip_ext.model.readout import LAST_KEY, TAP_KEY, GraphReadout, graph_readouts
 
-_INDEX, _BATCH, _COUNT = AtomicDataDict.EDGE_INDEX_KEY, AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY
+#: What the readout reads of the inner model, with rows beyond those of atoms in some models.
+_TAPS = (TAP_KEY, LAST_KEY)
+_key_registry.register_fields(node_fields=_TAPS)
 
 
 def remember(pl_module: torch.nn.Module) -> None:
@@ -32,18 +34,17 @@ def _models(pl_module: torch.nn.Module) -> List[Any]:
 
 
 class _Forward:
-    """In the place of a ``GraphModel``'s ``forward``."""
+    """Takes the place of a ``GraphModel``'s ``forward``, ``compute``."""
 
-    def __init__(self, compute: Any, readout: Any) -> None:
-        self.compute, self.readout, self.remembered = compute, readout, Remembered()
+    def __init__(self, compute: Any, readout: GraphReadout) -> None:
+        self.compute, self.readout, self.remembered = compute, readout, FrozenFeatures()
 
     def __call__(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         batch = AtomicDataDict.with_batch_(dict(data))
-        counts = batch[_COUNT].tolist()
-        keys = _keys(batch, counts)
-        found = self.remembered.get(keys)
-        if found is not None and all(part.keys() == found[0].keys() for part in found):
-            return self.readout(_joined(found))
+        keys = _keys(batch)
+        parts = self.remembered.get(keys)
+        if parts is not None and all(part.keys() == parts[0].keys() for part in parts):
+            return self.readout(AtomicDataDict.batched_from_list(list(parts)))
         read: Dict[str, torch.Tensor] = {}
         written: Dict[str, torch.Tensor] = {}
         # Nothing is seen inside what NequIP has compiled for training: that is computed every time.
@@ -52,52 +53,21 @@ class _Forward:
             self.readout.register_forward_hook(lambda _, inputs, outputs: written.update(outputs)),
         ):
             output = self.compute(data)
-        # Edges that a model has put into another order are not told apart by frame.
-        if read and bool((_frames_of_edges(read, batch).diff() >= 0).all()):
-            beside = {name: value for name, value in output.items() if name not in written}
-            for key, part in zip(keys, _parts({**read, **beside}, batch, counts), strict=True):
-                self.remembered.put(key, part)
+        if read:
+            fields = {**batch, **read, **{name: value for name, value in output.items() if name not in written}}
+            fields |= {name: fields[name][: len(batch[AtomicDataDict.BATCH_KEY])] for name in _TAPS if name in fields}
+            known = _key_registry._GRAPH_FIELDS | _key_registry._NODE_FIELDS | _key_registry._EDGE_FIELDS
+            fields = {name: fields[name] for name in fields if name in known or name == AtomicDataDict.EDGE_INDEX_KEY}
+            for index, key in enumerate(keys):
+                self.remembered.put(key, AtomicDataDict.frame_from_batched(fields, index))
         return output
 
 
-def _keys(batch: AtomicDataDict.Type, counts: List[int]) -> Tuple[bytes, ...]:
-    """Of types, positions, cell, and periodicity by the edges."""
-    edges = torch.bincount(_frames_of_edges(batch, batch), minlength=len(counts))
-    cell = batch.get(AtomicDataDict.CELL_KEY, torch.zeros(len(counts)))
+def _keys(batch: AtomicDataDict.Type) -> Tuple[bytes, ...]:
+    """Return keys of the frames, by types, positions, cell, and periodicity by the edges."""
+    counts = batch[AtomicDataDict.NUM_NODES_KEY].tolist()
+    frames = batch[AtomicDataDict.BATCH_KEY][batch[AtomicDataDict.EDGE_INDEX_KEY][0]]
+    edges = torch.bincount(frames, minlength=len(counts))
+    cells = batch.get(AtomicDataDict.CELL_KEY, torch.zeros(len(counts)))
     nodes = [batch[name].split(counts) for name in (AtomicDataDict.POSITIONS_KEY, AtomicDataDict.ATOM_TYPE_KEY)]
-    return tuple(key_of(nodes[0][i], nodes[1][i], cell[i], edges[i]) for i in range(len(counts)))
-
-
-def _frames_of_edges(data: Dict[str, torch.Tensor], batch: AtomicDataDict.Type) -> torch.Tensor:
-    return batch[_BATCH][data[_INDEX][0]]
-
-
-def _parts(
-    data: Dict[str, torch.Tensor], batch: AtomicDataDict.Type, counts: List[int]
-) -> List[Dict[str, torch.Tensor]]:
-    """A dictionary for every frame, whose edges begin at atom 0."""
-    edges = torch.bincount(_frames_of_edges(data, batch), minlength=len(counts)).tolist()
-    starts = (batch[_COUNT].cumsum(0) - batch[_COUNT]).tolist()
-    parts = [{_INDEX: index - start} for index, start in zip(data[_INDEX].split(edges, dim=1), starts, strict=True)]
-    for name in data.keys() - {_INDEX, _BATCH, _COUNT}:
-        if name == TAP_KEY or name in _key_registry._NODE_FIELDS:
-            sizes = counts
-        elif name in _key_registry._EDGE_FIELDS:
-            sizes = edges
-        else:
-            sizes = [1] * len(counts)
-        if len(data[name]) == sum(sizes):
-            for part, piece in zip(parts, data[name].split(sizes), strict=True):
-                part[name] = piece
-    return parts
-
-
-def _joined(parts: Tuple[Dict[str, torch.Tensor], ...]) -> AtomicDataDict.Type:
-    counts = torch.tensor([len(part[AtomicDataDict.POSITIONS_KEY]) for part in parts])
-    starts = (counts.cumsum(0) - counts).tolist()
-    data = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != _INDEX}
-    data[_INDEX] = torch.cat([part[_INDEX] + start for part, start in zip(parts, starts, strict=True)], dim=1)
-    device = data[_INDEX].device
-    data[_COUNT] = counts.to(device)
-    data[_BATCH] = torch.arange(len(parts), device=device).repeat_interleave(data[_COUNT])
-    return data
+    return tuple(map(structure_key, *nodes, cells, edges))

@@ -8,6 +8,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 
 #: Rooms whose tests compute in double precision.
 DOUBLE_PRECISION = ("active", "evaluation", "fitting", "leverage", "predictions", "readout")
@@ -31,7 +32,9 @@ def draw():
 @pytest.fixture(scope="session")
 def law():
     """Function that gives the predicted distributions from log Σ0, ν and κ."""
-    return lambda log_sigma0, nu, kappa: E2IP.law({"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa})
+    return lambda log_sigma0, nu, kappa: law_of(
+        E2IP, {"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa}
+    )
 
 
 def _draw(n, seed=0, inflate=1.0, nu=None, spread=0.8):

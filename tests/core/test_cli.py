@@ -14,7 +14,7 @@ import e2ip_plugins
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.fitting.constants import Constants
-from e2ip_plugins.fitting.fit import Report
+from e2ip_plugins.fitting.report import FitReport
 
 
 def run(*arguments):
@@ -56,7 +56,7 @@ def calls(monkeypatch):
     def fit_file(*arguments, **options):
         calls.append((arguments, options))
         constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
-        return Report({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
+        return FitReport({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: calls.append(host) or fit_file)
     return calls
@@ -127,6 +127,17 @@ def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
     assert len(training) == 8 and output == files / "other.model"
     assert given == {"head": "pbe", "device": "cpu:0", "batch_size": 3}
     assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
+
+
+def test_fit_reads_the_array_of_its_option_from_the_training_frames_too(fit, files, calls):
+    for name in ("train", "valid"):
+        frames = ase.io.read(files / f"{name}.xyz", ":")
+        for atoms in frames:
+            atoms.arrays["mine"] = np.full((3, 3), 0.25)
+        ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
+    assert fit("my.model", "--forces-key", "mine").exit_code == 0
+    (_, training, validation, _), _ = calls[1]
+    assert all((frame.forces == 0.25).all() for frame in [*training, *validation])
 
 
 def test_fit_needs_no_forces_of_training_frames(fit, files, calls):

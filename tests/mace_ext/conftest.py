@@ -141,28 +141,17 @@ def model_files(tmp_path_factory, make_model):
 
 @pytest.fixture(scope="session")
 def predict():
-    """Function behind `mace_eval_configs`, with the command's defaults but float64; returns the frames written."""
-    import argparse
+    """Function that runs `mace_eval_configs` in this process with options by name; returns the frames written."""
+    from unittest import mock
 
     import ase.io
     from mace.cli import eval_configs
 
     def run(model, configs, output, **settings):
-        chosen = dict(
-            device="cpu",
-            enable_cueq=False,
-            default_dtype="float64",
-            batch_size=2,
-            compute_stress=False,
-            compute_bec=False,
-            return_contributions=False,
-            return_descriptors=False,
-            return_node_energies=False,
-            info_prefix="MACE_",
-            head=None,
-        )
-        chosen.update(configs=str(configs), model=str(model), output=str(output), **settings)
-        eval_configs.run(argparse.Namespace(**chosen))
+        chosen = {"configs": configs, "model": model, "output": output, "batch_size": 2, **settings}
+        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
+        with mock.patch("sys.argv", ["mace_eval_configs", *flags]):
+            eval_configs.run(eval_configs.parse_args())
         return ase.io.read(output, ":")
 
     return run
@@ -273,6 +262,27 @@ def run_training(folder, data_files, *flags, **settings):
         for added in set(logging.getLogger().handlers) - set(before):
             logging.getLogger().removeHandler(added)
     return Run(folder, args.name, args.seed, log.getvalue())
+
+
+@pytest.fixture(scope="session")
+def foundation(tmp_path_factory, data_files):
+    """The `Run` of a training of one epoch with e²IP's readout."""
+    folder = tmp_path_factory.mktemp("foundation")
+    return run_training(folder, data_files, "--readout=e2ip", name="foundation", max_num_epochs=1)
+
+
+@pytest.fixture
+def message_of(capsys):
+    """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
+
+    def run(call, *flags, **settings):
+        with pytest.raises(SystemExit) as ended:
+            call(*flags, **settings)
+        assert ended.value.code == 2
+        # Of argparse's own errors the last line, after its usage.
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run
 
 
 @pytest.fixture

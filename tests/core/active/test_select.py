@@ -10,7 +10,8 @@ from e2ip_plugins.active.select import Candidate, SelectOptions, select
 from e2ip_plugins.active.validity import Validity
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features, Passes, collect
-from e2ip_plugins.fitting.fit import Labelled, fit_leverage
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.layout import Layout
@@ -76,7 +77,7 @@ def test_scores_with_weight_1_are_those_of_a_fit_to_training_set_and_frames():
             pairs = Neighbours(none, none, none.long(), none.long())
             yield readout(x, x, torch.from_numpy(part.kinds), pairs)["e2ip_leverage"].detach().numpy()
 
-    validation = [Labelled(torch.ones(21, 3), torch.from_numpy(known.frames))]
+    validation = [ForceErrors(torch.ones(21, 3), torch.from_numpy(known.frames))]
     order, before = [], []
     for index, score in by_leverage(known, candidates, 3, weight=1.0):
         training_passes = (None for _ in run(known, *before))
@@ -138,7 +139,7 @@ def model(fitted=True):
     if fitted:
         validation = rattled(4, 9)
         counts = torch.arange(4).repeat_interleave(3)
-        batch = (Labelled(torch.ones(12, 3), counts) for _ in run(validation, False))
+        batch = (ForceErrors(torch.ones(12, 3), counts) for _ in run(validation, False))
         fit_leverage(readout, run(rattled(30), False), batch)
     return found
 

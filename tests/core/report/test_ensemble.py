@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.compare import load_models
 from e2ip_plugins.report.ensemble import moments
@@ -56,7 +57,7 @@ def test_stock_members(tmp_path):
     np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-8)
     np.testing.assert_allclose(found.energy, [0.2, 1.2, 2.2])
     np.testing.assert_allclose(found.reference_energy, [0, 1, 2])
-    covariance = found.family.law(found.parameters).covariance()
+    covariance = law_of(found.family, found.parameters).covariance()
     expected = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
     np.testing.assert_allclose(covariance, expected, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(found.parameters["ensemble_epistemic_share"], 1.0)
@@ -78,7 +79,7 @@ def test_isotropic(tmp_path):
     assert result.exit_code == 0 and "warning" not in result.output
     found = read_predictions(tmp_path / "e.xyz")
     variance = forces(paths).var(0, ddof=1).mean(-1)
-    covariance = found.family.law(found.parameters).covariance()
+    covariance = law_of(found.family, found.parameters).covariance()
     np.testing.assert_allclose(covariance, variance[:, None, None] * np.eye(3), rtol=1e-5, atol=1e-9)
     assert "--isotropic" in run(*paths, "--output", tmp_path / "f.xyz").output
 
@@ -88,14 +89,16 @@ def test_members_with_uncertainties(tmp_path, draw):
     paths = members(tmp_path, 3, draw)
     assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
     found, read = read_predictions(tmp_path / "e.xyz"), [read_predictions(path) for path in paths]
-    laws = [E2IP.law(member.parameters) for member in read]
+    laws = [law_of(E2IP, member.parameters) for member in read]
     spread = np.stack([np.cov(forces(paths)[:, i].T) for i in range(sum(SIZES))])
-    covariance = found.family.law(found.parameters).covariance()
+    covariance = law_of(found.family, found.parameters).covariance()
     np.testing.assert_allclose(
         covariance, spread + np.mean([law.covariance() for law in laws], 0), rtol=1e-5, atol=1e-9
     )
     epistemic = np.mean([law.epistemic_std() ** 2 for law in laws], 0) + np.trace(spread, axis1=1, axis2=2) / 3
-    np.testing.assert_allclose(found.family.law(found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        law_of(found.family, found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9
+    )
     np.testing.assert_allclose(found.leverage, 2.0)
     # In the file each part has the shape that it has, not that of the whole.
     columns = {
@@ -125,7 +128,7 @@ def test_members_whose_distributions_are_not_around_their_forces(tmp_path):
     found, of_members = read_predictions(tmp_path / "e.xyz"), forces(paths) + 0.1 * np.arange(4)[:, None, None]
     np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-7)
     spread = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
-    covariance = found.family.law(found.parameters).covariance()
+    covariance = law_of(found.family, found.parameters).covariance()
     np.testing.assert_allclose(covariance, spread + 0.14**2 * 6 / 4 * np.eye(3), rtol=1e-5, atol=1e-8)
 
 
@@ -201,7 +204,7 @@ def test_isolated_atoms_are_certain(tmp_path):
     result = run(*paths, "--output", tmp_path / "e.xyz")
     assert result.exit_code == 0 and "1 atoms whose force vanishes by symmetry" in result.output
     found = read_predictions(tmp_path / "e.xyz")
-    std = found.family.law(found.parameters).total_std()
+    std = law_of(found.family, found.parameters).total_std()
     assert std[0] == pytest.approx(1e-3 * np.sqrt(np.square(std[1:]).mean()), rel=1e-3)
 
 

@@ -16,7 +16,7 @@ from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.maths.spd import sym6_to_matrix
 from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
 
-KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau", "masked"}
+KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau"}
 
 
 def metric_of(family=E2IP):
@@ -61,7 +61,6 @@ def expected(b):
         "condition": np.median(np.linalg.cond(sigma0)),
         "condition_max": np.linalg.cond(sigma0).max(),
         "plateau": b["e2ip_plateau"].mean().item(),
-        "masked": 0.0,
     }
 
 
@@ -93,7 +92,7 @@ def test_named_columns():
     assert list(where) == ["counts", "error", "e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa", "plateau"]
     widths = {name: part.stop - part.start for name, part in where.items()}
     assert sum(widths.values()) == where["plateau"].stop and widths["e2ip_log_sigma0"] == 6
-    assert {figure.name for figure in FIGURES} == KEYS - {"masked"}
+    assert {figure.name for figure in FIGURES} == KEYS
 
 
 def test_reset_forgets():
@@ -104,7 +103,7 @@ def test_reset_forgets():
     assert metric.compute() == pytest.approx(expected(batch(10, seed=1)), rel=1e-6)
 
 
-def test_atoms_without_reference_are_left_out_and_counted():
+def test_atoms_without_reference_are_left_out():
     b = batch(30)
     whole = metric_of()
     add(whole, {k: v[2:] for k, v in b.items()})
@@ -112,11 +111,7 @@ def test_atoms_without_reference_are_left_out_and_counted():
     b["reference"][1, 2] = float("inf")
     masked = metric_of()
     add(masked, b)
-    result = masked.compute()
-    assert result.pop("masked") == 2.0
-    reference = whole.compute()
-    reference.pop("masked")
-    assert result == pytest.approx(reference, rel=1e-12)
+    assert masked.compute() == pytest.approx(whole.compute(), rel=1e-12)
 
 
 def test_non_finite_prediction_shows():
@@ -132,7 +127,7 @@ def test_non_finite_prediction_shows():
 def test_empty_is_nan():
     metric = metric_of()
     result = metric.compute()
-    assert set(result) == KEYS and result.pop("masked") == 0.0
+    assert set(result) == KEYS
     assert all(math.isnan(v) for v in result.values())
     metric.reset()
     add(metric, batch(0))

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import lzma
 from pathlib import Path
 
 import ase.io
@@ -520,31 +519,6 @@ def test_a_fitted_model_is_fitted_again(make_model, make_batch, frames, fit_save
             torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-6)
         report, _ = fit_saved(first, training=labelled("H2O", 20, 0), validation=labelled("H2O", 4, 1))
         assert "no training atoms of C" in " ".join(report.warnings)
-
-
-def test_models_of_version_2_can_be_compiled_and_are_refused_by_name(tmp_path, make_batch):
-    """The saved one is of mode `independent`; as a `coupled` one it can be fitted."""
-    from e3nn.util import jit
-
-    from mace_ext.fitting.fit import fit_file
-
-    folder, demo = ROOT / "tests" / "fixtures" / "mace_v2", ROOT / "demo" / "data"
-    path = tmp_path / "tiny.model"
-    path.write_bytes(lzma.decompress((folder / "tiny.model.xz").read_bytes()))
-    frames = read_frames([demo / "train.extxyz"])[:20], read_frames([demo / "test.extxyz"])[:5]
-    with pytest.raises(InputError, match=r"tiny.model was trained in evidence mode 'independent'"):
-        fit_file(path, *frames, tmp_path / "new.model")
-    model = torch.load(path, weights_only=False)
-    batch = make_batch([frame.atoms for frame in frames[0][:2]], species=model.atomic_numbers.tolist())
-    found, expected = jit.compile(copy.deepcopy(model))({**batch}), model({**batch})
-    torch.testing.assert_close(found["forces_cov"], expected["forces_cov"], rtol=1e-9, atol=1e-13)
-    assert (found["e2ip_leverage"] == -1).all()
-    readout = model.e2ip_readout
-    readout.settings = readout.settings.of("e2ip", {"evidence": "coupled"}, readout.settings.force_unit)
-    torch.save(model, path)
-    fit_file(path, *frames, tmp_path / "new.model")
-    fitted = torch.load(tmp_path / "new.model", weights_only=False)
-    assert torch.isfinite(fitted({**batch})["e2ip_leverage"]).all()
 
 
 def test_training_goes_on_from_a_fitted_file(train, fit_saved, data_files):

@@ -75,7 +75,7 @@ def test_a_training_is_the_same_without(train, monkeypatch):
     stock = train(name="stock", max_num_epochs=2).folder / "stock.model"
     options = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={stock}")
     runs = [train(*options, name="with", max_num_epochs=3)]
-    monkeypatch.setattr(remembered, "Remembered", functools.partial(remembered.Remembered, limit=0))
+    monkeypatch.setattr(remembered, "FrozenFeatures", functools.partial(remembered.FrozenFeatures, max_bytes=0))
     runs.append(train(*options, name="without", max_num_epochs=3))
     one, two = (run.model.e2ip_readout.state_dict() for run in runs)
     for name, value in one.items():

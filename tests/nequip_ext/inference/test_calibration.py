@@ -10,8 +10,8 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from nequip_ext import E2IPXYZFileWriter
-from nequip_ext.inference.xyz import name_models_in_files
-from nequip_ext.model.readout import find_model_name
+from nequip_ext.model.readout import find_name
+from nequip_ext.training.naming import name_models_in_files
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_writer_refuses_what_it_cannot_calibrate(make_batch, tmp_path, write_cal
 def test_writer_refuses_the_calibration_of_another_model(tmp_path, write_calibration, make_model, gnn_config):
     """Before the first frame, and before a training that would make another model."""
     _, model = make_model(gnn_config())
-    name = find_model_name(model)
+    name = find_name(model)
     writer(tmp_path / "out", write_calibration(uq_model=name)).on_test_start(None, model)
     other = writer(tmp_path / "out", write_calibration(uq_model="readout-1"))
     with pytest.raises(InputError, match=rf"another model \(readout-1\) than the one that is tested has \({name}\)"):

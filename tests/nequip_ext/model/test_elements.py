@@ -1,8 +1,7 @@
 """Models whose types are no elements."""
 
-import lzma
+import shutil
 import warnings
-from pathlib import Path
 
 import ase.io
 import pytest
@@ -23,16 +22,15 @@ from nequip_ext.inference.calculator import open_model as open_calculator
 from nequip_ext.inference.features import open_passes
 from nequip_ext.model.elements import types_of
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "nequip_v2"
 NAMES = {"H": "light", "C": "tetravalent", "N": "base", "O": "acid"}
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
+def checkpoints(tmp_path_factory, unpack):
     """A checkpoint that knows H, C, N, O; the same with other names for its types; one that does not explain them."""
     folder = tmp_path_factory.mktemp("types")
     plain, named, unexplained = (folder / f"{name}.ckpt" for name in ("plain", "named", "unexplained"))
-    plain.write_bytes(lzma.decompress((FIXTURES / "last.ckpt.xz").read_bytes()))
+    shutil.copy(unpack("nequip", "last.ckpt"), plain)
     checkpoint = torch.load(plain, map_location="cpu", weights_only=False)
 
     def renamed(section):

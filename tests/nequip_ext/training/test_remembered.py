@@ -8,12 +8,20 @@ from nequip.data import AtomicDataDict
 from nequip_ext.model.readout import find_readout
 from nequip_ext.training.remembered import _Forward, forget, remember
 
+PAINN = {
+    "_target_": "nequip_ext.PaiNNModel",
+    **{"seed": 1, "model_dtype": "float64", "type_names": ["H", "C", "O"], "r_max": 4.0, "num_radial": 4},
+    **{"num_features": 8, "num_layers": 2, "per_type_energy_scales": 1.3, "per_type_energy_shifts": None},
+}
 
-@pytest.mark.parametrize("architecture", ["vectors and tensors", "scalars"])
+
+@pytest.mark.parametrize("architecture", ["vectors and tensors", "scalars", "PaiNN"])
 def test_every_structure_is_computed_once(make_model, gnn_config, frames, to_data, architecture):
+    if architecture == "PaiNN":
+        pytest.importorskip("torch_geometric")
     changes = {} if architecture == "vectors and tensors" else {"l_max": 0, "num_layers": 1}
-    models = [make_model(gnn_config(**changes))[1].train() for _ in range(2)]
-    model, plain = models
+    inner = PAINN if architecture == "PaiNN" else gnn_config(**changes)
+    model, plain = (make_model(inner)[1].train() for _ in range(2))
     holder = torch.nn.ModuleDict({"sole_model": model})
     remember(holder)
     remember(holder)
