@@ -185,7 +185,8 @@ class Monitor:
         source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
         result = self.atoms.calc.results.get(source)
         if result is None:
-            needed = "it needs a model with a readout of e2ip-plugins; e2ip fit gives a stock model one"
+            fitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
+            needed = f"it needs a model with a readout of e2ip-plugins{fitted}; e2ip fit gives a stock model one"
             raise InputError(f"the calculator gives no {source}: {needed}")
         values = np.asarray(result, dtype=np.float64)
         if source == "forces_cov":

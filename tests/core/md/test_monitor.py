@@ -228,7 +228,7 @@ def test_conformal_radii_alone_change_no_covariance(make_atoms, calibrated):
         ({STD: Quantile(0.97)}, r"valid\.json: has the quantiles 0\.5, .*, not 0\.97; for others give the predictions"),
         (
             {STD: Quantile(0.99)},
-            r"its 40 frames are too few for the quantile 0\.99 of forces_epistemic_std \(all\), which wants 99",
+            r"its 40 frames are too few for the quantile 0\.99 of forces_epistemic_std \(all\), which needs 99",
         ),
         ({EXTENT: 0.1}, r"no conformal radius for level 0\.9; it has radii for: none; e2ip calibrate --method"),
     ],
