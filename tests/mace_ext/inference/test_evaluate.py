@@ -94,7 +94,7 @@ def test_a_head_that_the_release_does_not_heed_is_not_named(
     predict, model_files, configs, tmp_path, capsys, monkeypatch
 ):
     """As in 0.3.13 and 0.3.14."""
-    monkeypatch.setattr("mace_ext.inference.evaluate.heads_are_chosen", lambda run: False)
+    monkeypatch.setattr("mace_ext.patches.eval_configs.heads_are_chosen", lambda run: False)
     names = {atoms.info["MACE_uq_model"] for atoms in predict(model_files["multihead"], configs, tmp_path / "one.xyz")}
     given = predict(model_files["multihead"], configs, tmp_path / "given.xyz", head="one")
     assert {atoms.info["MACE_uq_model"] for atoms in given} == names
