@@ -29,7 +29,7 @@ from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from mace_ext.model.files import choose_head, configuration, open_file, precision_of, species_of
 from mace_ext.model.model import add_readout
 from mace_ext.model.readout import find_readout
-from mace_ext.training.remembered import remembering
+from mace_ext.training.frozen_features import remembering
 
 #: Seconds after which a pass over the data says how far it has come.
 PATIENCE = 10.0
