@@ -16,7 +16,7 @@ from e2ip_plugins.fitting.batches import Batching, fit_loaders
 from e2ip_plugins.fitting.report import failure_message
 from e2ip_plugins.fitting.training_atoms import distributed
 from mace_ext.fitting.passes import fit_model
-from mace_ext.training.remembered import remembering
+from mace_ext.training.frozen_features import remembering
 
 
 class Training(NamedTuple):

@@ -2,7 +2,7 @@
 
 from mace_ext.patches import replaced, wrap
 from mace_ext.training import metrics
-from mace_ext.training.remembered import remembering
+from mace_ext.training.frozen_features import remembering
 
 
 def apply(module):

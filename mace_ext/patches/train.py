@@ -9,7 +9,7 @@ from e2ip_plugins.readout.loss import clip_apart
 from mace_ext.model.readout import find_readout
 from mace_ext.patches import wrap
 from mace_ext.training import metrics
-from mace_ext.training.remembered import remembering
+from mace_ext.training.frozen_features import remembering
 
 
 def apply(module):

@@ -23,11 +23,11 @@ from e2ip_plugins.readout.readout import Readout
 from nequip_ext.compat import XYZFileWriter, metric_entries
 from nequip_ext.model.readout import find_readout, graph_readouts, settings_of
 from nequip_ext.training.data_sets import check_atom_types, check_datasets, configurations, labels_of
+from nequip_ext.training.frozen_features import forget, remember
 from nequip_ext.training.loss import ForceLoss
 from nequip_ext.training.metrics import ForceFigure
 from nequip_ext.training.naming import name_models_in_files
 from nequip_ext.training.reference import WRAP
-from nequip_ext.training.remembered import forget, remember
 from nequip_ext.training.restarts import check_restart
 
 logger = RankedLogger(__name__, rank_zero_only=True)

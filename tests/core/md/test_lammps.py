@@ -279,7 +279,9 @@ def test_what_the_command_refuses(tmp_path):
         assert result.exit_code == 2
         return " ".join(result.stderr.split())
 
-    assert "has no lines '# e2ip' with nothing else in them; one must stand in place of the model" in run("units metal\n")
+    assert "has no lines '# e2ip' with nothing else in them; one must stand in place of the model" in run(
+        "units metal\n"
+    )
     assert "(but line 2 is like one)" in run("units metal\n#e2ip\n")
     assert "(but line 1 is like one)" in run("# e2ip here\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")

@@ -6,7 +6,7 @@ import torch
 from nequip.data import AtomicDataDict
 
 from nequip_ext.model.readout import find_readout
-from nequip_ext.training.remembered import _Forward, forget, remember
+from nequip_ext.training.frozen_features import _Forward, forget, remember
 
 PAINN = {
     "_target_": "nequip_ext.PaiNNModel",

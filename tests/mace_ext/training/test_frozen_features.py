@@ -6,8 +6,8 @@ import functools
 import pytest
 import torch
 
-from mace_ext.training import remembered
-from mace_ext.training.remembered import remembering
+from mace_ext.training import frozen_features
+from mace_ext.training.frozen_features import remembering
 
 
 @pytest.mark.parametrize("hidden_irreps", ["8x0e", "8x0e+8x1o+8x2e"])
@@ -75,7 +75,9 @@ def test_a_training_is_the_same_without(train, monkeypatch):
     stock = train(name="stock", max_num_epochs=2).folder / "stock.model"
     options = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={stock}")
     runs = [train(*options, name="with", max_num_epochs=3)]
-    monkeypatch.setattr(remembered, "FrozenFeatures", functools.partial(remembered.FrozenFeatures, max_bytes=0))
+    monkeypatch.setattr(
+        frozen_features, "FrozenFeatures", functools.partial(frozen_features.FrozenFeatures, max_bytes=0)
+    )
     runs.append(train(*options, name="without", max_num_epochs=3))
     one, two = (run.model.e2ip_readout.state_dict() for run in runs)
     for name, value in one.items():
