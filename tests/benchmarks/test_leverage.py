@@ -71,7 +71,7 @@ def folder(study, tmp_path_factory):
     # A network that errs less where it was trained.
     data["train"].residual *= 0.7
     training = (None for _ in map(run, [data["train"]]))
-    fit_leverage(readout, training, labelled(data["valid"]), known=labelled(data["train"]))
+    fit_leverage(readout, training, labelled(data["valid"]), training_errors=labelled(data["train"]))
     assert readout.leverage.regions().sum() > 2 and readout.leverage.surplus > 0.4
     for name, d in data.items():
         atoms = study.recorded(readout, lambda d=d: run(d))
