@@ -3,22 +3,11 @@
 import io
 import os
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Iterator, Union
 
 import torch
-
-
-def readable_frames(path: Union[str, Path], format: Optional[str] = None) -> int:
-    """Frames before the first that ASE cannot read."""
-    import ase.io
-
-    count = 0
-    with suppress(Exception):
-        for _ in ase.io.iread(path, index=":", format=format):
-            count += 1
-    return count
 
 
 @contextmanager

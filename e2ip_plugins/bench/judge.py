@@ -10,11 +10,13 @@ from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
-from e2ip_plugins.report.compare import Model, compare, load_models
+from e2ip_plugins.predictions.copies import distinct
+from e2ip_plugins.predictions.prediction_files import read_predictions
+from e2ip_plugins.report.compare import ScoredModel, compare, load_models
 from e2ip_plugins.report.ensemble import combine
-from e2ip_plugins.scores.calibration_fit import Sample, calibrate
+from e2ip_plugins.scores.calibration_fit import calibrate
 from e2ip_plugins.scores.metrics import summarise
+from e2ip_plugins.scores.sample import Sample
 
 #: What the covariances go through before they are judged -> method of `e2ip calibrate` and the frames it is fitted to.
 CALIBRATIONS: Dict[str, Optional[Tuple[str, str]]] = {
@@ -141,7 +143,7 @@ def _number(value: Optional[float]) -> float:
     return float("nan") if value is None else value
 
 
-def _covariance(model: Model) -> np.ndarray:
+def _covariance(model: ScoredModel) -> np.ndarray:
     p = model.predictions
     assert p.family is not None
     return p.family.law(p.parameters).covariance()

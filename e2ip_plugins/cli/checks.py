@@ -44,7 +44,7 @@ def opened(group: str, host: str, model: Path, **options: Any) -> Any:
 
 
 def check_new(output: Path, endings: Sequence[str], option: str = "") -> None:
-    from e2ip_plugins.predictions.labelled import check_is_new
+    from e2ip_plugins.predictions.trajectories import check_is_new
 
     if output.suffix not in endings:
         raise InputError(f"{option}{output}: frames go into an extxyz file, {' or '.join(endings)}")

@@ -23,9 +23,9 @@ from e2ip_plugins.evaluation.unfinished import Unfinished
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE, MODEL_KEY
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.chunks import Chunk, Index, chunks, index_frames, open_frames, start_of, to_atoms
 from e2ip_plugins.predictions.columns import keep_references, put_uncertainties, uncertainties
-from e2ip_plugins.predictions.labelled import check_structure
 from e2ip_plugins.predictions.trajectories import TEXT
 from e2ip_plugins.scores.calibration import Calibration
 

@@ -9,10 +9,11 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Union
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, MODEL_KEY, PRINCIPAL_STD
-from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
+from e2ip_plugins.predictions.copies import distinct
+from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.calibration_fit import configurations_for
-from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
+from e2ip_plugins.scores.conformal import configurations_for
+from e2ip_plugins.scores.frame_maxima import ALL_ATOMS, QUANTILE_LEVELS, Tables, of_predictions
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class HeldOut:
         ----------
         path
         levels
-            Of quantiles that are wanted beside `LEVELS`, which are all that a calibration has.
+            Of quantiles that are wanted beside `QUANTILE_LEVELS`, which are all that a calibration has.
 
         Raises
         ------
@@ -72,7 +73,7 @@ class HeldOut:
             warnings.warn(f"{path}: {text}", UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
-        maxima = of_predictions(predictions, levels={*LEVELS, *levels})
+        maxima = of_predictions(predictions, levels={*QUANTILE_LEVELS, *levels})
         family, applied = predictions.family.uq_family, predictions.calibration
         return cls(str(path), family, maxima, {}, applied, True, predictions.uq_model, len(predictions.frames))
 
@@ -115,7 +116,7 @@ class HeldOut:
         name : str
             Of the uncertainty.
         group : str
-            Chemical symbol, or `ALL`.
+            Chemical symbol, or `ALL_ATOMS`.
         level : float
         """
         values = self.table(name, group)
@@ -164,6 +165,6 @@ class HeldOut:
     def _why_missing(self, name: str, group: str) -> str:
         if not self.maxima:
             return "has no quantiles, which earlier versions did not write; fit it anew with e2ip calibrate"
-        if group != ALL and self.table(name, ALL) is not None:
+        if group != ALL_ATOMS and self.table(name, ALL_ATOMS) is not None:
             return f"its frames hold no {group}, of which a quantile is wanted"
         return f"its frames have no {name}"

@@ -12,8 +12,8 @@ from ase import Atoms, units
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.md.frames import evaluate_first, with_results
 from e2ip_plugins.md.monitor import Monitor, MonitorStop
-from e2ip_plugins.predictions.labelled import check_is_new, check_structure
-from e2ip_plugins.predictions.trajectories import append_frame
+from e2ip_plugins.predictions.checks import check_structure
+from e2ip_plugins.predictions.trajectories import append_frame, check_is_new
 
 THERMOSTATS = ("nve", "langevin", "bussi")
 
@@ -176,7 +176,7 @@ def run(
     Raises
     ------
     InputError
-        Before the run, what `e2ip_plugins.predictions.labelled.check_structure` and `Monitor` refuse; during it, a full
+        Before the run, what `e2ip_plugins.predictions.checks.check_structure` and `Monitor` refuse; during it, a full
         disk.
     """
     check_structure(atoms, where)

@@ -12,7 +12,7 @@ import numpy as np
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, FORCE_VIEWS, LEVERAGE, PRINCIPAL_STD, OutputKey
 from e2ip_plugins.md.heldout import HeldOut
-from e2ip_plugins.scores.frame_maxima import ALL
+from e2ip_plugins.scores.frame_maxima import ALL_ATOMS
 
 _EPISTEMIC_STD = next(key for key in FORCE_VIEWS if key.name == "forces_epistemic_std")
 
@@ -62,8 +62,8 @@ class Limits:
         if name not in WATCHED:
             raise InputError(f"{name!r} cannot be watched; choose from {listed()}")
         self.name, by_species = name, isinstance(given, Mapping)
-        self.values: Dict[str, Threshold] = dict(given) if by_species else {ALL: given}
-        self.groups = symbols if by_species else [ALL] * len(symbols)
+        self.values: Dict[str, Threshold] = dict(given) if by_species else {ALL_ATOMS: given}
+        self.groups = symbols if by_species else [ALL_ATOMS] * len(symbols)
         there, have = set(self.groups), set(self.values)
         for wrong, text in ((have - there, "are not in the structure"), (there - have, "are missing")):
             if wrong:
@@ -99,7 +99,7 @@ class Limits:
         for group, value in self.values.items():
             if not isinstance(value, Quantile):
                 numbers[group] = float(value)
-                found = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL))
+                found = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
                 if found:
                     self._compare(numbers[group], factor * found[0.5], factor * found[1.0])
                 continue

@@ -22,7 +22,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, in_words, is_constant, some
 from e2ip_plugins.fitting.training_atoms import distributed
-from e2ip_plugins.predictions.labelled import Frame, check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from mace_ext.model.files import choose_head, configuration, open_file, precision_of, species_of
 from mace_ext.model.model import add_readout

@@ -16,7 +16,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration

@@ -13,7 +13,7 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.readout.readout import model_name, unfitted
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.model.files import open_file

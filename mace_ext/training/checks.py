@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Set
 import numpy as np
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from mace_ext import seams
 from mace_ext.compat import option as option_of

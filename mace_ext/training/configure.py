@@ -12,7 +12,8 @@ import torch
 from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import Configuration, check_apart, check_atoms, check_finite, doubts
+from e2ip_plugins.predictions.checks import check_apart, check_atoms, check_finite
+from e2ip_plugins.predictions.doubts import Configuration, doubts
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from mace_ext.model.foundation import load_foundation_readout, without_readout
 from mace_ext.model.model import ScaleShiftMACE, add_readout

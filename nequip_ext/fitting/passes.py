@@ -8,7 +8,8 @@ from nequip.data import AtomicDataDict, from_ase
 from nequip.utils import RankedLogger
 
 from e2ip_plugins.fitting.fit import Labelled, Report, fit_leverage, some
-from e2ip_plugins.predictions.labelled import Frame, check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout

@@ -14,7 +14,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, in_units
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration

@@ -22,7 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import Configuration, check_apart, check_atoms, check_finite, doubts
+from e2ip_plugins.predictions.checks import check_apart, check_atoms, check_finite
+from e2ip_plugins.predictions.doubts import Configuration, doubts
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit, wants_auto_unit
 from nequip_ext.compat import XYZFileWriter, metric_entries

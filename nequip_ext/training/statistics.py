@@ -14,7 +14,7 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import check_atoms, check_finite
+from e2ip_plugins.predictions.checks import check_atoms, check_finite
 from nequip_ext.training.reference import check_reference, in_memory, known_species, nan_where_not_finite
 
 
