@@ -15,7 +15,7 @@ from e2ip_plugins.md import UncertaintyWarning
 from e2ip_plugins.md.run import Settings, Watch, parse_temperature, run
 from e2ip_plugins.md.thresholds import Quantile, parse_watch
 from e2ip_plugins.predictions import trajectories
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 
 STD = "forces_epistemic_std"
 
