@@ -164,7 +164,7 @@ def read_predictions(
         positions=file.column("positions", (3,)),
         reference_forces=file.column(reference, (3,), np.nan) if reference else np.full_like(forces, np.nan),
         forces=forces,
-        reference_energy=file.energies(ref_energy or reference[: -len("forces")] + "energy" if reference else None),
+        reference_energy=file.energies(ref_energy or reference[: -len("forces")] + "energy" if reference else ""),
         energy=file.energies(prefix + "energy"),
         family=family,
         parameters=parameters,
@@ -187,14 +187,14 @@ class _FrameColumns(NamedTuple):
     @classmethod
     def of(cls, atoms: Atoms) -> "_FrameColumns":
         results = atoms.calc.results if atoms.calc is not None else {}
-        arrays = {name: values for name, values in results.items() if np.shape(values)[:1] == (len(atoms),)}
+        arrays = {name: np.asarray(v) for name, v in results.items() if np.shape(v)[:1] == (len(atoms),)}
         info = {name: value for name, value in results.items() if np.size(value) == 1}
         symbols = np.array(atoms.get_chemical_symbols())
         return cls(symbols, {**atoms.arrays, **arrays}, {**atoms.info, **info}, fingerprint(atoms))
 
     def force_prefixes(self) -> List[str]:
         """Return the prefixes of all columns that may be forces."""
-        names = [n for n, v in self.arrays.items() if n.endswith("forces") and np.shape(v)[1:] == (3,)]
+        names = [n for n, v in self.arrays.items() if n.endswith("forces") and v.shape[1:] == (3,)]
         return [name.removesuffix("forces") for name in names]
 
     def family_of(self, prefix: str) -> Optional[Type[Family]]:
@@ -222,8 +222,10 @@ class _File(NamedTuple):
         columns = []
         for i, frame in enumerate(self.frames):
             expected = (len(frame.species), *shape)
-            values = frame.arrays.get(name, None if default is None else np.full(expected, default))
-            if np.shape(values) != expected:
+            values = frame.arrays.get(name)
+            if values is None and default is not None:
+                values = np.full(expected, default)
+            if values is None or values.shape != expected:
                 raise InputError(
                     f"{self.path}: frame {i} has no column '{name}' of {int(np.prod(shape))} numbers per atom; leave "
                     "such frames out"
@@ -231,8 +233,8 @@ class _File(NamedTuple):
             columns.append(values)
         return np.concatenate(columns).astype(np.float64)
 
-    def energies(self, name: Optional[str]) -> np.ndarray:
-        """Return an energy of every frame, NaN where it has none."""
+    def energies(self, name: str) -> np.ndarray:
+        """Return the energy of every frame, NaN where it has none."""
         values = np.full(len(self.frames), np.nan)
         for i, frame in enumerate(self.frames):
             try:
@@ -268,7 +270,7 @@ def _reference_name(path: Path, frame: _FrameColumns, wanted: Optional[str], req
     if wanted is not None:
         if wanted not in names and wanted.endswith("forces") and wanted.removesuffix("forces") in prefixes:
             raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
-        if np.shape(frame.arrays.get(wanted))[1:] == (3,):
+        if wanted in frame.arrays and frame.arrays[wanted].shape[1:] == (3,):
             return wanted
         if required:
             raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")

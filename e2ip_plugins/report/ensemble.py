@@ -132,8 +132,8 @@ def _warnings(members: List[Predictions], isotropic: bool) -> List[str]:
         warnings.append(
             f"{', '.join(stock)}: no uncertainties; counted as covariances of zero in the mean of the members'"
         )
-    leverages = [member for member in members if member.leverage is not None]
-    unfitted = [str(member.path) for member in leverages if np.isnan(member.leverage).all()]
+    leverages = {str(member.path): member.leverage for member in members if member.leverage is not None}
+    unfitted = [path for path, leverage in leverages.items() if np.isnan(leverage).all()]
     if 0 < len(unfitted) < len(leverages):
         warnings.append(f"{', '.join(unfitted)}: leverage never fitted; the ensemble's is the mean of the others'")
     return warnings
