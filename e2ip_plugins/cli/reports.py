@@ -153,7 +153,7 @@ def calibrate_command(
     """Fit a calibration of predicted covariances to validation frames.
 
     Reads predictions as `e2ip compare` does, of any family. `e2ip compare --calibration`, the
-    calculators and the evaluation tools of both hosts apply the result.
+    calculators and evaluation tools of MACE and NequIP apply the result.
 
     scale multiplies the covariance by the factor with the least calibration error, and
     species-scale has a factor for every species; floor adds the least isotropic variance with which
