@@ -35,6 +35,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before
     sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}: {sys.executable}")
 try:
     import nox
+    from packaging.requirements import Requirement  # comes with nox
 except ModuleNotFoundError:
     if __name__ != "__main__":
         raise
@@ -53,8 +54,6 @@ CONSTRAINED = ("-c", "constraints.txt")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Examples in the docstrings of the installed core. Triton kernels cannot be imported without Triton.
 EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2ip_plugins")
-#: The oldest torch that the tests run with; pyproject.toml claims it.
-OLDEST_TORCH = "2.6.0"
 HOSTS = ("nequip", "mace")
 #: Releases that the session `matrix` tries, in the table of docs/releases.md; the newest with further Pythons, too.
 RELEASES = {
@@ -196,12 +195,19 @@ def nightly(session: nox.Session, host: str) -> None:
     run_tests(session, host, "nightly")
 
 
-@nox.session(default=False)
+def oldest_versions(host: str) -> list[str]:
+    """Return the lower bounds of the dependencies in pyproject.toml, with the extra ``host``, as exact versions."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    requirements = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][host]])
+    return [f"{r.name}=={bound.version}" for r in requirements for bound in r.specifier if bound.operator == ">="]
+
+
+@nox.session(default=False, python="3.10")
 @nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
 def oldest(session: nox.Session, host: str) -> None:
-    """Run the tests with the oldest torch, in an environment of its own per host (gigabytes; for a nightly job)."""
+    """Run the tests with the oldest Python and dependencies that pyproject.toml allows (gigabytes per host)."""
     tools = [tool for tool in group("test") if not tool.startswith("triton")]
-    session.install(f"torch=={OLDEST_TORCH}", f".[{host}]", *tools)
+    session.install(*oldest_versions(host), f".[{host}]", *tools)
     # CUDA builds pin a Triton that our kernels do not compile with (3.2; 3.3 neither): there users get the eager path.
     session.run_install("python", "-m", "pip", "uninstall", "--yes", "--quiet", "triton")
     run_pytest(session, Path(session.bin), session.posargs or tests_of(host), "-m", "not nightly")
@@ -223,28 +229,37 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
     session.install(*CONSTRAINED, f"{requirement}=={release}", f".[{host}]", *further, *(pinned or ()))
     pytest = ("pytest", "-q", "-m", "not nightly", CONTRACT[host])
     session.run(*pytest, *session.posargs, env=ONE_THREAD)
-    session.run("python", "benchmarks/releases.py", host, "--out", ROOT / "runs" / "releases", env=ONE_THREAD)
+    session.run("python", "benchmarks/releases.py", host, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def calibration(session: nox.Session) -> None:
-    """Train what the tables of docs/calibration.md still lack and write them (hours; data from E2IP_DATA)."""
-    bins = [arg for host in COMMANDS for arg in (f"--{host}-bin", COMMANDS[host])]
-    tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
-    session.run(COMMANDS["mace"] / "python", *tools, external=True)
-    session.run(COMMANDS["mace"] / "python", "benchmarks/calibration.py", *bins, *session.posargs, external=True)
+    """Train what benchmarks/results still lacks for docs/calibration.md and docs/leverage.md and write the tables.
+
+    Takes hours, resumes what was interrupted; data from E2IP_DATA. Arguments after -- go to `e2ip bench`.
+    """
+    out = ROOT / "runs" / "bench"
+    for host, folder in COMMANDS.items():
+        tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
+        session.run(folder / "python", *tools, external=True)
+        for table in ("calibration", "leverage"):
+            bench = (folder / "e2ip", "bench", table, "--host", host, "--preset", "calibration", "--out", out)
+            results = ("--results", ROOT / "benchmarks" / "results" / "calibration.json")
+            session.run(*bench, *results, *session.posargs, external=True)
+        models = [p.parent for kind in ("e2ip", "e2ip-fit") for p in out.glob(f"runs/*_{host}_{kind}_s*/finished")]
+        session.run(folder / "python", "benchmarks/leverage_tables.py", *models, external=True)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def cost(session: nox.Session) -> None:
     """Measure what the readout costs, alone and in both hosts (hours); arguments after -- go to benchmarks/hosts.py."""
     out = ROOT / "runs"
-    kernel = ("benchmarks/kernel.py", "--out", out / "kernel")
+    kernel = ("benchmarks/kernel.py", "--out", out / "kernel.json")
     session.run(COMMANDS["mace"] / "python", *kernel, env=ONE_THREAD, external=True)
     results = {host: out / f"hosts_{host}.json" for host in COMMANDS}
     modes = {"nequip": "eager,compile,aoti", "mace": "eager,script"}
     for host, path in results.items():
-        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--profile", "--out", path)
+        hosts = ("benchmarks/hosts.py", "--host", host, "--modes", modes[host], "--out", path)
         session.run(COMMANDS[host] / "python", *hosts, *session.posargs, external=True)
     table = ("--table", *results.values(), "--out", out / "hosts.md", "--plot", out / "hosts.png")
     session.run(COMMANDS["mace"] / "python", "benchmarks/hosts.py", *table, external=True)

@@ -1,9 +1,12 @@
-"""Metals by ASE's EMT potential: frames at 200 K, half of them strained, to train on; 700 to 1300 K are out of it.
+"""Make frames of metals with ASE's EMT potential: train, valid, test at 200 K, half of them strained, and ood.
 
-Made, not published: how the uncertainties of very regular surroundings grow when nothing is regular any more. All of
-it in some minutes and the same every time.
+    python benchmarks/crystals.py copper --out FOLDER
+
+They show how the uncertainties of very regular surroundings grow when nothing is regular any more. A few minutes, and
+the same frames every time. The data sets copper, aluminium and copper-gold of `e2ip bench` call this script.
 """
 
+import argparse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +17,6 @@ from ase.calculators.emt import EMT
 from ase.io import write
 from ase.md.langevin import Langevin
 
-from e2ip_plugins.files import replacing
-
 
 class Crystal(NamedTuple):
     """32 atoms on a face-centred cubic lattice.
@@ -25,9 +26,9 @@ class Crystal(NamedTuple):
     species : tuple of str
         The second, if any, on the corners of the cubes.
     constant : float
-        Of the lattice, in Å.
+        Lattice constant in Å.
     hot : tuple of float
-        Temperatures out of distribution, in K; the lattice is longer by 1 and by 2 % there.
+        Temperatures out of distribution, in K; there the lattice is longer by 1 and by 2 %.
     """
 
     species: tuple[str, ...]
@@ -68,7 +69,7 @@ def dynamics(atoms: Atoms, temperature: float, count: int, rng: np.random.Genera
 
 
 def cold(crystal: Crystal, count: int, rng: np.random.Generator) -> list[Atoms]:
-    """Half of them in the unstrained cell."""
+    """Frames at `COLD`, half of them in the unstrained cell."""
     frames = dynamics(crystal.make(), COLD, count // 2, rng)
     while len(frames) < count:
         atoms, strain = crystal.make(), rng.normal(scale=STRAIN, size=(3, 3))
@@ -78,7 +79,7 @@ def cold(crystal: Crystal, count: int, rng: np.random.Generator) -> list[Atoms]:
 
 
 def hot(crystal: Crystal, count: int, rng: np.random.Generator) -> list[Atoms]:
-    """Half of them at either temperature."""
+    """Frames out of distribution, half of them at either temperature."""
     frames = []
     for temperature, length in zip(crystal.hot, (1.01, 1.02), strict=True):
         atoms = crystal.make()
@@ -87,16 +88,17 @@ def hot(crystal: Crystal, count: int, rng: np.random.Generator) -> list[Atoms]:
     return frames
 
 
-def files(name: str, folder: Path) -> dict[str, Path]:
-    """Paths of train, valid, test and ood; made on first use."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {}
-    for seed, (part, make, count) in enumerate(
-        (("train", cold, 200), ("valid", cold, 40), ("test", cold, 100), ("ood", hot, 100))
-    ):
-        paths[part] = folder / f"{name}_{part}.extxyz"
-        if not paths[part].exists():
-            frames = make(CRYSTALS[name], count, np.random.default_rng(seed))
-            with replacing(paths[part]) as unfinished:
-                write(unfinished, frames, format="extxyz")
-    return paths
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=CRYSTALS)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the files")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    parts = (("train", cold, 200), ("valid", cold, 40), ("test", cold, 100), ("ood", hot, 100))
+    for seed, (part, make, count) in enumerate(parts):
+        frames = make(CRYSTALS[options.name], count, np.random.default_rng(seed))
+        write(options.out / f"{part}.extxyz", frames, format="extxyz")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,27 +1,23 @@
 """Cost of the evidential loss per atom: the fused paths against the paper's pipeline.
 
-    python benchmarks/kernel.py                     # N = 10³ to 10⁶, float32 and float64, CPU
-    python benchmarks/kernel.py --device cuda       # adds the Triton kernels and what limits them
+    python benchmarks/kernel.py                     # N = 10³ to 10⁶, float32 and float64, CPU; runs/kernel.json
+    python benchmarks/kernel.py --device cuda       # adds the Triton kernels
     python benchmarks/kernel.py --quick             # a smoke test of half a minute
+    python benchmarks/kernel.py --table             # tables of the results
 
 Every pipeline does the same work in one process: ``map`` is dampers, SPD map and evidence, as in a prediction;
 ``forward`` the mean NLL, with all of that; ``forward+backward`` its gradients in all inputs, too. Rounds are
-interleaved in an order drawn anew, so that what else runs on the machine hits all alike; figures are medians over
-rounds, spread is half the interquartile range, ratios are medians of the ratios within a round. On a GPU the limit is
-the larger of the memory floor, a copy of as many bytes, and the issue bound. ``kernel.json`` and ``kernel.md`` go to
-``--out``. Under TRITON_INTERPRET=1 the Triton kernels run on the CPU, for a smoke test.
+interleaved; figures are medians over rounds, ratios are medians of the ratios within a round. Under TRITON_INTERPRET=1
+the Triton kernels run on the CPU, for a smoke test.
 """
 
-import argparse
-import json
 import math
-import random
 import statistics
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common import RESULTS, ROOT, alternate, hardware, load, markdown, parser_of, save, seconds_of
 from torch import Tensor
 
 from e2ip_plugins.maths.kernels import distribution, nll_terms, paths, plain
@@ -29,28 +25,17 @@ from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.spd import sym6_to_matrix, tangent_to_sym6
 from e2ip_plugins.maths.student import evidence, negative_log_likelihood
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `host_cost` where this file is not the script
-
-from host_cost.measure import hardware
-
 UNIT = 0.0433641
 PAPER_DAMPER = (4.0, 5.0)
-#: Mode and dampers.
 CONSTANTS = Constants(False, PAPER_DAMPER, PAPER_DAMPER)
-#: Numbers per atom that the kernels must move: 8 inputs and 15 results; 11 inputs and 2 results; 11 inputs,
-#: 2 weights and 11 gradients as well.
-FLOATS = {"map": 23, "forward": 13, "forward+backward": 37}
-
-FLOOR = "memory floor (copy)"
-
-PIPELINES = ("paper", "eigh", "composition", "eager", "triton")
+PASSES = ("map", "forward", "forward+backward")
 
 
 def draw(count: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Coefficients and residual: what a model in training has, a few atoms past the knees."""
-    gen = torch.Generator().manual_seed(0)
+    """Return coefficients and residual as a model in training has them, a few atoms past the knees."""
+    generator = torch.Generator().manual_seed(0)
     scales = (torch.tensor([2.0, 1.0, 1.0] + 5 * [1.2]), torch.full((3,), 2.0 * UNIT))
-    inputs = [scale * torch.randn(count, len(scale), generator=gen) for scale in scales]
+    inputs = [scale * torch.randn(count, len(scale), generator=generator) for scale in scales]
     return [x.to(dtype).to(device).requires_grad_() for x in inputs]
 
 
@@ -60,16 +45,23 @@ def paper_damp(x: Tensor) -> Tensor:
     return torch.where(x.abs() <= knee, x, x.sign() * past)
 
 
+def paper_nll(mahalanobis: Tensor, half_log_det: Tensor, nu: Tensor, kappa: Tensor) -> Tensor:
+    """Return the mean of Eq. 25, from the Mahalanobis distance in Σ0."""
+    nll = torch.lgamma((nu - 2.0) / 2.0) - torch.lgamma((nu + 1.0) / 2.0) + half_log_det
+    nll = nll + 1.5 * torch.log(math.pi * nu * (1.0 + kappa) / kappa)
+    return (nll + 0.5 * (nu + 1.0) * torch.log1p(kappa * mahalanobis / (nu * (1.0 + kappa)))).mean()
+
+
 class Paper:
-    """As the paper describes it (Eq. 10, 25): basis times coefficients, matrix exponential, Cholesky, log-gamma.
+    """The pipeline of the paper (Eq. 10, 25): basis times coefficients, matrix exponential, Cholesky, log-gamma.
 
     The basis is cached; formed anew on every call it would cost several times the rest.
     """
 
-    def __init__(self, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, inputs: list[Tensor]) -> None:
         eye = torch.eye(6, dtype=torch.float64)
         basis = sym6_to_matrix(tangent_to_sym6(eye[:, 0], eye[:, 1:]))
-        self.basis = basis.reshape(6, 9).to(dtype).to(device)
+        self.basis = basis.reshape(6, 9).to(inputs[0])
 
     def log_matrix(self, s: Tensor, t: Tensor) -> Tensor:
         norm = t.norm(dim=-1, keepdim=True)
@@ -83,23 +75,15 @@ class Paper:
     def map(self, coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
         s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
         sigma0 = UNIT**2 * self.exponential(self.log_matrix(s, t))
-        nu = torch.nn.functional.softplus(raw_nu) + 5.0
-        return sigma0, nu, torch.nn.functional.softplus(raw_kappa) + 1e-6
+        softplus = torch.nn.functional.softplus
+        return sigma0, softplus(raw_nu) + 5.0, softplus(raw_kappa) + 1e-6
 
     def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
         sigma0, nu, kappa = self.map(coefficients, residual)
         factor = torch.linalg.cholesky(sigma0)
         white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False).squeeze(-1)
-        mahalanobis = white.square().sum(-1)
         half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        nll = (
-            torch.lgamma((nu - 2.0) / 2.0)
-            - torch.lgamma((nu + 1.0) / 2.0)
-            + 1.5 * torch.log(math.pi * nu * (1.0 + kappa) / kappa)
-            + half_log_det
-            + 0.5 * (nu + 1.0) * torch.log1p(kappa * mahalanobis / (nu * (1.0 + kappa)))
-        )
-        return nll.mean()
+        return paper_nll(white.square().sum(-1), half_log_det, nu, kappa)
 
 
 class Eigh(Paper):
@@ -113,213 +97,143 @@ class Eigh(Paper):
         s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
         values, vectors = torch.linalg.eigh(self.log_matrix(s, t))
         along = (vectors.mT @ (residual / UNIT).unsqueeze(-1)).squeeze(-1)
-        mahalanobis = (along.square() * torch.exp(-values)).sum(-1)
-        nu, kappa = evidence(raw_nu, raw_kappa)
-        nll = torch.lgamma((nu - 2.0) / 2.0) - torch.lgamma((nu + 1.0) / 2.0) + 0.5 * values.sum(-1)
-        nll = nll + 1.5 * torch.log(math.pi * nu * (1.0 + kappa) / kappa)
-        nll = nll + 0.5 * (nu + 1.0) * torch.log1p(kappa * mahalanobis / (nu * (1.0 + kappa)))
-        return nll.mean()
+        half_log_det = 0.5 * values.sum(-1) + 3.0 * math.log(UNIT)
+        return paper_nll((along.square() * torch.exp(-values)).sum(-1), half_log_det, *evidence(raw_nu, raw_kappa))
 
 
-def composition(coefficients: Tensor, residual: Tensor) -> Tensor:
+class Composition:
     """The project's modules under autograd."""
-    s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
-    unit = torch.full((), UNIT, dtype=s.dtype, device=s.device)
-    log_sigma0 = plain.log_sigma0_of(s, t, unit, CONSTANTS)
-    return negative_log_likelihood(log_sigma0, *evidence(raw_nu, raw_kappa), residual).mean()
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self.unit = torch.full((), UNIT).to(inputs[0])
+
+    def map(self, coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        return plain.distribution(coefficients, self.unit, CONSTANTS)
+
+    def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
+        s, t, raw_nu, raw_kappa = plain.split(coefficients, False)
+        log_sigma0 = plain.log_sigma0_of(s, t, self.unit, CONSTANTS)
+        return negative_log_likelihood(log_sigma0, *evidence(raw_nu, raw_kappa), residual).mean()
 
 
-def composed_map(coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
-    unit = torch.full((), UNIT, dtype=coefficients.dtype, device=coefficients.device)
-    return plain.distribution(coefficients, unit, CONSTANTS)
+class Fused:
+    """The project's kernels on a path, ``eager`` or ``triton``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def map(self, coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        return distribution(coefficients, UNIT, *CONSTANTS[:3], path=self.path)
+
+    def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
+        return nll_terms(coefficients, residual, UNIT, *CONSTANTS, path=self.path)[0].mean()
 
 
-def fused(path: str):
-    def loss(*inputs: Tensor) -> Tensor:
-        return nll_terms(*inputs, UNIT, *CONSTANTS, path=path)[0].mean()
+def able(pipelines: dict[str, Paper | Composition | Fused], inputs: list[Tensor]) -> list[str]:
+    """Return the pipelines that can compute so many atoms; all of them must compute one number.
 
-    return loss
+    Libraries do not take every size on a GPU.
+    """
+    values = {}
+    for name, pipeline in pipelines.items():
+        try:
+            with torch.no_grad():
+                values[name] = float(pipeline.loss(*inputs))
+        except RuntimeError as error:
+            if name not in ("paper", "eigh"):
+                raise
+            print(f"{name} fails with {len(inputs[0])} atoms: {str(error).splitlines()[0]}", flush=True)
+    reference = next(reversed(values.values()))
+    assert all(abs(x - reference) < 1e-4 * max(1.0, abs(reference)) for x in values.values()), values
+    return list(values)
 
 
-def fused_map(path: str):
-    return lambda coefficients, residual: distribution(coefficients, UNIT, *CONSTANTS[:3], path=path)
+def call_of(pipeline: Paper | Composition | Fused, kind: str, inputs: list[Tensor]) -> Callable[[], None]:
+    """Return a function without arguments that does one of `PASSES`."""
+    function = pipeline.map if kind == "map" else pipeline.loss
+
+    def run() -> None:
+        if kind == "forward+backward":
+            torch.autograd.grad(function(*inputs), inputs)
+        else:
+            with torch.no_grad():
+                function(*inputs)
+
+    return run
 
 
-def pipelines(inputs: list[Tensor], device: str, kind: str, wanted: list[str]) -> dict:
-    """Name: function without arguments, for a key of `FLOATS`."""
-    dtype, backward = inputs[0].dtype, kind == "forward+backward"
-    paper, eigh, ours = Paper(dtype, device), Eigh(dtype, device), ("eager", "triton")
-    if kind == "map":
-        functions = {"paper": paper.map, "eigh": eigh.map, "composition": composed_map}
-        functions |= {name: fused_map(name) for name in ours}
-    else:
-        functions = {"paper": paper.loss, "eigh": eigh.loss, "composition": composition}
-        functions |= {name: fused(name) for name in ours}
+def measure(calls: dict[str, Callable], count: int, rounds: int, budget: float, device: str) -> dict:
+    """Return median and half the interquartile range of every call in ns/atom, and its speed-up over the first."""
 
-    def call(function):
+    def clock(call: Callable[[], None], repeats: int = 1) -> float:
         def run() -> None:
-            if backward:
-                torch.autograd.grad(function(*inputs), inputs)
-            else:
-                with torch.no_grad():
-                    function(*inputs)
+            for _ in range(repeats):
+                call()
+            if device == "cuda":
+                torch.cuda.synchronize()
 
-        return run
+        return seconds_of(run) / repeats
 
-    calls = {name: call(function) for name, function in functions.items() if name in wanted}
-    if device == "cuda":
-        count = inputs[0].shape[0] * FLOATS[kind] // 2
-        source, target = (torch.empty(count, dtype=dtype, device=device) for _ in range(2))
-        calls[FLOOR] = lambda: target.copy_(source)
-    return calls
-
-
-def seconds(call, repeats: int, device: str) -> float:
-    """Mean time of a call."""
-    if device == "cuda":
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / repeats
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
-
-
-def issue_bound(kind: str, dtype: torch.dtype) -> float:
-    """ns/atom that the GPU needs to start the Triton kernels' instructions at its highest clock; 0 if unknown."""
-    properties = torch.cuda.get_device_properties(0)
-    if not paths.has_triton() or not hasattr(properties, "clock_rate"):
-        return 0.0
-    from triton_build import issue_bound
-
-    capability, hertz = 10 * properties.major + properties.minor, 1e3 * properties.clock_rate
-    double = dtype == torch.float64
-    return 1e9 * issue_bound(kind, double, CONSTANTS, capability, properties.multi_processor_count, hertz)
-
-
-def measure(calls: dict, count: int, rounds: int, budget: float, device: str, bound: float = 0.0) -> dict:
-    """ns/atom (median, spread) and speed-up over the paper's pipeline of every call; ``bound`` in ns/atom."""
     repeats = {}
-    baseline = "paper" if "paper" in calls else next(iter(calls))
-    for name, call in calls.items():
-        call()
-        call()
-        repeats[name] = max(1, min(200, int(budget / max(seconds(call, 1, device), 1e-9))))
-    times = {name: [] for name in calls}
-    order, rng = list(calls), random.Random(0)
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            times[name].append(seconds(calls[name], repeats[name], device) * 1e9 / count)
-    results = {}
+    for call in calls.values():
+        clock(call)
+        repeats[call] = max(1, min(200, int(budget / clock(call))))
+    times = alternate(calls, rounds, clock=lambda call: clock(call, repeats[call]) / count)
+    first, results = next(iter(times.values())), {}
     for name, values in times.items():
-        quartiles = statistics.quantiles(values, n=4)
-        ratios = [a / b for a, b in zip(times[baseline], values, strict=True)]
-        results[name] = {
-            "ns_per_atom": statistics.median(values),
-            "spread": 0.5 * (quartiles[2] - quartiles[0]),
-            "best": min(values),
-            "speedup_over_paper": statistics.median(ratios),
-            "rounds": len(values),
-        }
-        if FLOOR in times:
-            of_limit = [a / max(b, bound) for a, b in zip(values, times[FLOOR], strict=True)]
-            results[name]["times_the_limit"] = statistics.median(of_limit)
+        low, middle, high = statistics.quantiles(values, n=4)
+        speedup = statistics.median(a / b for a, b in zip(first, values, strict=True))
+        results[name] = {"ns_per_atom": 1e9 * middle, "spread": 5e8 * (high - low), "speedup": speedup}
     return results
 
 
-def check(inputs: list[Tensor], device: str, wanted: list[str]) -> list[str]:
-    """All pipelines compute one number; those of them that can, for libraries do not take every size on a GPU."""
-    dtype, ours = inputs[0].dtype, ("composition", "eager", "triton")
-    losses = {"composition": composition, "paper": Paper(dtype, device).loss, "eigh": Eigh(dtype, device).loss}
-    losses |= {path: fused(path) for path in ours[1:]}
-    values = {}
-    for name in dict.fromkeys(["composition", *wanted]):
-        try:
-            with torch.no_grad():
-                values[name] = float(losses[name](*inputs))
-        except RuntimeError as error:
-            if name in ours:
-                raise
-            print(f"{name} fails with {len(inputs[0])} atoms: {str(error).splitlines()[0]}", flush=True)
-    if "eigh" in values:
-        # In force units: log-determinants differ by 6 ln σ_ref.
-        values["eigh"] += 3.0 * math.log(UNIT)
-    reference = values["composition"]
-    assert all(abs(x - reference) < 1e-4 * max(1.0, abs(reference)) for x in values.values()), values
-    return [name for name in wanted if name in values]
-
-
-def markdown(report: dict) -> str:
-    lines = [f"# Loss kernel on {report['machine']}", "", f"torch {report['torch']}, {report['threads']} thread(s)."]
+def tables(report: dict) -> str:
+    """Return a Markdown table for every type, size and pass."""
+    blocks = [f"# Loss kernel on {report['machine']}, torch {report['torch']}"]
     for block in report["blocks"]:
-        lines += ["", f"## {block['dtype']}, N = {block['atoms']}, {block['pass']}", ""]
-        if block["issue_bound"]:
-            lines += [f"Issue bound of the Triton kernels: {block['issue_bound']:.4f} ns/atom", ""]
-        lines += ["| pipeline | ns/atom | spread | best | times faster than the paper's | times the limit |"]
-        lines += ["|---|---|---|---|---|---|"]
-        for name, row in block["results"].items():
-            lines.append(
-                f"| {name} | {row['ns_per_atom']:.1f} | {row['spread']:.1f} | {row['best']:.1f} "
-                f"| {row['speedup_over_paper']:.1f} | {row.get('times_the_limit', math.nan):.2f} |".replace("nan", "")
-            )
-    return "\n".join(lines) + "\n"
+        rows = []
+        for name, result in block["results"].items():
+            rows.append([name, *(f"{result[key]:.3g}" for key in ("ns_per_atom", "spread", "speedup"))])
+        columns = ["pipeline", "ns/atom", "half the interquartile range", "times faster than the paper's"]
+        blocks += [f"## {block['dtype']}, N = {block['atoms']}, {block['pass']}", markdown(columns, rows)]
+    return "\n\n".join(blocks)
 
 
 def main() -> None:
-    formatter = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=formatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--atoms", type=int, nargs="+", help="from 2 on; default: 10³ to 10⁶, or 10³ if --quick")
-    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], help="default: both; --quick: float32")
-    parser.add_argument("--passes", nargs="+", default=list(FLOATS), choices=list(FLOATS))
-    parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, help="default: all that this device can run")
-    parser.add_argument("--rounds", type=int, help="from 2 on; default: 9, or 3 if --quick")
-    parser.add_argument("--budget", type=float, help="seconds per pipeline and round; default: 0.2, or 0.02 if --quick")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="other defaults: shows in a minute that everything runs")
-    parser.add_argument("--out", type=Path, default=Path("runs/kernel"), help="folder for kernel.json and kernel.md")
+    parser.add_argument("--atoms", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
+    parser.add_argument("--rounds", type=int, default=9, help="from 2 on")
+    parser.add_argument("--budget", type=float, default=0.2, help="seconds per pipeline and round")
+    parser.add_argument("--quick", action="store_true", help="10³ atoms, float32, 3 rounds: shows that everything runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "kernel.json", help="results")
+    parser.add_argument("--table", nargs="?", type=Path, const=RESULTS / "kernel.json", help="run nothing")
     options = parser.parse_args()
-    options.atoms = options.atoms or ([10**3] if options.quick else [10**3, 10**4, 10**5, 10**6])
-    options.dtypes = options.dtypes or (["float32"] if options.quick else ["float32", "float64"])
-    options.rounds = options.rounds or (3 if options.quick else 9)
-    options.budget = options.budget or (0.02 if options.quick else 0.2)
-    if min(options.atoms) < 2 or options.rounds < 2:
-        parser.error("--atoms and --rounds must be at least 2")
-    if options.threads < 1 or options.budget <= 0:
-        parser.error("--threads must be at least 1 and --budget greater than 0")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU")
-    wanted = options.pipelines or list(PIPELINES)
-    if not (paths.has_triton() and (options.device == "cuda" or paths.interpreted())):
-        wanted = [name for name in wanted if name != "triton"]
-        if not wanted:
-            parser.error("--pipelines triton needs Triton and --device cuda, or TRITON_INTERPRET=1")
-    torch.set_num_threads(options.threads)
-    machine = hardware(options.device)
-    report = {"machine": machine, "torch": torch.__version__, "threads": options.threads, "blocks": []}
-    options.out.mkdir(parents=True, exist_ok=True)
-    print(f"results: {options.out}/kernel.json, {options.out}/kernel.md", flush=True)
+    if options.table:
+        print("\n\n".join(map(tables, load(options.table).values())))
+        return
+    if options.quick:
+        options.atoms, options.dtypes, options.rounds, options.budget = [10**3], ["float32"], 3, 0.02
+    torch.set_num_threads(1)
+    triton = paths.has_triton() and (options.device == "cuda" or paths.interpreted())
+    report = {"machine": hardware(options.device), "torch": torch.__version__, "blocks": []}
     for dtype in options.dtypes:
-        for atoms in options.atoms:
-            inputs = draw(atoms, getattr(torch, dtype), options.device)
-            able = check(inputs, options.device, wanted)
-            for kind in options.passes:
-                calls = pipelines(inputs, options.device, kind, able)
-                bound = issue_bound(kind, inputs[0].dtype) if options.device == "cuda" else 0.0
-                results = measure(calls, atoms, options.rounds, options.budget, options.device, bound)
-                block = {"dtype": dtype, "atoms": atoms, "pass": kind, "issue_bound": bound, "results": results}
-                report["blocks"].append(block)
-                row = ", ".join(f"{k} {v['ns_per_atom']:.0f}" for k, v in results.items())
-                print(f"{dtype} N={atoms} {kind}, ns/atom: {row}", flush=True)
+        for count in options.atoms:
+            inputs = draw(count, getattr(torch, dtype), options.device)
+            pipelines = {"paper": Paper(inputs), "eigh": Eigh(inputs), "composition": Composition(inputs)}
+            pipelines |= {path: Fused(path) for path in ("eager", "triton") if triton or path == "eager"}
+            names = able(pipelines, inputs)
+            for kind in PASSES:
+                calls = {name: call_of(pipelines[name], kind, inputs) for name in names}
+                results = measure(calls, count, options.rounds, options.budget, options.device)
+                report["blocks"].append({"dtype": dtype, "atoms": count, "pass": kind, "results": results})
+                print(
+                    dtype, count, kind, {name: round(row["ns_per_atom"]) for name, row in results.items()}, flush=True
+                )
             # After every size, so that an interrupted run leaves what it has.
-            (options.out / "kernel.json").write_text(json.dumps(report, indent=1))
-            (options.out / "kernel.md").write_text(markdown(report))
+            save(options.out, {options.device: report})
+    print(tables(report))
 
 
 if __name__ == "__main__":

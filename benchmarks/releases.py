@@ -1,37 +1,42 @@
 """What works with the installed release of a host: the contract, trainings of one epoch, predictions, the calculator.
 
-    python benchmarks/releases.py mace --out runs/releases        # in an environment with e2ip-plugins[mace]
-    python benchmarks/releases.py --table docs/results/releases/*.json
+    python benchmarks/releases.py mace --work runs/releases       # in an environment with e2ip-plugins[mace]
+    python benchmarks/releases.py --table                         # adds the results of --work, prints all
 
-Every release leaves its model below ``--out``, and opens those that others have left there. Exit status 1 where a step
-has failed.
+Every release leaves its model below ``--work``, and opens those that others have left there. Exit status 1 where a
+step has failed.
 """
 
-import argparse
 import contextlib
 import importlib
 import importlib.metadata
 import inspect
 import json
-import os
 import platform
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "demo" / "data"
+import ase.io
+import numpy as np
+import torch
+from ase.calculators.calculator import Calculator
+from common import DEMO_DATA, ROOT, environment, load, markdown, parser_of, save
+
+from e2ip_plugins.report.compare import compare, load_models
+
 PACKAGES = {"mace": "mace-torch", "nequip": "nequip"}
 #: Frames of each file, from its beginning: what a training of one epoch needs.
 FRAMES = {"train": 20, "valid": 8, "test": 8}
-#: One frame as the models of other releases predict it must agree to so many eV, eV/Å or (eV/Å)², in float32.
+#: Largest difference of one frame from what another release predicts, in eV, eV/Å or (eV/Å)², in float32.
 TOLERANCE = 1e-3
-#: Those of the ready configs for NequIP without the box around molecules, as an option of `nequip-train`.
+STEPS = ("contract", "stock", "readout", "evaluation", "existing", "calculator")
+#: Transforms of the ready configs for NequIP without the box around molecules, as an option of `nequip-train`.
 TRANSFORMS = (
     "data.transforms=[{_target_:nequip.data.transforms.ChemicalSpeciesToAtomTypeMapper,"
     "model_type_names:[H,C,N,O],chemical_species_to_atom_type_map:{H:H,C:C,N:N,O:O}},"
@@ -39,92 +44,136 @@ TRANSFORMS = (
 )
 
 
-def run(*command: Any, **environment: str) -> None:
-    """A command of the host, in the environment of this interpreter."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-    )
+def run(*command: str | Path, **variables: str) -> None:
+    """Run a command in the environment of this interpreter."""
+    done = subprocess.run(list(map(str, command)), env=environment() | variables, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise RuntimeError(f"{command[0]}: {lines[-1] if lines else done.returncode}")
 
 
-def data_files(folder: Path) -> dict[str, Path]:
-    """The first frames of the demo's data."""
-    import ase.io
-
-    files = {}
-    for name, count in FRAMES.items():
-        files[name] = folder / f"{name}.extxyz"
-        ase.io.write(files[name], ase.io.read(DATA / f"{name}.extxyz", f":{count}"))
-    return files
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
-def check_predictions(path: Path) -> str:
-    """Scores of a file that the host has written."""
-    from e2ip_plugins.report.compare import compare, load_models
+class Steps:
+    """Steps of one release, in a folder of its own; MACE and NequIP each have a subclass.
 
-    (model,) = compare(load_models([path]))["models"]
-    scores = model["overall"]
-    assert model["uq_family"] == "niw" and scores["nll"] == scores["nll"], model
-    return f"{FRAMES['test']} predicted, NLL {scores['nll']:.2f}"
+    Attributes
+    ----------
+    host, suffix : str
+        Its name and the suffix of its model files.
+    """
+
+    host: str
+    suffix: str
+
+    def __init__(self, work: Path) -> None:
+        self.work, self.release = work, version(PACKAGES[self.host])
+        self.folder = work / f"{self.host}-{self.release}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.files = {name: self.folder / f"{name}.extxyz" for name in FRAMES}
+        for name, count in FRAMES.items():
+            ase.io.write(self.files[name], ase.io.read(DEMO_DATA / f"{name}.extxyz", f":{count}"))
+        self.model = self.folder / f"e2ip{self.suffix}"
+
+    def problem(self) -> str:
+        """Return what is wrong with the names that we call, replace or import."""
+        raise NotImplementedError
+
+    def calculator_of(self, path: Path) -> Calculator:
+        raise NotImplementedError
+
+    def contract(self) -> str:
+        problem = self.problem()
+        assert not problem, problem
+        return "holds"
+
+    def score(self, path: Path) -> str:
+        """Return what `e2ip compare` makes of a file of predictions."""
+        (model,) = compare(load_models([path]))["models"]
+        nll = model["overall"]["nll"]
+        assert model["uq_family"] == "niw" and nll == nll, model
+        return f"{FRAMES['test']} predicted, NLL {nll:.2f}"
+
+    def fit_and_strip(self, stock: Path) -> str:
+        """Check `e2ip fit`, `evaluate` and `strip`, after which the same fit must predict the same forces."""
+        fitted, stripped, again = (stock.with_name(f"{n}{self.suffix}") for n in ("fitted", "stripped", "again"))
+        fit = ("--train", self.files["train"], "--valid", self.files["valid"], "--overwrite", "--output")
+        run("e2ip", "fit", stock, *fit, fitted)
+        run("e2ip", "strip", fitted, "--overwrite", "--output", stripped)
+        run("e2ip", "fit", stripped, *fit, again)
+        forces = []
+        for model in (fitted, again):
+            run("e2ip", "evaluate", model, self.files["test"], model.with_suffix(".xyz"), "--overwrite")
+            forces.append([atoms.get_forces() for atoms in ase.io.read(model.with_suffix(".xyz"), ":")])
+        assert np.array_equal(*forces), "forces differ once a readout was taken off"
+        return "readout trained alone, fitted, evaluated, taken off"
+
+    def predict(self, model: Path) -> dict[str, Any]:
+        """Return energy, forces and covariances of one frame."""
+        atoms = ase.io.read(self.files["test"], 0)
+        atoms.calc = self.calculator_of(model)
+        forces = atoms.get_forces().tolist()
+        covariances = atoms.calc.results["forces_cov"].tolist()
+        return {"energy": float(atoms.get_potential_energy()), "forces": forces, "forces_cov": covariances}
+
+    def calculator(self) -> str:
+        (self.folder / "expected.json").write_text(json.dumps(self.predict(self.model)))
+        return ""
+
+    def open_other(self, folder: Path) -> str:
+        """Open the model of another release, which must predict what that did."""
+        predicted = self.predict(folder / self.model.name)
+        for name, value in json.loads((folder / "expected.json").read_text()).items():
+            difference = np.abs(np.asarray(predicted[name]) - np.asarray(value)).max()
+            if not difference < TOLERANCE:
+                raise RuntimeError(f"{name} differs by {difference:.2g}")
+        return ""
+
+    def attempt(self, label: str, step: Callable[..., str], *arguments: Path) -> dict[str, Any]:
+        """Return result, time and failure of a step; one that fails does not keep the others from running."""
+        start = time.monotonic()
+        try:
+            entry: dict[str, Any] = {"ok": True, "text": step(*arguments)}
+        except Exception as error:
+            traceback.print_exc()
+            entry = {"ok": False, "text": f"{type(error).__name__}: {error}"}
+        print(f"{self.host} {self.release} {label}: {'ok' if entry['ok'] else 'FAILED'} {entry['text']}", flush=True)
+        return entry | {"seconds": round(time.monotonic() - start, 1)}
+
+    def open_others(self) -> dict[str, dict]:
+        """Try the files of other releases."""
+        others = sorted(path.parent for path in self.work.glob(f"{self.host}-*/expected.json"))
+        names = {folder.name.removeprefix(f"{self.host}-"): folder for folder in others if folder != self.folder}
+        return {name: self.attempt(f"model of {name}", self.open_other, folder) for name, folder in names.items()}
 
 
-def predict(calculator: Any, files: dict[str, Path]) -> dict[str, Any]:
-    """Energy, forces and covariances of one frame."""
-    import ase.io
-
-    atoms = ase.io.read(files["test"], 0)
-    atoms.calc = calculator
-    found = {"energy": float(atoms.get_potential_energy()), "forces": atoms.get_forces().tolist()}
-    return {**found, "forces_cov": calculator.results["forces_cov"].tolist()}
-
-
-def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise where two predictions of one frame differ."""
-    import numpy as np
-
-    for name, value in expected.items():
-        difference = np.abs(np.asarray(found[name]) - np.asarray(value)).max()
-        if not difference < TOLERANCE:
-            raise RuntimeError(f"{name} differs by {difference:.2g}")
-
-
-class Mace:
+class Mace(Steps):
     """Steps in MACE."""
 
-    model, suffix = "e2ip.model", ".model"
+    host, suffix = "mace", ".model"
 
-    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
-        self.folder, self.files = folder, files
-
-    def contract(self) -> tuple[str, list[str]]:
-        """What is wrong, and which optional names are missing."""
-        from e2ip_plugins import contract
+    def problem(self) -> str:
         from mace_ext import seams
 
-        for module in seams.MODULES:
+        for module in seams.SEAMS:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module)
-        lacking = [n for n in seams.OPTIONAL if contract.problems({n: ()} if n in seams.MODULES else _term(n))]
-        return seams.problem(), lacking
+        return seams.problem()
 
-    def train(self, name: str, *options: str, **environment: str) -> None:
-        """One epoch with the options of the demo, on a tiny model."""
-        config = ROOT / "configs" / "mace_baseline.yaml"
-        small = ["--num_channels=8", "--max_ell=2", "--correlation=3", "--max_num_epochs=1", "--plot=False"]
-        data = [f"--train_file={self.files['train']}", f"--valid_file={self.files['valid']}"]
-        command = ["mace_run_train", "--config", config, "--name", name, "--work_dir", self.folder, *small, *data]
-        run(*command, *options, **environment)
+    def train(self, name: str, *options: str, **variables: str) -> None:
+        """Train for one epoch with the options of the demo, on a tiny model."""
+        command = ["mace_run_train", "--config", ROOT / "configs" / "mace_baseline.yaml", "--name", name]
+        command += ["--num_channels=8", "--max_ell=2", "--correlation=3", "--max_num_epochs=1", "--plot=False"]
+        command += [f"--train_file={self.files['train']}", f"--valid_file={self.files['valid']}"]
+        run(*command, "--work_dir", self.folder, *options, **variables)
 
     def stock(self) -> str:
-        """A stock training with the plugin and one without: the same weights to the last bit."""
-        import torch
-
+        """Train a stock model with the plugin and one without: the same weights to the last bit."""
         self.train("with")
         self.train("without", E2IP_DISABLE="1")
         states = [torch.load(self.folder / f"{n}.model", weights_only=False).state_dict() for n in ("with", "without")]
@@ -133,7 +182,7 @@ class Mace:
         return "same weights with and without the plugin"
 
     def readout(self) -> str:
-        """Training with the readout; its figures are in MACE's results file."""
+        """Train with the readout; its figures are in MACE's results file."""
         self.train("e2ip", "--readout=e2ip")
         (results,) = (self.folder / "results").glob("e2ip_run-*_train.txt")
         last = [json.loads(line) for line in results.read_text().splitlines() if '"eval"' in line][-1]
@@ -141,58 +190,52 @@ class Mace:
         return f"validation NLL {last['e2ip_nll']:.2f}"
 
     def evaluation(self) -> str:
-        """`mace_eval_configs`."""
+        """Predict with `mace_eval_configs`."""
         output = self.folder / "test.xyz"
-        files = ["--configs", self.files["test"], "--model", self.folder / self.model, "--output", output]
+        files = ("--configs", self.files["test"], "--model", self.model, "--output", output)
         run("mace_eval_configs", *files, "--default_dtype", "float32")
-        return check_predictions(output)
+        return self.score(output)
 
     def existing(self) -> str:
-        """The stock model: the readout alone trained on it, and fitted without a training."""
-        model = f"--foundation_model={self.folder / 'with.model'}"
-        self.train("fixed", "--readout=e2ip", "--e2ip_forces=fixed", model, "--default_dtype=float32")
-        return fit_and_strip(self.folder / "with.model", self.files)
+        """Train the readout alone on the stock model, and fit it without a training."""
+        stock = self.folder / "with.model"
+        fixed = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={stock}", "--default_dtype=float32")
+        self.train("fixed", *fixed)
+        return self.fit_and_strip(stock)
 
-    def calculator(self, path: Path) -> Any:
-        """Of a model file."""
+    def calculator_of(self, path: Path) -> Calculator:
         from mace.calculators import MACECalculator
 
         return MACECalculator(model_paths=str(path), device="cpu")
 
 
-class Nequip:
+class Nequip(Steps):
     """Steps in NequIP."""
 
-    model, suffix = "e2ip.ckpt", ".ckpt"
+    host, suffix = "nequip", ".ckpt"
 
-    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
-        self.folder, self.files = folder, files
-
-    def contract(self) -> tuple[str, list[str]]:
-        """What is wrong, and which optional names are missing."""
+    def problem(self) -> str:
         import nequip  # noqa: F401
 
-        from e2ip_plugins import contract as core
         from nequip_ext import contract
 
-        lacking = [n for n in contract.OPTIONAL if core.problems({n: ()} if n in contract.TERMS else _term(n))]
-        return contract.problem(), lacking
+        return contract.problem()
 
     def train(self, name: str, stock: Path | None = None) -> Path:
-        """One epoch and test with the config of that name, on a tiny model or for the readout of a ``stock`` one."""
+        """Train and test for one epoch, on a tiny model or for the readout of a ``stock`` one; return the folder."""
         from nequip.data.transforms import NonPeriodicCellTransform
 
-        folder = self.folder / (name if stock is None else "fixed")
+        folder = self.folder / ("fixed" if stock else name)
         inner = "training_module.model" if name == "nequip_baseline" else "training_module.model.model"
         data = {"train_file": "train", "val_file": "valid", "test_file": "test"}
         options = [f"{option}={self.files[file]}" for option, file in data.items()]
         options += ["chemical_species=[H,C,N,O]", "max_epochs=1", f"hydra.run.dir={folder}"]
         options.append("+trainer.enable_progress_bar=false")
-        if stock is None:
-            options += [f"{inner}.num_features=8", f"{inner}.l_max=1"]
-        else:
+        if stock:
             options += ["forces=fixed", "+training_module.val_metrics.coeffs.e2ip_nll=1.0", f"~{inner}"]
             options += [f"+{inner}._target_=nequip.model.ModelFromCheckpoint", f"+{inner}.checkpoint_path={stock}"]
+        else:
+            options += [f"{inner}.num_features=8", f"{inner}.l_max=1"]
         if "padding" not in inspect.signature(NonPeriodicCellTransform.__init__).parameters:
             # 0.16 puts no box around molecules that come without a cell: the ready configs need 0.17.
             options.append(TRANSFORMS)
@@ -200,173 +243,81 @@ class Nequip:
         return folder
 
     def stock(self) -> str:
-        """A stock training."""
+        """Train a stock model."""
         folder = self.train("nequip_baseline")
         assert (folder / "best.ckpt").exists() and (folder / "test_dataset0.xyz").exists()
         return "trained and tested"
 
     def readout(self) -> str:
-        """Training with the readout, whose leverage is fitted at the end."""
-        import torch
-
+        """Train with the readout, whose leverage is fitted at the end."""
         best = self.train("nequip_e2ip") / "best.ckpt"
         state = torch.load(best, weights_only=False, map_location="cpu")["state_dict"]
         assert any(name.endswith("leverage.fitted") and bool(value) for name, value in state.items())
-        (self.folder / self.model).write_bytes(best.read_bytes())
+        self.model.write_bytes(best.read_bytes())
         return "trained and tested, leverage fitted"
 
     def evaluation(self) -> str:
-        """What NequIP's own callback wrote."""
-        return check_predictions(self.folder / "nequip_e2ip" / "test_dataset0.xyz")
+        """Read what NequIP's own callback wrote."""
+        return self.score(self.folder / "nequip_e2ip" / "test_dataset0.xyz")
 
     def existing(self) -> str:
-        """The stock model: the readout alone trained on it, and fitted without a training."""
+        """Train the readout alone on the stock model, and fit it without a training."""
         stock = self.folder / "nequip_baseline" / "best.ckpt"
         self.train("nequip_e2ip", stock)
-        return fit_and_strip(stock, self.files)
+        return self.fit_and_strip(stock)
 
-    def calculator(self, path: Path) -> Any:
-        """Of a checkpoint."""
+    def calculator_of(self, path: Path) -> Calculator:
         from nequip_ext import E2IPCalculator
 
         return E2IPCalculator.from_saved_model(str(path))
 
 
-def fit_and_strip(stock: Path, files: dict[str, Path]) -> str:
-    """`e2ip fit`, `evaluate` and `strip`, after which the same fit must predict the same forces, as files have them."""
-    import ase.io
-    import numpy as np
-
-    folder = stock.parent
-    fitted, stripped = (folder / f"{name}{stock.suffix}" for name in ("fitted", "stripped"))
-    run("e2ip", "fit", stock, "--train", files["train"], "--valid", files["valid"], "--output", fitted, "--overwrite")
-    run("e2ip", "strip", fitted, "--output", stripped, "--overwrite")
-    again, forces = folder / f"again{stock.suffix}", []
-    run("e2ip", "fit", stripped, "--train", files["train"], "--valid", files["valid"], "--output", again, "--overwrite")
-    for model in (fitted, again):
-        predicted = folder / f"{model.stem}.xyz"
-        run("e2ip", "evaluate", model, files["test"], predicted, "--overwrite")
-        forces.append(np.concatenate([atoms.get_forces() for atoms in ase.io.read(predicted, ":")]))
-    assert np.array_equal(*forces), "forces differ once a readout was taken off"
-    return "readout trained alone, fitted, evaluated, taken off"
-
-
-def _term(name: str) -> dict[str, tuple[str]]:
-    module, _, attribute = name.rpartition(".")
-    return {module: (attribute,)}
-
-
-@contextlib.contextmanager
-def noted(row: dict[str, Any], step: str) -> Iterator[Callable[[str], None]]:
-    """Result, time and failure of a step, in the row and on the terminal."""
-    start = time.monotonic()
-    entry: dict[str, Any] = {"ok": False, "text": ""}
-    row[step] = entry
-    try:
-        yield lambda text: entry.update(text=text)
-        entry["ok"] = True
-    except Exception as error:
-        traceback.print_exc()
-        entry["text"] = f"{type(error).__name__}: {error}"
-    entry["seconds"] = round(time.monotonic() - start, 1)
-    print(f"{row['host']} {row['release']} {step}: {'ok' if entry['ok'] else 'FAILED'} {entry['text']}", flush=True)
-
-
-def version(package: str) -> str:
-    """Of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def measure(host: str, out: Path) -> dict[str, Any]:
-    """All steps with the installed release; one that fails does not keep the others from running."""
-    release = version(PACKAGES[host])
-    folder = out.resolve() / f"{host}-{release}"
-    folder.mkdir(parents=True, exist_ok=True)
-    packages = ("torch", "e3nn", "numpy", "nequip-allegro", "lightning")
-    row: dict[str, Any] = {"host": host, "release": release, "python": platform.python_version()}
-    row["packages"] = {name: version(name) for name in packages if version(name)}
-    files = data_files(folder)
-    steps: Any = {"mace": Mace, "nequip": Nequip}[host](folder, files)
-    with noted(row, "contract") as say:
-        problem, row["lacking"] = steps.contract()
-        assert not problem, problem
-        say("holds")
-    for step in ("stock", "readout", "evaluation", "existing"):
-        with noted(row, step) as say:
-            say(getattr(steps, step)())
-    with noted(row, "calculator"):
-        found = predict(steps.calculator(folder / steps.model), files)
-        (folder / "expected.json").write_text(json.dumps(found))
-    return {**row, **open_others(host, out)}
-
-
-def open_others(host: str, out: Path) -> dict[str, Any]:
-    """Which files of other releases the installed one opens, and whether it predicts what they did."""
-    release = version(PACKAGES[host])
-    folder = out.resolve() / f"{host}-{release}"
-    files = {name: folder / f"{name}.extxyz" for name in FRAMES}
-    steps: Any = {"mace": Mace, "nequip": Nequip}[host](folder, files)
-    opens = {}
-    for other in sorted(out.resolve().glob(f"{host}-*/{steps.model}")):
-        if other.parent != folder and (other.parent / "expected.json").exists():
-            name = other.parent.name.removeprefix(f"{host}-")
-            opened: dict[str, Any] = {"host": host, "release": release}
-            with noted(opened, f"model of {name}"):
-                agree(predict(steps.calculator(other), files), json.loads((other.parent / "expected.json").read_text()))
-            opens[name] = opened[f"model of {name}"]
-    return {"opens": opens}
-
-
-def _numbers(release: str) -> list[int]:
-    return [int(part) for part in release.split(".")]
-
-
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as a Markdown table."""
 
     def mark(entry: dict[str, Any] | None) -> str:
         return "–" if entry is None else "yes" if entry["ok"] else f"**no**: {entry['text']}"
 
-    lines = [
-        "| release | Python | torch | e3nn | contract | stock | e²IP (four steps) | opens files of |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: (row["host"], _numbers(row["release"]), _numbers(row["python"]))):
+    def order(row: dict[str, Any]) -> tuple:
+        return row["host"], *([int(n) for n in row[key].split(".")] for key in ("release", "python"))
+
+    columns = ["release", "Python", "torch", "e3nn", "contract", "stock", "e²IP (four steps)", "opens files of"]
+    lines = []
+    for row in sorted(rows, key=order):
         name = {"mace": "mace-torch", "nequip": "NequIP"}[row["host"]]
         marks = [mark(row.get(step)) for step in ("readout", "evaluation", "calculator", "existing")]
         opened = [other if entry["ok"] else f"~~{other}~~" for other, entry in row["opens"].items()]
         cells = [f"{name} {row['release']}", row["python"], row["packages"]["torch"], row["packages"]["e3nn"]]
-        cells += [mark(row["contract"]), mark(row["stock"]), ", ".join(marks), ", ".join(opened)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([*cells, mark(row["contract"]), mark(row["stock"]), ", ".join(marks), ", ".join(opened)])
+    return markdown(columns, lines)
 
 
 def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "releases", "work", "out", "table")
     parser.add_argument("host", nargs="?", choices=PACKAGES)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "releases", help="folder of runs and results")
     parser.add_argument("--open", action="store_true", help="after a full run: open files of others alone, once more")
-    parser.add_argument("--table", type=Path, nargs="+", help="result files to print as a table instead")
-    args = parser.parse_args()
-    if args.table:
-        print(table([json.loads(path.read_text()) for path in args.table]))
+    options = parser.parse_args()
+    if options.table:
+        save(options.out, {path.stem: json.loads(path.read_text()) for path in options.work.glob("*.json")})
+        print(table(list(load(options.out).values())))
         return
-    if args.host is None:
-        parser.error("give a host, or --table with result files")
+    if options.host is None:
+        parser.error("give a host, or --table")
     warnings.simplefilter("ignore")
-    python, torch = ".".join(platform.python_version_tuple()[:2]), version("torch").partition("+")[0]
-    result = args.out / f"{args.host}-{version(PACKAGES[args.host])}-python{python}-torch{torch}.json"
-    if args.open:
-        row = {**json.loads(result.read_text()), **open_others(args.host, args.out)}
+    steps = {"mace": Mace, "nequip": Nequip}[options.host](options.work.resolve())
+    python, torch_release = platform.python_version(), version("torch").partition("+")[0]
+    name = f"{options.host}-{steps.release}-python{python.rpartition('.')[0]}-torch{torch_release}"
+    path = options.work / f"{name}.json"
+    if options.open:
+        row = json.loads(path.read_text())
     else:
-        row = measure(args.host, args.out)
-    result.write_text(json.dumps(row, indent=1) + "\n")
-    steps = [row[step] for step in ("contract", "stock", "readout", "evaluation", "calculator")]
-    sys.exit(not all(entry["ok"] for entry in [*steps, *row["opens"].values()]))
+        packages = ("torch", "e3nn", "numpy", "nequip-allegro", "lightning")
+        row = {"host": options.host, "release": steps.release, "python": python}
+        row["packages"] = {package: version(package) for package in packages if version(package)}
+        row |= {step: steps.attempt(step, getattr(steps, step)) for step in STEPS}
+    row["opens"] = steps.open_others()
+    path.write_text(json.dumps(row, indent=1) + "\n")
+    sys.exit(not all(entry["ok"] for entry in [*(row[step] for step in STEPS), *row["opens"].values()]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 For runs of `e2ip bench rmd17`, which have predictions for 500 configurations that no model knows (`further`). As many
 as shall be tried are drawn from these, again and again; the factor is fitted to them, by likelihood as the fit of the
 leverage does and by calibration error as `e2ip calibrate` does before it shrinks it, and judged on the test frames.
-Raw results go to docs/results/validation_frames.json.
+Raw results go to benchmarks/results/validation_frames.json.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
 from e2ip_plugins.scores.sample import Sample
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "validation_frames.json"
+RESULTS = Path(__file__).resolve().parent / "results" / "validation_frames.json"
 
 #: Logarithms of the factors that are tried.
 GRID = np.linspace(-0.8, 0.8, 161)

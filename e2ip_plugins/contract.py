@@ -3,8 +3,10 @@
 Standard library only: MACE's adapter looks at its contract while MACE is imported.
 """
 
+import functools
 import importlib
 import inspect
+import warnings
 from typing import Any, Collection, Iterable, List, Mapping, Optional, Sequence
 
 
@@ -130,17 +132,22 @@ def installed(distribution: str) -> Optional[str]:
         return None
 
 
-def untested(host: str, version: Optional[str], tested: Sequence[str]) -> str:
-    """The one warning for a release whose contract holds but that nobody has tried, or an empty string.
+def explained(reasons: Sequence[str], host: str, version: Optional[str], tested: Sequence[str]) -> str:
+    """Return what is wrong with a release of a host and which ones were tested, or an empty string without reasons.
 
-    >>> untested("mace-torch", "0.9.0", ("0.3.15", "0.3.16"))
-    'mace-torch 0.9.0 was not tested with e2ip-plugins (tested: 0.3.15, 0.3.16); it has what is needed, and is used'
-    >>> untested("mace-torch", "0.3.16", ("0.3.15", "0.3.16"))
-    ''
+    >>> explained(["json has no read"], "json", "2.0", ("3.0", "3.1"))
+    'json has no read (json 2.0 is installed; tested: 3.0, 3.1)'
     """
-    if version in tested:
-        return ""
-    return (
-        f"{host} {version} was not tested with e2ip-plugins (tested: {', '.join(tested)}); "
-        "it has what is needed, and is used"
-    )
+    installed_one = f"{host} {version or 'of unknown version'} is installed; tested: {', '.join(tested)}"
+    return f"{'; '.join(reasons)} ({installed_one})" if reasons else ""
+
+
+@functools.cache
+def warn_if_untested(host: str, version: Optional[str], tested: Sequence[str]) -> None:
+    """Warn, once in a process, of a release whose contract holds but that nobody has tried."""
+    if version not in tested:
+        warnings.warn(
+            f"{host} {version} was not tested with e2ip-plugins (tested: {', '.join(tested)}); "
+            "it has what is needed, and is used",
+            stacklevel=4,
+        )

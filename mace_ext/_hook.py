@@ -1,8 +1,9 @@
 """Import hook that lets the stock MACE commands know `--readout`.
 
-A ``.pth`` file (a ``.start`` file from Python 3.15 on) calls `install` at interpreter start. That adds one
-finder, which ignores everything but the MACE modules of the seam table; those are loaded by their own
-loader and then patched. Standard library only, and nothing but ``sys`` until MACE is imported.
+A ``.pth`` file (a ``.start`` file from Python 3.15 on) calls `install` at interpreter start. That adds one finder,
+which ignores everything except the MACE modules of the seam table: their usual loader loads these, then they are
+patched.
+Standard library only, and nothing except ``os`` and ``sys`` until MACE is imported.
 ``E2IP_DISABLE=1`` turns it off.
 """
 
@@ -18,7 +19,7 @@ class _Finder:
             return None
         from mace_ext import seams
 
-        if name not in seams.MODULES:
+        if name not in seams.SEAMS:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
@@ -32,7 +33,7 @@ class _Finder:
 
 
 class _Loader:
-    """Runs a module's own loader, puts that back, then patches the module."""
+    """Runs the stock loader of a module, restores that loader, then patches the module."""
 
     def __init__(self, stock):
         self.stock = stock

@@ -6,131 +6,65 @@ Standard library only; the patches themselves import torch when they run, not be
 
 import importlib
 import sys
-import warnings
-from typing import NamedTuple
+from typing import Dict, List, Tuple
 
 from e2ip_plugins import contract
 
 #: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
 TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
 
+#: Patched modules: what the patch replaces or relies on there, with the parameters that it passes on
+#: (`contract.problem`). The patch is ``apply`` in the module of `mace_ext.patches` with the same last name; its
+#: docstring and docs/mace-training.md say what it is for.
+SEAMS: Dict[str, Tuple[str, ...]] = {
+    "mace.tools.arg_parser": ("build_default_arg_parser()",),
+    "mace.tools.model_script_utils": (
+        "configure_model(args, train_loader, atomic_energies, model_foundation, heads, z_table, head_configs, ...)",
+    ),
+    "mace.tools.scripts_utils": (
+        "get_loss_fn(args, ...)",
+        "get_swa(args, ...)",
+        "get_params_options(args, model, ...)",
+        "extract_config_mace_model(model, ...)",
+        "remove_pt_head(model, ...)",
+    ),
+    "mace.tools.train": (
+        "MACELoss.__init__(loss_fn)",
+        "MACELoss.update(batch, output)",
+        "MACELoss.compute()",
+        "valid_err_log(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)",
+        "evaluate",
+        "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
+        "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
+    ),
+    "mace.tools.tables_utils": ("create_error_table", "evaluate"),
+    "mace.tools.checkpoint": (
+        "CheckpointBuilder.create_checkpoint(state)",
+        "CheckpointBuilder.load_checkpoint(state, checkpoint, strict)",
+        "CheckpointHandler.load_latest(state, ...)",
+    ),
+    "mace.modules.lora": ("inject_LoRAs(model, ...)",),
+    "mace.calculators.mace": (
+        "MACECalculator.__init__",
+        "MACECalculator.calculate(atoms, ...)",
+        "MACECalculator._atoms_to_batch(atoms)",
+    ),
+    "mace.cli.eval_configs": (
+        "parse_args()",
+        "argparse",
+        "get_model_output(model, batch, ...)",
+        "torch.load",
+        "run(args)",
+        "main()",
+        "ase.io",
+    ),
+    "mace.cli.plot_train": ("plot(data, ...)", "run"),
+}
 
-class Seam(NamedTuple):
-    """One patched MACE module.
-
-    Attributes
-    ----------
-    module : str
-    terms : tuple of str
-        What the patch replaces or relies on there, with the parameters that it passes on (`contract.problem`).
-    patch : str
-        Module of `mace_ext.patches` whose ``apply(module)`` does it.
-    what : str
-    """
-
-    module: str
-    terms: tuple
-    patch: str
-    what: str
-
-    @property
-    def names(self) -> tuple:
-        """Without their parameters."""
-        return tuple(contract.name_of(term) for term in self.terms)
-
-
-SEAMS = (
-    Seam(
-        "mace.tools.arg_parser",
-        ("build_default_arg_parser()",),
-        "arg_parser",
-        "the options --readout and --e2ip_*; bad input ends the run before it starts",
-    ),
-    Seam(
-        "mace.tools.model_script_utils",
-        ("configure_model(args, train_loader, atomic_energies, model_foundation, heads, z_table, head_configs, ...)",),
-        "model_script_utils",
-        "the stock model is built first, then upgraded in place; e2ip models as foundation models",
-    ),
-    Seam(
-        "mace.tools.scripts_utils",
-        (
-            "get_loss_fn(args, ...)",
-            "get_swa(args, ...)",
-            "get_params_options(args, model, ...)",
-            "extract_config_mace_model(model, ...)",
-            "remove_pt_head(model, ...)",
-        ),
-        "scripts_utils",
-        "force loss of both stages, the readout's parameters in the optimiser, settings of rebuilt models, "
-        "the kept MACE head's readout",
-    ),
-    Seam(
-        "mace.tools.train",
-        (
-            "MACELoss.__init__(loss_fn)",
-            "MACELoss.update(batch, output)",
-            "MACELoss.compute()",
-            "valid_err_log(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)",
-            "evaluate",
-            "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
-            "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
-        ),
-        "train",
-        "validation metrics, results file and log lines; the data that the leverage is fitted to; with "
-        "--e2ip_forces host, gradients clipped without the readout's",
-    ),
-    Seam("mace.tools.tables_utils", ("create_error_table", "evaluate"), "tables_utils", "error tables"),
-    Seam(
-        "mace.tools.checkpoint",
-        (
-            "CheckpointBuilder.create_checkpoint(state)",
-            "CheckpointBuilder.load_checkpoint(state, checkpoint, strict)",
-            "CheckpointHandler.load_latest(state, ...)",
-        ),
-        "checkpoint",
-        "a checkpoint with another readout ends the run; the leverage is fitted after the load that follows training",
-    ),
-    Seam(
-        "mace.modules.lora",
-        ("inject_LoRAs(model, ...)",),
-        "lora",
-        "the readout is trained as a whole, not adapted",
-    ),
-    Seam(
-        "mace.calculators.mace",
-        ("MACECalculator.__init__", "MACECalculator.calculate(atoms, ...)", "MACECalculator._atoms_to_batch(atoms)"),
-        "calculators_mace",
-        "uncertainties in the results of `MACECalculator`, committees included",
-    ),
-    Seam(
-        "mace.cli.eval_configs",
-        (
-            "parse_args()",
-            "argparse",
-            "get_model_output(model, batch, ...)",
-            "torch.load",
-            "run(args)",
-            "main()",
-            "ase.io",
-        ),
-        "eval_configs",
-        "uncertainty columns in the file that `mace_eval_configs` writes, the option --e2ip_calibration",
-    ),
-    Seam(
-        "mace.cli.plot_train",
-        ("plot(data, ...)", "run"),
-        "plot_train",
-        "`mace_plot_train` without --heads works under pandas 2, which stock MACE does not",
-    ),
-)
-
-MODULES = {seam.module: seam for seam in SEAMS}
-
-#: What not every release has, and what is done without it.
+#: What some releases lack, and what is done without it.
 OPTIONAL = {
     "mace.modules.lora": "0.3.15 and later: before, MACE has no LoRA",
-    "mace.cli.eval_configs.get_model_output": "0.3.14 and later: before, the loaded model tells of its outputs",
+    "mace.cli.eval_configs.get_model_output": "0.3.14 and later: before, the loaded model reports its outputs",
 }
 
 #: Names that are called and not replaced.
@@ -151,25 +85,19 @@ CALLED = {
     ),
 }
 
-#: Names that the command takes from the defining modules: patched there, they are patched here.
-TAKEN = {
-    "mace.cli.run_train": {
-        "mace.tools.model_script_utils": ("configure_model",),
-        "mace.tools.scripts_utils": (
-            "get_loss_fn",
-            "get_swa",
-            "get_params_options",
-            "extract_config_mace_model",
-            "remove_pt_head",
-        ),
-        "mace.tools.tables_utils": ("create_error_table",),
-    }
-}
+#: What the command `mace.cli.run_train` takes from the defining modules: patched there, it is patched here.
+TAKEN = (
+    "mace.tools.model_script_utils.configure_model",
+    "mace.tools.scripts_utils.get_loss_fn",
+    "mace.tools.scripts_utils.get_swa",
+    "mace.tools.scripts_utils.get_params_options",
+    "mace.tools.scripts_utils.extract_config_mace_model",
+    "mace.tools.scripts_utils.remove_pt_head",
+    "mace.tools.tables_utils.create_error_table",
+)
 
-#: Modules that were patched, and the reason for each one that could not be.
-applied: set = set()
-refused: dict = {}
-_warned: set = set()
+#: Modules that have been loaded in this process: an empty string if patched, otherwise why that was not possible.
+outcomes: Dict[str, str] = {}
 
 
 def apply(module) -> None:
@@ -177,45 +105,33 @@ def apply(module) -> None:
 
     The parser is patched wherever that is possible, so that ``--readout`` can say what is wrong.
     """
-    seam = MODULES[module.__name__]
-    wrong = contract.problems_of(module, seam.terms, seam.module, OPTIONAL)
-    if wrong:
-        refused[seam.module] = "; ".join(wrong)
-        return
-    importlib.import_module(f"mace_ext.patches.{seam.patch}").apply(module)
-    applied.add(seam.module)
+    name = module.__name__
+    outcomes[name] = "; ".join(contract.problems_of(module, SEAMS[name], name, OPTIONAL))
+    if not outcomes[name]:
+        importlib.import_module(f"mace_ext.patches.{name.rpartition('.')[2]}").apply(module)
 
 
 def problem() -> str:
-    """Why ``--readout`` cannot run here, or an empty string."""
-    reasons = list(dict.fromkeys(refused.values()))
-    if not reasons:
-        unpatched = [name for name in MODULES if name in sys.modules and name not in applied]
-        if unpatched:
-            reasons = [f"{', '.join(unpatched)} was imported before the plugin's import hook was in place"]
+    """Return why ``--readout`` cannot run here, or an empty string."""
+    reasons = list(dict.fromkeys(filter(None, outcomes.values())))
+    unpatched = [name for name in SEAMS if name in sys.modules and name not in outcomes]
+    if unpatched and not reasons:
+        reasons = [f"{', '.join(unpatched)} was imported before the plugin's import hook was in place"]
     reasons = reasons or contract.problems(CALLED) or _not_taken()
-    if not reasons:
-        return ""
-    version = contract.installed("mace-torch") or "of unknown version"
-    return f"{'; '.join(reasons)} (mace-torch {version} is installed; tested: {', '.join(TESTED)})"
+    return contract.explained(reasons, "mace-torch", contract.installed("mace-torch"), TESTED)
 
 
-def _not_taken() -> list:
-    """What is wrong with `TAKEN`, as far as it is loaded."""
-    return [
-        f"{user} does not take {name} from {source}"
-        for user, sources in TAKEN.items()
-        for source, names in sources.items()
-        for name in names
-        if user in sys.modules
-        and source in sys.modules
-        and getattr(sys.modules[user], name, None) is not getattr(sys.modules[source], name)
-    ]
+def _not_taken() -> List[str]:
+    """Return what is wrong with `TAKEN`, as far as the modules are loaded."""
+    command, reasons = sys.modules.get("mace.cli.run_train"), []
+    for path in TAKEN:
+        source, _, name = path.rpartition(".")
+        if command is not None and source in sys.modules:
+            if getattr(command, name, None) is not getattr(sys.modules[source], name):
+                reasons.append(f"mace.cli.run_train does not take {name} from {source}")
+    return reasons
 
 
 def warn_if_untested() -> None:
-    """One warning in a process where mace-torch is none of the releases in `TESTED`."""
-    text = contract.untested("mace-torch", contract.installed("mace-torch"), TESTED)
-    if text and text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=3)
+    """Warn, once in a process, if mace-torch is none of the releases in `TESTED`."""
+    contract.warn_if_untested("mace-torch", contract.installed("mace-torch"), TESTED)

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from nequip.model.saved_models import package
 from nequip.train.callbacks import write_xyz
 
-#: Some things cannot be done with 0.16; what asks for them says so.
+#: Whether the release is 0.16, which lacks some functions; code that needs them raises `InputError`.
 IS_0_16 = False
 
 try:
@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # 0.16
     IS_0_16 = True
 
     class NequIPCalculator(_Calculator):  # type: ignore[no-redef]
-        """With what the calculators of later releases have."""
+        """The calculator with the methods of later releases."""
 
         @classmethod
         def _get_aoti_compile_target(cls) -> Dict[str, Any]:
@@ -30,7 +30,7 @@ except ModuleNotFoundError:  # 0.16
 
         @classmethod
         def from_compiled_model(cls, *args: Any, **settings: Any) -> Any:
-            """The stock function reads outputs by the list of its own target: it gets that of this class."""
+            """Open a compiled model: meanwhile the stock function's list of outputs is that of this class."""
             stock = _compile_utils.ASE_OUTPUTS
             _compile_utils.ASE_OUTPUTS = cls._get_aoti_compile_target()["output"]
             try:
@@ -39,7 +39,7 @@ except ModuleNotFoundError:  # 0.16
                 _compile_utils.ASE_OUTPUTS = stock
 
         def atoms_to_data(self, atoms: Atoms) -> AtomicDataDict.Type:
-            """A frame as the model takes it."""
+            """Return a frame as the model takes it."""
             data = from_ase(atoms)
             for transform in self.transforms:
                 data = transform(data)
@@ -51,22 +51,22 @@ except ModuleNotFoundError:  # 0.16
         type_names: List[str],
         chemical_species_to_atom_type_map: Dict[str, str],
     ) -> List[Callable]:
-        """Types and neighbours of a frame."""
+        """Return the transforms that add types and neighbours to a frame."""
         types = ChemicalSpeciesToAtomTypeMapper(
             model_type_names=type_names, chemical_species_to_atom_type_map=chemical_species_to_atom_type_map
         )
         return [types, _create_neighbor_transform(metadata, r_max, type_names)]
 
 
-#: Puts what a package has on a GPU on the CPU; before 0.19.1 only where there is no GPU.
+#: Context that loads packages onto the CPU; before 0.19.1 only where there is no GPU.
 cpu_deserialize = getattr(package, "_cpu_deserialize_always", None) or package._cpu_deserialize_if_no_cuda
 
-#: What all writers of xyz files are; before 0.18 there is one of them.
+#: Base class of all writers of xyz files; before 0.18 there is one writer.
 XYZFileWriter = getattr(write_xyz, "XYZFileWriter", write_xyz.TestTimeXYZFileWriter)
 
 
 def metric_entries(manager: Any) -> Dict[str, Tuple[Optional[float], bool]]:
-    """Weight, and whether NaN references are left out, of a `MetricsManager`'s metrics by name."""
+    """Return weight, and whether NaN references are left out, of a `MetricsManager`'s metrics by name."""
     if hasattr(manager, "entries"):
         return {name: (entry.coeff, entry.ignore_nan) for name, entry in manager.entries.items()}
     return {name: (entry["coeff"], entry["ignore_nan"]) for name, entry in manager.metrics.items()}  # before 0.19

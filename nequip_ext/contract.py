@@ -5,7 +5,7 @@ Imported whenever NequIP is: nothing of NequIP is imported before it is looked a
 
 import functools
 import sys
-import warnings
+from typing import List
 
 from e2ip_plugins import contract
 from e2ip_plugins.errors import InputError
@@ -17,6 +17,7 @@ TESTED = ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1")
 TERMS = {
     "nequip.data": (
         "AtomicDataDict.batched_from_list",
+        "AtomicDataDict.frame_from_batched(batched_data, index)",
         "AtomicDataDict.with_batch_(data)",
         "BaseModifier",
         "CommonDataStatisticsManager",
@@ -31,6 +32,7 @@ TERMS = {
     "nequip.data._key_registry": (
         "_CARTESIAN_TENSOR_FIELDS",
         "_EDGE_FIELDS",
+        "_GRAPH_FIELDS",
         "_NODE_FIELDS",
         "get_field_type(field, error_on_unregistered)",
         "register_fields(..., node_fields, cartesian_tensor_fields)",
@@ -114,37 +116,31 @@ OPTIONAL = {
     "nequip.train.callbacks.write_xyz.XYZFileWriter": "0.18 and later",
 }
 
-_warned: set = set()
-
 
 def problem(part: str = "") -> str:
-    """What an installed NequIP lacks, or an empty string; also for a part."""
+    """Return what an installed NequIP lacks, or an empty string; also for a part."""
     version = contract.installed("nequip")
     if version is None:
         return f"NequIP is not installed; tested: {', '.join(TESTED)}"
-    wrong = _problems(part)
-    return f"{'; '.join(wrong)} (NequIP {version} is installed; tested: {', '.join(TESTED)})" if wrong else ""
+    return contract.explained(_problems(part), "NequIP", version, TESTED)
 
 
-@functools.lru_cache
-def _problems(part: str) -> tuple:
-    return tuple(contract.problems(TERMS, OPTIONAL) + contract.problems(PARTS.get(part, {})))
+@functools.cache
+def _problems(part: str) -> List[str]:
+    return contract.problems(TERMS, OPTIONAL) + contract.problems(PARTS.get(part, {}))
 
 
 def holds() -> bool:
-    """Whether NequIP is in use and has all that is needed."""
+    """Return whether NequIP is in use and has all that is needed."""
     return "nequip" in sys.modules and not problem()
 
 
 def check(part: str = "") -> None:
-    """Raise `InputError` where something is missing; one warning in a process where the release was not tested."""
+    """Raise `InputError` where something is missing; warn, once in a process, where the release was not tested."""
     reason = problem(part)
     if reason:
         raise InputError(
             f"e2ip-plugins does not work with this installation: {reason}; install one of these releases "
             f"(pip install nequip=={TESTED[-1]}). NequIP without e2ip is not affected."
         )
-    text = contract.untested("NequIP", contract.installed("nequip"), TESTED)
-    if text and text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=3)
+    contract.warn_if_untested("NequIP", contract.installed("nequip"), TESTED)

@@ -1,6 +1,7 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import importlib.util
+import lzma
 import os
 import shutil
 import subprocess
@@ -41,13 +42,63 @@ def reference_frames(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def run_tool():
+    """Function that runs a command of this environment, asserts that it went well, and gives what it printed."""
+
+    def run(name, *arguments, **options):
+        command = [str(part) for part in (Path(sys.executable).parent / name, *arguments)]
+        options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def unpack(tmp_path_factory):
+    """Function that unpacks a file of tests/fixtures by host, name and format; its path."""
+    from e2ip_plugins.readout.settings import VERSION
+
+    def write(host, name, version=VERSION):
+        path = tmp_path_factory.mktemp(host) / name
+        packed = Path(__file__).parent / "fixtures" / f"{host}_v{version}" / f"{name}.xz"
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def check_saved():
+    """Function that compares a saved model behind ASE with what it predicted when it was saved."""
+    import ase.io
+    import numpy as np
+
+    from e2ip_plugins.readout.settings import VERSION
+
+    def check(host, calculator):
+        atoms = ase.io.read(Path(__file__).parents[1] / "demo" / "data" / "test.extxyz", 0)
+        atoms.calc = calculator
+        results = {"energy": atoms.get_potential_energy(), **calculator.results}
+        with np.load(Path(__file__).parent / "fixtures" / f"{host}_v{VERSION}" / "expected.npz") as expected:
+            for key in expected:
+                np.testing.assert_allclose(results[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def load_script():
-    """Function that gives a script as a module: its path, from the root of the repository."""
+    """Function that returns a script as a module: its path, from the root of the repository."""
 
     def load(path):
-        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+        script = Path(__file__).parents[1] / path
+        spec = importlib.util.spec_from_file_location(script.stem, script)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(script.parent)  # as for a script that is run
+            spec.loader.exec_module(module)
         return module
 
     return load
@@ -101,28 +152,36 @@ def without_plugin():
 TOY_FAMILY = Path(__file__).parent / "families" / "isotropic.py"
 
 
+#: What else a new family takes, in ``e2ip_plugins/families/__init__.py``.
+LISTED = """
+from e2ip_plugins.families.isotropic import Isotropic
+FAMILIES = (*FAMILIES, Isotropic)
+"""
+
+
 @pytest.fixture
-def toy_family(monkeypatch, tmp_path):
+def toy_family(monkeypatch):
     """The family of tests/families/isotropic.py, as if it lay in ``e2ip_plugins/families``; in this process."""
     from e2ip_plugins import families
 
-    shutil.copy(TOY_FAMILY, tmp_path)
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    families.table.cache_clear()
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(TOY_FAMILY.parent)])
+    monkeypatch.setattr(families, "FAMILIES", families.FAMILIES)
+    exec(LISTED, vars(families))
     yield families.get("isotropic")
-    families.table.cache_clear()
     sys.modules.pop("e2ip_plugins.families.isotropic", None)
 
 
 @pytest.fixture(scope="session")
 def toy_family_environment(tmp_path_factory):
-    """Environment variables for commands: a copy of the core with that one file added comes first on PYTHONPATH."""
+    """Environment variables for commands: a copy of the core with that family added comes first on PYTHONPATH."""
     import e2ip_plugins
 
     root = tmp_path_factory.mktemp("with_toy_family")
     installed = Path(e2ip_plugins.__file__).parent
     shutil.copytree(installed, root / "e2ip_plugins", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TOY_FAMILY, root / "e2ip_plugins" / "families")
+    with (root / "e2ip_plugins" / "families" / "__init__.py").open("a") as file:
+        file.write(LISTED)
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
@@ -205,6 +264,125 @@ def check_written():
             np.testing.assert_allclose(found, expected[name], **tolerance, err_msg=name)
         if "stress" in written.calc.results:
             np.testing.assert_allclose(written.get_stress(), expected["stress"], **tolerance)
+
+    return check
+
+
+@pytest.fixture
+def check_continuation(tmp_path, monkeypatch):
+    """Function that stops an `e2ip evaluate` with a model in its third batch and goes on: the file is that of a run
+    which was not stopped, to the byte. Best with single precision, where another batch would be another last digit."""
+    from e2ip_plugins.evaluation.evaluate import evaluate
+    from e2ip_plugins.evaluation.options import EvaluateOptions
+
+    def check(open_model, source):
+        evaluate(open_model(), source, tmp_path / "whole.xyz", EvaluateOptions(batch_atoms=10), {})
+        model, calls = open_model(), []
+        forward = model.evaluate
+
+        def stopping(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return forward(*arguments)
+
+        monkeypatch.setattr(model, "evaluate", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, source, tmp_path / "stopped.xyz", EvaluateOptions(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz.part").stat().st_size
+        evaluate(model, source, tmp_path / "stopped.xyz", EvaluateOptions(batch_atoms=10), {})
+        assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes() and len(calls) == 4
+
+    return check
+
+
+@pytest.fixture
+def check_calibrated(write_calibration):
+    """Function that compares calibrated calculators with raw ones: results, gradients, units."""
+    import numpy as np
+    import torch
+
+    from e2ip_plugins import families
+    from e2ip_plugins.errors import InputError
+
+    family = families.get("e2ip")
+
+    def check(make_calculator, frames):
+        for unit in (1.0, 27.211386):
+            raw = make_calculator(energy_units_to_eV=unit)
+            with_floor = make_calculator(energy_units_to_eV=unit, calibration=write_calibration(0.01))
+            for atoms in frames:
+                for calculator in (raw, with_floor):
+                    calculator.calculate(atoms)
+                before, after = raw.results, with_floor.results
+                factor = np.where(atoms.numbers == 1, 2.0, 0.5)[:, None, None]
+                wide = factor * before["forces_cov"] + 0.01 * np.eye(3)
+                np.testing.assert_allclose(after["forces_cov"], wide, rtol=1e-9, atol=1e-14)
+                np.testing.assert_allclose(after["forces"], before["forces"], rtol=1e-12)
+                parameters = {key.name: torch.from_numpy(after[key.name]) for key in family.parameter_keys}
+                for name, value in family.derive(parameters).items():
+                    np.testing.assert_allclose(after[name], value.numpy(), rtol=1e-12, atol=1e-15)
+                assert (after["uq_family"], after["uq_calibration"]) == ("niw", "calibration.json")
+                assert set(before) == set(after) - {"uq_calibration"}
+            with pytest.raises(InputError, match="has a floor"):
+                with_floor.uncertainty_gradient(frames[0])
+            calibrated = make_calculator(energy_units_to_eV=unit, calibration=write_calibration())
+            weight = torch.from_numpy(np.sqrt(np.where(frames[0].numbers == 1, 2.0, 0.5)))
+            value, gradient = calibrated.uncertainty_gradient(frames[0])
+            weighted = raw.uncertainty_gradient(frames[0], lambda views: weight * views["forces_epistemic_std"])  # noqa: B023
+            np.testing.assert_allclose(value, weighted[0], rtol=1e-9)
+            np.testing.assert_allclose(gradient, weighted[1], rtol=1e-7, atol=1e-10)
+
+    return check
+
+
+@pytest.fixture
+def check_refused_calibrations(write_calibration):
+    """Function that gives a calculator calibrations of another family, of other species and of another model."""
+    from e2ip_plugins.errors import InputError
+
+    def check(make_calculator, atoms):
+        def results_with(**calibration):
+            calculator = make_calculator(calibration=write_calibration(**calibration))
+            calculator.calculate(atoms)
+            return calculator.results
+
+        for wrong, message in (
+            ({"uq_family": "gaussian"}, "is for predictions of family 'gaussian'"),
+            ({"factors": {"H": 2.0}}, "was fitted to H and knows nothing of C, O, which this structure has"),
+            ({"uq_model": "readout-1"}, r"another model \(readout-1\) than the model has \(readout-"),
+        ):
+            with pytest.raises(InputError, match=message):
+                results_with(**wrong)
+        with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
+            make_calculator(calibration="nothing.json")
+        name = results_with()["uq_model"]
+        assert results_with(uq_model=name)["uq_model"] == name
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_features():
+    """Function that compares what passes over frames give with a calculator of the same model, and leverages that are
+    made anew of its training set with its own."""
+    import numpy as np
+
+    from e2ip_plugins.active.scoring import by_leverage
+    from e2ip_plugins.fitting.features import collect
+
+    def check(passes, calculator, training, candidates):
+        known, features = collect(passes, training), collect(passes, candidates, forces=True)
+        leverage, forces = [], []
+        for frame in candidates:
+            forces.append(calculator.get_property("forces", frame.atoms))
+            leverage.append(calculator.results["e2ip_leverage"])
+        np.testing.assert_allclose(features.leverage, np.concatenate(leverage), rtol=1e-9)
+        np.testing.assert_allclose(features.forces, np.concatenate(forces), atol=1e-9)
+        ((index, score),) = by_leverage(known, features, 1)
+        means = np.mean(leverage, axis=1)
+        assert index == means.argmax() and score == pytest.approx(means[index], rel=1e-6)
+        assert known.leverage.mean() == pytest.approx(1.0, abs=1e-6) and np.isnan(known.forces).all()
 
     return check
 

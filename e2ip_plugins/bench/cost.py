@@ -1,17 +1,18 @@
-"""What a prediction costs: all methods of a set in turn, on the same frame, so that what the machine does hits all."""
+"""What a prediction costs: methods in turn on the same frame, so that other work of the machine slows all alike."""
 
 import json
 import statistics
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Set
+from typing import Callable, Dict, List, Set
 
 import numpy as np
 
+from e2ip_plugins.bench.catalogue import METHODS, framework
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.data import read_json
-from e2ip_plugins.bench.plan import METHODS, Run, framework
+from e2ip_plugins.bench.plan import Plan, Run, runs
 from e2ip_plugins.files import replacing
 
 #: Calls of every model: warm up first, then measured.
@@ -23,44 +24,40 @@ def path(dataset: str, host: str, out: Path) -> Path:
     return out / "cost" / f"{dataset}_{host}.json"
 
 
-def measure(found: Sequence[Run], out: Path, tell: Callable[[str], None] = print) -> None:
+def measure(plan: Plan, tell: Callable[[str], None] = print) -> None:
     """Time the models of the first seed and the members of ensembles, ASE calculators on one thread.
 
-    Sets whose figures are there, of all of these models, are skipped; so are models that are not there, and ensembles
-    that lack one. What was timed before, in a call for other methods, is timed again beside them.
+    All finished models of a set and host are timed in one go, also those of earlier calls for other methods. Sets are
+    skipped where figures of all of them exist.
     """
-    for dataset, host in dict.fromkeys((run.dataset, run.host) for run in found):
-        chosen = [run for run in found if (run.dataset, run.host) == (dataset, host)]
-        chosen = [run for run in chosen if run.seed == 1 or METHODS[run.method].ensemble]
-        chosen = [run for run in chosen if not METHODS[run.method].early]
-        kept = path(dataset, host, out)
-        before = read_json(kept) if kept.exists() else {"models": []}
-        chosen = list(dict.fromkeys([*chosen, *(Run.of(name, dataset, host) for name in before["models"])]))
-        models = {run: out / "runs" / run.name / MODELS[framework(host)] for run in chosen}
+    for name, host in dict.fromkeys((run.dataset, run.host) for run in plan.runs):
+        wanted = [run for run in runs(host, plan.preset, (name,), list(METHODS)) if not METHODS[run.method].early]
+        wanted = [run for run in wanted if run.seed == 1 or METHODS[run.method].ensemble]
+        models = {run: plan.out / "runs" / run.name / MODELS[framework(host)] for run in wanted}
         models = {run: file for run, file in models.items() if file.exists()}
-        if models and not {run.name for run in models} <= set(before["models"]):
-            tell(f"{dataset}, {host}: timing {len(models)} models")
+        kept = path(name, host, plan.out)
+        if models and not {run.name for run in models} <= set(read_json(kept)["models"] if kept.exists() else ()):
+            tell(f"{name}, {host}: timing {len(models)} models")
             kept.parent.mkdir(parents=True, exist_ok=True)
-            lacking = {run.method for run in chosen if run not in models}
-            measured = _measure(models, lacking, out / "data" / f"{dataset}_test.extxyz")
+            lacking = {run.method for run in wanted if run not in models}
+            frames = plan.out / "data" / f"{name}_{next(iter(plan.sets[name].tests))}.extxyz"
+            measured = _measure(models, lacking, frames)
             with replacing(kept) as unfinished:
                 unfinished.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def _measure(models: Dict[Run, Path], lacking: Set[str], frames: Path) -> dict:
-    """Milliseconds per atom of methods and, but for those ``lacking`` members, of their ensembles."""
+    """Milliseconds per atom of methods and of their ensembles, except of those ``lacking`` members."""
     import ase.io
     import torch
 
-    host = framework(next(iter(models)).host)
-    (found,) = entry_points(group="e2ip_plugins.calculator", name=host)
-    open_model, atoms = found.load(), ase.io.read(frames, index=0)
-    threads = torch.get_num_threads()
+    (calculator_of,) = entry_points(group="e2ip_plugins.calculator", name=framework(next(iter(models)).host))
+    open_model, atoms = calculator_of.load(), ase.io.read(frames, index=0)
+    calculators = {run: open_model(file) for run, file in models.items()}
+    times: Dict[Run, List[float]] = {run: [] for run in models}
+    rng, threads = np.random.default_rng(0), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        calculators = {run: open_model(file) for run, file in models.items()}
-        times: Dict[Run, List[float]] = {run: [] for run in models}
-        rng = np.random.default_rng(0)
         for i in range(WARM_UP + ROUNDS):
             moved = atoms.copy()
             moved.positions += rng.normal(scale=0.01, size=moved.positions.shape)
@@ -72,9 +69,7 @@ def _measure(models: Dict[Run, Path], lacking: Set[str], frames: Path) -> dict:
     finally:
         torch.set_num_threads(threads)
     figures = {METHODS[run.method].title: statistics.median(times[run]) for run in models if run.seed == 1}
-    for method in dict.fromkeys(run.method for run in models if METHODS[run.method].ensemble):
-        if method in lacking:
-            continue
+    for method in {run.method for run in models if METHODS[run.method].ensemble} - lacking:
         members = [times[run] for run in models if run.method == method]
         figures[METHODS[method].ensemble] = statistics.median(map(sum, zip(*members, strict=True)))
     return {"models": [run.name for run in models], "atoms": len(atoms), "ms_per_atom": figures}

@@ -1,22 +1,19 @@
 """Condition numbers at the beginning of trainings, with and without dampers, in the published numerics and in ours."""
 
-import csv
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from e2ip_plugins.bench.catalogue import EARLY
 from e2ip_plugins.bench.commands import FAILED, TRACE
-from e2ip_plugins.bench.plan import EARLY, EARLY_RATES, Run
-from e2ip_plugins.readout.trace import COLUMNS
+from e2ip_plugins.bench.plan import Plan, Run
 
 
-def read(path: Path) -> Dict[str, np.ndarray]:
-    """Columns of a trace (`e2ip_plugins.readout.trace`) by name (steps,)."""
-    with open(path, encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    return {name: np.array([float(line[name]) for line in lines]) for name in COLUMNS}
+def read(path: Path) -> np.ndarray:
+    """Return the figures (steps,) of a trace by name; `e2ip_plugins.families.condition_trace` writes it."""
+    return np.atleast_1d(np.genfromtxt(path, delimiter=",", names=True))
 
 
 def summarise(run: Run, out: Path) -> Dict[str, Any]:
@@ -26,8 +23,8 @@ def summarise(run: Run, out: Path) -> Dict[str, Any]:
     the number of predictions of an atom where it is not, ``first_indefinite`` the first step with one, from 1.
     """
     folder = out / "runs" / run.name
-    found, options = read(folder / TRACE), EARLY[run.method].options
-    lost = np.flatnonzero(found["indefinite"] > 0)
+    trace, options = read(folder / TRACE), EARLY[run.method].options
+    lost = np.flatnonzero(trace["indefinite"] > 0)
     return {
         "dataset": run.dataset,
         "host": run.host,
@@ -35,12 +32,12 @@ def summarise(run: Run, out: Path) -> Dict[str, Any]:
         "numerics": options["numerics"],
         "damper": options["damper"],
         "learning_rate": EARLY[run.method].learning_rate,
-        "steps": len(found["mean"]),
+        "steps": len(trace["mean"]),
         "failed": (folder / FAILED).exists(),
-        "largest": float(np.nanmax(found["largest"])),
-        "indefinite": int(found["indefinite"].sum()),
+        "largest": float(np.nanmax(trace["largest"])),
+        "indefinite": int(trace["indefinite"].sum()),
         "first_indefinite": int(lost[0]) + 1 if len(lost) else None,
-        "not_finite": int(found["not_finite"].sum()),
+        "not_finite": int(trace["not_finite"].sum()),
     }
 
 
@@ -65,14 +62,15 @@ def table(rows: Sequence[Dict[str, Any]]) -> List[str]:
 def figure(runs: Sequence[Run], out: Path) -> Figure:
     """Mean and range of the ratio of eigenvalues over the atoms of every batch, step by step, as the paper draws it."""
     panels = [(numerics, damper) for numerics in ("published", "closed") for damper in ("on", "off")]
+    rates = sorted({method.learning_rate for method in EARLY.values()})
     drawn = Figure(figsize=(11, 7), layout="constrained")
     for axes, (numerics, damper) in zip(drawn.subplots(2, 2, sharex=True, sharey=True).ravel(), panels, strict=True):
-        for i, rate in enumerate(EARLY_RATES):
+        for i, rate in enumerate(rates):
             for run in (run for run in runs if run.method == f"{numerics}-{damper}-{rate:g}"):
-                found = read(out / "runs" / run.name / TRACE)
-                steps = np.arange(1, len(found["mean"]) + 1)
-                axes.fill_between(steps, found["least"], found["largest"], color=f"C{i}", alpha=0.25, linewidth=0)
-                axes.plot(steps, found["mean"], color=f"C{i}", label=f"learning rate {rate:g}")
+                trace = read(out / "runs" / run.name / TRACE)
+                steps = np.arange(1, len(trace["mean"]) + 1)
+                axes.fill_between(steps, trace["least"], trace["largest"], color=f"C{i}", alpha=0.25, linewidth=0)
+                axes.plot(steps, trace["mean"], color=f"C{i}", label=f"learning rate {rate:g}")
                 if (out / "runs" / run.name / FAILED).exists():
                     axes.axvline(steps[-1], color=f"C{i}", linestyle="--")
         axes.set(title=f"{numerics}, damper {damper}", xscale="log", yscale="symlog")
@@ -83,15 +81,10 @@ def figure(runs: Sequence[Run], out: Path) -> Figure:
     return drawn
 
 
-def write(runs: Sequence[Run], out: Path, stem: Path) -> "tuple[List[Dict[str, Any]], List[str]]":
-    """Rows for JSON and lines for the page, of finished runs of this kind; figures beside the page."""
-    rows, lines = [summarise(run, out) for run in runs], []
-    for name in dict.fromkeys(run.dataset for run in runs):
-        of_set = [row for row in rows if row["dataset"] == name]
-        lines += ["", f"## {name}, the first steps of training", "", *table(of_set), ""]
-        for host in dict.fromkeys(row["host"] for row in of_set):
-            path = stem.with_name(f"{stem.name}_{name}_{host}.png")
-            first = [run for run in runs if (run.dataset, run.host, run.seed) == (name, host, 1)]
-            figure(first, out).savefig(path, dpi=110)
-            lines.append(f"![{name}, {host}, seed 1]({path.name})")
-    return rows, lines
+def beginnings(runs: Sequence[Run], plan: Plan) -> List[Dict[str, Any]]:
+    """Rows of finished runs of this kind; writes a figure for every set and host into the folder of tables."""
+    for name, host in dict.fromkeys((run.dataset, run.host) for run in runs):
+        first = [run for run in runs if (run.dataset, run.host, run.seed) == (name, host, 1)]
+        path = plan.out / f"{plan.name}_{plan.options.preset}_{name}_{host}.png"
+        figure(first, plan.out).savefig(path, dpi=110)
+    return [summarise(run, plan.out) for run in runs]

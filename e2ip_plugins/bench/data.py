@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
-from e2ip_plugins.bench.plan import FETCHED, DataSet, labels
+from e2ip_plugins.bench.catalogue import FETCHED, DataSet
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import check_whole, chunks, open_frames
@@ -18,7 +23,7 @@ SEED = 0
 
 
 def read_json(path: Path) -> Any:
-    """What a program of ours noted in a file that it can make anew; `InputError` where that is damaged."""
+    """Read what this package wrote to a file that it can make anew; `InputError` where it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -26,93 +31,142 @@ def read_json(path: Path) -> Any:
 
 
 def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
-    """Frames of an extxyz file as they stand there, the first ``count``; ASE would round numbers."""
+    """Frames of an extxyz file verbatim, the first ``count``; ASE would round numbers."""
     with open_frames(source) as file:
-        found = list(islice(chunks(file, source), count))
-    for chunk in found[-1:]:
+        frames = list(islice(chunks(file, source), count))
+    for chunk in frames[-1:]:
         check_whole(chunk, source)
-    return [chunk.text.decode() for chunk in found]
+    return [chunk.text.decode() for chunk in frames]
 
 
-def find(name: str, roots: Sequence[Path]) -> Path:
-    """A data file in one of the folders; `InputError` where it is in none."""
+def find(name: str, roots: Sequence[Path], where: str = "") -> Path:
+    """A data file in one of the folders; `InputError` where it is in none. ``where`` names the key that wants it."""
     for root in roots:
         if (root / name).is_file():
-            return root / name
+            return (root / name).resolve()
     listed = " or ".join(str(root) for root in roots)
     folder, way = name.partition("/")[0], "name the folder that holds it with --data, or in E2IP_DATA"
-    if folder == "demo":
-        way = "run this in a clone of e2ip-plugins, whose folder demo it is in"
+    if folder in ("demo", "benchmarks"):
+        way = f"run this in a clone of e2ip-plugins, whose folder {folder} it is in"
     elif folder in FETCHED:
         way += f"; `e2ip fetch {folder} --to FOLDER` downloads it"
-    raise InputError(f"no file {name} in {listed}: {way}")
+    raise InputError(f"{where}no file {name} in {listed}: {way}")
 
 
-def find_all(dataset: DataSet, roots: Sequence[Path]) -> Dict[str, Path]:
-    """Every file that a data set is made of, by label."""
+def find_all(name: str, dataset: DataSet, roots: Sequence[Path]) -> Dict[str, Path]:
+    """Every file that a data set is made of, by label; of one that a script makes, the script alone."""
+    if dataset.script:
+        return {"script": find(shlex.split(dataset.script)[0], roots, f"data set {name}, key script: ")}
     names = {"train": dataset.train, **({"valid": dataset.valid} if dataset.valid else {}), **dataset.tests}
-    return {label: find(name, roots) for label, name in names.items()}
+    return {label: find(file, roots, f"data set {name}, key {label}: ") for label, file in names.items()}
 
 
-def fingerprints(dataset: DataSet, roots: Sequence[Path]) -> Dict[str, str]:
-    """Of the contents of those files, by label."""
-    found = find_all(dataset, roots)
-    return {label: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for label, path in found.items()}
+def made(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path) -> Dict[str, Path]:
+    """`find_all` of a data set; if a script makes it, the files in a folder below ``folder``, made on first use."""
+    if not dataset.script:
+        return find_all(name, dataset, roots)
+    called = re.sub(r"[^\w-]+", "-", dataset.script)
+    target = folder / f"{called}-{fingerprints(name, dataset, roots)['script']}"
+    if not target.exists():
+        unfinished = target.with_name(f"{target.name}.unfinished")
+        # Files that the script is called with may be beside it.
+        words = [str(next((r / w for r in roots if (r / w).is_file()), w)) for w in shlex.split(dataset.script)]
+        if code := subprocess.run([sys.executable, *words, "--out", str(unfinished)]).returncode:
+            raise InputError(f"data set {name}, key script: {' '.join(words)} failed with status {code}")
+        unfinished.rename(target)
+    return find_all(name, replace(dataset, script=""), [target])
+
+
+def fingerprints(name: str, dataset: DataSet, roots: Sequence[Path]) -> Dict[str, str]:
+    """Fingerprints of the contents of those files, by label."""
+    sources = find_all(name, dataset, roots)
+    return {label: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for label, path in sources.items()}
 
 
 def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, limit: "int | None") -> Dict[str, Path]:
     """Files by label: ``train``, ``valid``, the tests; ``rotated``, the first test with each frame turned at random.
 
+    Energies and forces are called `REF_energy` and `REF_forces` in them, whatever the data set calls them.
     Where the data set has them, also ``further`` frames of the training file, which are used neither to train nor to
     validate.
 
     Parameters
     ----------
     name : str
-        Of the files that are written.
+        Name of the files that are written.
     dataset : DataSet
     roots
         Folders with data.
     folder
-        Where splits are written, unless they are there and made of the same files.
+        Where splits are written, unless they exist and are made of the same files.
     limit : int, optional
-        Frames of each at most.
+        Largest number of frames of each file.
     """
-    sources = find_all(dataset, roots)
-    train, valid = (min(n, limit or n) for n in dataset.frames)
-    files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", *labels(dataset))}
-    made_of = folder / f"{name}.json"
-    origin = {"sources": fingerprints(dataset, roots), "limit": limit}
-    if made_of.exists() and read_json(made_of) == origin and all(p.exists() for p in files.values()):
+    files = {label: folder / f"{name}_{label}.extxyz" for label in ("train", *dataset.labels)}
+    note = folder / f"{name}.json"
+    origin = {"sources": fingerprints(name, dataset, roots), "limit": limit, "keys": dataset.keys}
+    if note.exists() and read_json(note) == origin and all(p.exists() for p in files.values()):
         return files
     folder.mkdir(parents=True, exist_ok=True)
+    sources = made(name, dataset, roots, folder)
+    split = _split(dataset, sources, limit)
+    for label in dataset.tests:
+        split[label] = read_verbatim(sources[label], limit)
+    for label, frames in split.items():
+        _write(files[label], [_renamed(frame, dataset.keys) for frame in frames])
+        _check(files[label], sources.get(label, sources["train"]), name, dataset)
+    _rotate(files[next(iter(dataset.tests))], files["rotated"])
+    _write(note, [json.dumps(origin)])
+    return files
+
+
+def _split(dataset: DataSet, sources: Dict[str, Path], limit: "int | None") -> Dict[str, List[str]]:
+    """Frames to train, to validate and, where the data set has them, ``further`` ones."""
+    if not dataset.frames:
+        return {label: read_verbatim(sources[label], limit) for label in ("train", "valid")}
+    train, valid = (min(n, limit or n) for n in dataset.frames)
     used = train if dataset.valid else train + valid
     needed = sum(dataset.frames) + dataset.further if dataset.further else used
     frames = read_verbatim(sources["train"], needed)
     if len(frames) < needed:
         raise InputError(f"{sources['train']} has {len(frames)} frames; {needed} are needed")
-    if dataset.further:
-        _write(files["further"], frames[sum(dataset.frames) :][:limit])
+    further = frames[sum(dataset.frames) :][:limit]
     frames = frames[:used]
     if dataset.valid:
         of_valid = read_verbatim(sources["valid"], valid)
     else:
-        rows = list(range(train, used))
-        if dataset.spread:
-            rows = [int((i + 0.5) * used / valid) for i in range(valid)]
+        rows = [int((i + 0.5) * used / valid) for i in range(valid)] if dataset.spread else list(range(train, used))
         of_valid = [frames[i] for i in rows]
         frames = [frame for i, frame in enumerate(frames) if i not in set(rows)]
-    _write(files["train"], frames)
-    _write(files["valid"], of_valid)
-    for label in dataset.tests:
-        _write(files[label], read_verbatim(sources[label], limit))
-    _rotate(files[next(iter(dataset.tests))], files["rotated"])
-    _write(made_of, [json.dumps(origin)])
-    return files
+    return {"train": frames, "valid": of_valid, **({"further": further} if dataset.further else {})}
+
+
+def _renamed(text: str, keys: Dict[str, str]) -> str:
+    """A frame with our names of energy and forces; what had them before is kept under another name."""
+    count, comment, atoms = text.split("\n", 2)
+    for name, key in keys.items():
+        if key != (ours := f"REF_{name}"):
+            comment = re.sub(rf"(?<![\w-]){ours}(?=[=:])", f"other_{ours}", comment)
+            comment = re.sub(rf"(?<![\w-]){re.escape(key)}(?=[=:])", ours, comment)
+    return "\n".join((count, comment, atoms))
+
+
+def _check(path: Path, source: Path, name: str, dataset: DataSet) -> None:
+    """`InputError` for a frame without energy or forces, or with species that the data set does not name."""
+    import ase.io
+
+    for i, atoms in enumerate(ase.io.iread(path, index=":", format="extxyz")):
+        where = f"{source}, frame {i} of {path.name}"
+        for kind, values in (("energy", atoms.info), ("forces", atoms.arrays)):
+            if f"REF_{kind}" not in values:
+                key = dataset.keys.get(kind, f"REF_{kind}")
+                raise InputError(f"{where}: has no '{key}'; name it in the data set {name}, keys: {{{kind}: NAME}}")
+        if lacking := sorted(set(atoms.symbols) - set(dataset.species)):
+            raise InputError(f"{where}: has {', '.join(lacking)}, which key species of the data set {name} lacks")
 
 
 def _write(path: Path, frames: Sequence[str]) -> None:
-    with replacing(path) as unfinished:  # a later call takes what is there
+    with replacing(path) as unfinished:  # a later call takes what exists
         unfinished.write_text("".join(frames), encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from e2ip_plugins import __version__
 from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.copies import distinct
 from e2ip_plugins.predictions.prediction_files import read_predictions
@@ -18,13 +19,16 @@ from e2ip_plugins.scores.calibration_fit import calibrate
 from e2ip_plugins.scores.metrics import summarise
 from e2ip_plugins.scores.sample import Sample
 
-#: What the covariances go through before they are judged -> method of `e2ip calibrate` and the frames it is fitted to.
+#: Name of a calibration before judging -> method of `e2ip calibrate` and the frames that it is fitted to.
 CALIBRATIONS: Dict[str, Optional[Tuple[str, str]]] = {
     "raw": None,
     "floor": ("floor", "valid"),
     "scale": ("scale", "valid"),
     "scale, further frames": ("scale", "further"),
 }
+
+#: Version of what is kept of a case: that of this package, and of its form.
+VERSION = f"{__version__}, 2"
 
 #: Files that nothing is judged on.
 _NO_TESTS = ("valid", "further", "rotated")
@@ -46,7 +50,7 @@ class Case(NamedTuple):
 
 
 def ensemble(members: Sequence[Case], folder: Path, isotropic: bool = False) -> Case:
-    """The ensemble of some members; its files are made unless they are there and newer, or it has been judged."""
+    """The ensemble of some members; its files are made unless newer ones exist, or it has been judged."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for label in members[0].files:
@@ -60,18 +64,18 @@ def ensemble(members: Sequence[Case], folder: Path, isotropic: bool = False) -> 
 
 
 def judge(case: Case) -> Dict[str, Any]:
-    """Scores by label and calibration, and the AUROC of frames out of distribution; kept in the case's folder.
+    """Scores by label and calibration, with the AUROC of frames out of distribution; kept in the case's folder.
 
-    Scores that are there stay right without the predictions that they are of: those may be removed.
+    Kept scores stay right without their predictions, which may be removed.
     """
     kept = case.folder / "scores.json"
     if _newer(kept, list(case.files.values())):
-        found = data.read_json(kept)
-        if found.get("version") == __version__:
-            return found
+        scores = data.read_json(kept)
+        if scores.get("version") == VERSION:
+            return scores
     _check_predictions(case)
     uncertain = read_predictions(case.files["valid"]).family is not None
-    result: Dict[str, Any] = {"version": __version__, "tests": {}, "calibrations": {}}
+    result: Dict[str, Any] = {"version": VERSION, "tests": {}, "calibrations": {}}
     for name, fit in CALIBRATIONS.items():
         calibration = None
         if fit is not None:
@@ -88,11 +92,14 @@ def judge(case: Case) -> Dict[str, Any]:
         }
         for label, model in models.items():
             report = compare([model])["models"][0]
-            interval = report["interval95"] and report["interval95"]["overall"]
-            result["tests"].setdefault(label, {})[name] = {**report["overall"], "interval95": interval}
-        if "ood" in models and uncertain:
-            both = compare([models["test"]], [models["ood"]])
-            result.setdefault("frame_auroc", {})[name] = both["ood"]["frame_auroc"][0]
+            figures = result["tests"].setdefault(label, {})[name] = dict(report["overall"])
+            ends = (report["interval95"] or {}).get("overall", {}).get("coverage95", [None, None])
+            figures |= {"coverage95_low": ends[0], "coverage95_high": ends[1]}
+            first = next(iter(models.values()))
+            if uncertain and model is not first:
+                aurocs = compare([first], [model])["ood"]["frame_auroc"][0]
+                by_leverage = aurocs.get("mean_leverage")
+                figures["frame_auroc"] = aurocs.get("mean_epistemic_std") if by_leverage is None else by_leverage
     if uncertain:
         result["rotation"] = rotation(case)
     with replacing(kept) as unfinished:
@@ -101,10 +108,10 @@ def judge(case: Case) -> Dict[str, Any]:
 
 
 def _check_predictions(case: Case) -> None:
-    gone = [path for path in case.files.values() if not path.exists()]
-    if gone:
+    missing = [path for path in case.files.values() if not path.exists()]
+    if missing:
         raise InputError(
-            f"{gone[0]}: is gone, and nothing has been kept of it that can be judged: remove the folder {case.folder} "
+            f"{missing[0]}: is missing, and no scores of it have been kept: remove the folder {case.folder} "
             "and run the command again without --tables"
         )
 
@@ -146,17 +153,17 @@ def _number(value: Optional[float]) -> float:
 def _covariance(model: ScoredModel) -> np.ndarray:
     p = model.predictions
     assert p.family is not None
-    return p.family.law(p.parameters).covariance()
+    return law_of(p.family, p.parameters).covariance()
 
 
 def _newer(path: Path, sources: Sequence[Path]) -> bool:
-    there = [source.stat().st_mtime for source in sources if source.exists()]
-    return path.exists() and path.stat().st_mtime >= max(there, default=0.0)
+    times = [source.stat().st_mtime for source in sources if source.exists()]
+    return path.exists() and path.stat().st_mtime >= max(times, default=0.0)
 
 
 def spread(values: List[Optional[float]]) -> Tuple[Optional[float], Optional[float]]:
     """Mean and sample standard deviation; both None where a value is missing, the second of one value."""
-    there = [v for v in values if v is not None]
-    if not there or len(there) < len(values):
+    numbers = [v for v in values if v is not None]
+    if not numbers or len(numbers) < len(values):
         return None, None
-    return float(np.mean(there)), float(np.std(there, ddof=1)) if len(there) > 1 else None
+    return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None

@@ -1,16 +1,17 @@
-"""Tables of a benchmark, in the paper's layout and units, and everything behind them as JSON."""
+"""Results of benchmarks in JSON files, and tables of them in the paper's layout and units."""
 
 import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from e2ip_plugins import __version__, families
+from e2ip_plugins import families
 from e2ip_plugins.bench import commands, cost, damping, data
+from e2ip_plugins.bench.catalogue import DATASETS, EARLY, HOSTS, METHODS, SHIPPED, TABLES, read_table, read_yaml
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
-from e2ip_plugins.bench.plan import BENCHMARKS, EARLY, HOSTS, METHODS, PRESETS, Run, dataset, labels, runs
-from e2ip_plugins.bench.reference import PAPER
-from e2ip_plugins.bench.runs import finished
+from e2ip_plugins.bench.plan import Plan, Run, runs
+from e2ip_plugins.bench.runs import SECONDS, finished
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 
@@ -25,6 +26,7 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("MAE", "force_mae", 1.0 / KCAL_PER_MOL, 3),
+    Column("energy MAE meV/atom", "energy_mae", 1000.0, 2),
     Column("ES", "energy_score", 1.0 / KCAL_PER_MOL, 3),
     Column("coverage@95", "coverage95", 1.0, 3),
     Column("CE", "calibration_error", 1.0, 4),
@@ -32,11 +34,15 @@ COLUMNS = (
     Column("Spearman, epistemic", "spearman_epistemic", 1.0, 3),
     Column("total", "spearman_total", 1.0, 3),
     Column("AUROC of frames", "frame_auroc", 1.0, 3),
+    Column("training s", "seconds", 1.0, 0),
     Column("ms/atom", "cost", 1.0, 3),
 )
 
 #: Ends of the 95 % interval of coverage@95, of a bootstrap of configurations.
 INTERVAL = ("coverage95_low", "coverage95_high")
+
+#: Figures that results keep of every test.
+KEPT = (*(column.name for column in COLUMNS), *INTERVAL)
 
 ROTATION = (
     Column("‖ΔΣ‖/‖Σ‖, mean", "covariance", 1.0, 6),
@@ -46,134 +52,180 @@ ROTATION = (
     Column("abs. ΔES meV/Å", "energy_score", 1000.0, 4),
 )
 
+EXPLANATION = (
+    "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
+    "over seeds; in brackets the 95 % interval of coverage@95 by a bootstrap of configurations, mean over seeds. "
+    "floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
+    "Spearman: norm of the error against the epistemic and the total standard deviation. AUROC of frames: out of "
+    "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
+    "training s: processor time of the training command, with NequIP its predictions of all files included. "
+    "ms/atom: one frame through the ASE calculator on one thread, all methods in turn; ensembles member by "
+    "member. Isotropic: a third of the trace of every covariance in all directions. "
+    "Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
+    "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass."
+)
 
-class Row(NamedTuple):
-    """One method on one set, all seeds."""
-
-    dataset: str
-    host: str
-    title: str
-    cases: List[Dict[str, Any]]
-    cost: Optional[float] = None
+#: Row of results: one method on one set with all its seeds (``cases``), or the beginning of one training (``steps``).
+Row = Dict[str, Any]
 
 
-def rows(preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Iterator[Row]:
-    """Scores of all finished runs of both hosts, and of ensembles of which every member is finished."""
-    for name in sets:
+def rows(plan: Plan) -> Iterator[Row]:
+    """Scores of all finished runs of the plan's table, of both hosts, and of ensembles whose members are all finished.
+
+    Whatever a call trains, its table has all that the folder has.
+    """
+    out, members = plan.out, plan.preset.members
+    for name in plan.table.sets:
         for host in HOSTS:
-            found = runs(host, PRESETS[preset], (name,), tuple(methods))
-            done = [run for run in found if finished(run, out)]
+            done = [run for run in runs(host, plan.preset, (name,), plan.methods) if finished(run, out)]
             timed = cost.path(name, host, out)
             costs = data.read_json(timed)["ms_per_atom"] if timed.exists() else {}
-            for method in (m for m in methods if m not in EARLY):
-                of_method = [_case(run, out) for run in done if run.method == method]
+            for method in (m for m in plan.methods if m not in EARLY):
+                of_method = [_case(run, plan) for run in done if run.method == method]
+                title = METHODS[method].title
                 if of_method:
-                    title = METHODS[method].title
-                    yield Row(name, host, title, [judge(case) for case in of_method], costs.get(title))
+                    yield _row(name, host, title, of_method, costs.get(title))
                 title = METHODS[method].ensemble
-                if not title or len(of_method) < PRESETS[preset].members:
+                if not title or len(of_method) < members:
                     continue
                 predicted = all(path.exists() for case in of_method for path in case.files.values())
-                # Of stock models also as committees are mostly used: few of them do not determine a matrix.
+                # Committees of stock models also as they are mostly used: few models do not determine a matrix.
                 for isotropic in (False, True) if not METHODS[method].readout else (False,):
                     folder = out / "ensembles" / f"{name}_{host}_{title}{'-isotropic' * isotropic}"
                     if isotropic and not predicted and not (folder / "scores.json").exists():
-                        continue  # members of before there was such a row
+                        continue  # the predictions have been removed
                     kind = "isotropic" if isotropic else f"K = {len(of_method)}"
-                    of_ensemble = [judge(ensemble(of_method, folder, isotropic))]
-                    yield Row(name, host, f"{title}, {kind}", of_ensemble, costs.get(title))
+                    yield _row(
+                        name, host, f"{title}, {kind}", [ensemble(of_method, folder, isotropic)], costs.get(title)
+                    )
 
 
-def _case(run: Run, out: Path) -> Case:
-    folder, chosen = out / "runs" / run.name, dataset(run.dataset)
-    return Case(folder, {label: folder / commands.prediction(run, chosen, label) for label in labels(chosen)})
+def _case(run: Run, plan: Plan) -> Case:
+    folder, chosen = plan.out / "runs" / run.name, plan.sets[run.dataset]
+    return Case(folder, {label: folder / commands.prediction(run, chosen, label) for label in chosen.labels})
 
 
-def figure(case: Dict[str, Any], label: str, calibration: str, name: str) -> Optional[float]:
-    """One figure of one seed; None where it has none."""
-    overall = case["tests"].get(label, {}).get(calibration, {})
-    if name in INTERVAL:
-        interval = overall.get("interval95") or {}
-        return interval.get("coverage95", [None, None])[INTERVAL.index(name)]
-    if name == "frame_auroc":
-        auroc = case.get("frame_auroc", {}).get(calibration, {})
-        value = auroc.get("mean_leverage")
-        return auroc.get("mean_epistemic_std") if value is None else value
-    return overall.get(name)
+def _row(name: str, host: str, title: str, cases: Sequence[Case], milliseconds: Optional[float]) -> Row:
+    row: Row = {"dataset": name, "host": host, "title": title}
+    if milliseconds is not None:
+        row["cost"] = _rounded(milliseconds)
+    row["cases"] = []
+    for case in cases:
+        scores, seconds = judge(case), case.folder / SECONDS
+        trained = {"seconds": data.read_json(seconds).get("train")} if seconds.exists() else {}
+        tests = {
+            label: {how: _kept({**figures, **trained}) for how, figures in by_calibration.items()}
+            for label, by_calibration in scores["tests"].items()
+        }
+        turned = {"rotation": {k: _rounded(v) for k, v in scores["rotation"].items()}} if "rotation" in scores else {}
+        row["cases"].append({"tests": tests, **turned})
+    return row
 
 
-def write(benchmark: str, preset: str, sets: Sequence[str], methods: Sequence[str], out: Path) -> Tuple[Path, Path]:
-    """Page and JSON of what is finished; their paths."""
-    found = list(rows(preset, sets, methods, out))
-    early = tuple(method for method in methods if method in EARLY)
-    begun = [run for host in HOSTS for run in runs(host, PRESETS[preset], tuple(sets), early)]
-    begun = [run for run in begun if finished(run, out)]
-    if not found and not begun:
-        raise InputError(f"{out}: no run of these sets and methods is finished, so there is no table to write")
-    page, raw = (out / f"{benchmark}_{preset}.{ending}" for ending in ("md", "json"))
-    body: Dict[str, Any] = {"e2ip_version": __version__, "benchmark": benchmark, "preset": preset}
-    beginnings, lines = damping.write(begun, out, raw.with_suffix(""))
-    body = {**body, "rows": [row._asdict() for row in found], **({"beginnings": beginnings} if beginnings else {})}
-    raw.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    page.write_text("\n".join([*markdown(benchmark, preset, found), *lines]) + "\n", encoding="utf-8")
+def _kept(figures: Dict[str, Any]) -> Dict[str, float]:
+    return {name: _rounded(figures[name]) for name in KEPT if figures.get(name) is not None}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def read_results(path: Path) -> List[Row]:
+    """Rows of a file of results; none where it does not exist yet."""
+    if not path.parent.is_dir():
+        raise InputError(f"--results {path}: there is no folder {path.parent}")
+    return data.read_json(path) if path.exists() else []
+
+
+def write(plan: Plan) -> Tuple[Path, Path]:
+    """Write page and results of what is finished; their paths.
+
+    Rows of a file of results that the options name stay in it, except those that this folder has anew.
+    """
+    early = [run for host in HOSTS for run in runs(host, plan.preset, plan.table.sets, tuple(EARLY))]
+    begun = [run for run in early if run.method in plan.methods and finished(run, plan.out)]
+    about = {"benchmark": plan.name, "preset": plan.options.preset, "epochs": plan.options.epochs}
+    fresh = [{**about, **row} for row in (*rows(plan), *damping.beginnings(begun, plan))]
+    raw = plan.options.results or plan.out / f"{plan.name}_{plan.options.preset}.json"
+    kept = read_results(raw) if plan.options.results else []
+    merged = list({_key(row): row for row in (*kept, *fresh)}.values())
+    if not merged:
+        raise InputError(f"{plan.out}: no run of these sets and methods is finished, so there is no table to write")
+    with replacing(raw) as unfinished:
+        unfinished.write_text("[\n" + ",\n".join(map(json.dumps, merged)) + "\n]\n", encoding="utf-8")
+    page = raw.with_suffix(".md")
+    page.write_text(markdown(merged, {plan.name: plan.table.about}), encoding="utf-8")
     return page, raw
 
 
-def markdown(benchmark: str, preset: str, found: Sequence[Row]) -> List[str]:
-    """The page."""
-    lines = [f"# {benchmark}, preset {preset}", "", BENCHMARKS[benchmark].about, ""]
-    lines += [
-        "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
-        "over seeds; in brackets the 95 % interval of coverage@95 by a bootstrap of configurations, mean over seeds. "
-        "floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
-        "Spearman: norm of the error against the epistemic and the total standard deviation. AUROC of frames: out of "
-        "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
-        "ms/atom: one frame through the host's ASE calculator on one thread, all methods in turn; ensembles member by "
-        "member. Isotropic: a third of the trace of every covariance in all directions. "
-        "Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
-        "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass.",
-    ]
-    for name in dict.fromkeys(row.dataset for row in found):
-        of_set = [row for row in found if row.dataset == name]
-        for label in dataset(name).tests:
-            lines += ["", f"## {name}, {label}", "", *_table(name, label, of_set)]
-        turned = [row for row in of_set if all("rotation" in case for case in row.cases)]
-        if turned:
-            lines += ["", f"## {name}, every test frame rotated", "", *_rotation_table(turned)]
+def _key(row: Row) -> str:
+    """What tells rows apart: all except figures."""
+    names = ("benchmark", "preset", "epochs", "dataset", "host", "title", "numerics", "damper", "learning_rate", "seed")
+    return str([row.get(name) for name in names])
+
+
+def markdown(rows: Sequence[Row], about: Dict[str, str]) -> str:
+    """The page of some results; ``about`` has sentences on tables that are not ours."""
+    lines = ["# Results of e2ip bench", "", EXPLANATION]
+    for name, preset, epochs in dict.fromkeys((row["benchmark"], row["preset"], row["epochs"]) for row in rows):
+        of_table = [row for row in rows if (row["benchmark"], row["preset"], row["epochs"]) == (name, preset, epochs)]
+        longer = f", trainings {epochs:g} times as long" if epochs != 1 else ""
+        sentence = about.get(name) or (read_table(name)[1].about if name in (*TABLES, *DATASETS) else "")
+        lines += ["", f"## {name}, preset {preset}{longer}", "", sentence]
+        for dataset in dict.fromkeys(row["dataset"] for row in of_table):
+            lines += _of_set(dataset, [row for row in of_table if row["dataset"] == dataset])
+    return "\n".join(lines) + "\n"
+
+
+def _of_set(name: str, rows: Sequence[Row]) -> List[str]:
+    judged, lines = [row for row in rows if "cases" in row], []
+    for label in dict.fromkeys(label for row in judged for label in row["cases"][0]["tests"]):
+        lines += ["", f"### {name}, {label}", "", *_table(name, label, judged)]
+    if turned := [row for row in judged if all("rotation" in case for case in row["cases"])]:
+        lines += ["", f"### {name}, every test frame rotated", "", *_rotation_table(turned)]
+    if begun := [row for row in rows if "steps" in row]:
+        lines += ["", f"### {name}, the first steps of training", "", *damping.table(begun)]
     return lines
 
 
-def _table(name: str, label: str, found: Sequence[Row]) -> List[str]:
-    ood = label == "ood"
-    columns = [c for c in COLUMNS if c.name != "frame_auroc" or ood]
-    lines = ["| host | method | | seeds | " + " | ".join(c.heading for c in columns) + " |"]
-    lines.append("|---" * (4 + len(columns)) + "|")
-    for row in found:
-        for calibration in row.cases[0]["tests"].get(label, {}):
-            values = {c.name: [figure(case, label, calibration, c.name) for case in row.cases] for c in columns}
-            cells = [_cell([row.cost] if c.name == "cost" else values[c.name], c) for c in columns]
-            ends = [spread([figure(case, label, calibration, end) for case in row.cases])[0] for end in INTERVAL]
+def _table(name: str, label: str, rows: Sequence[Row]) -> List[str]:
+    entries: List[Tuple[List[str], Dict[str, str]]] = []
+    for row in rows:
+        of_label = [case["tests"].get(label, {}) for case in row["cases"]]
+        for how in of_label[0]:
+            values = {c.name: [case.get(how, {}).get(c.name) for case in of_label] for c in COLUMNS}
+            values["cost"] = [row.get("cost")]
+            cells = {c.name: _cell(values[c.name], c) for c in COLUMNS}
+            ends = [spread([case.get(how, {}).get(end) for case in of_label])[0] for end in INTERVAL]
             if None not in ends:
-                cells[[c.name for c in columns].index("coverage95")] += f" ({ends[0]:.3f} to {ends[1]:.3f})"
-            shown = calibration if len(row.cases[0]["tests"][label]) > 1 else ""
-            lines.append(f"| {row.host} | {row.title} | {shown} | {len(row.cases)} | " + " | ".join(cells) + " |")
-    for method, figures in PAPER.get((name, label), {}).items():
+                cells["coverage95"] += f" ({ends[0]:.3f} to {ends[1]:.3f})"
+            shown = how if len(of_label[0]) > 1 else ""
+            entries.append(([row["host"], row["title"], shown, str(len(of_label))], cells))
+    for method, figures in read_yaml(SHIPPED / "paper.yaml").get(name, {}).get(label, {}).items():
         title, shown = method.split(", ")
-        cells = [f"{figures[key]:g}" if (key := c.name.replace("nll_kcal", "nll")) in figures else "" for c in columns]
-        lines.append(f"| paper | {title} | {shown} | | " + " | ".join(cells) + " |")
-    return lines
+        of_paper = {c.name: figures.get(c.name.replace("nll_kcal", "nll")) for c in COLUMNS}
+        entries.append((["paper", title, shown, ""], {k: "" if v is None else f"{v:g}" for k, v in of_paper.items()}))
+    columns = [c for c in COLUMNS if any(cells[c.name] for _, cells in entries)]
+    return _markdown(
+        ["host", "method", "", "seeds", *(c.heading for c in columns)],
+        [[*first, *(cells[c.name] for c in columns)] for first, cells in entries],
+    )
 
 
-def _rotation_table(found: Sequence[Row]) -> List[str]:
-    lines = ["| host | method | turns with the structure | " + " | ".join(c.heading for c in ROTATION) + " |"]
-    lines.append("|---" * (3 + len(ROTATION)) + "|")
+def _rotation_table(rows: Sequence[Row]) -> List[str]:
     equivariant = {m.title: families.get(m.readout).equivariant for m in METHODS.values() if m.readout}
-    for row in found:
-        cells = [_cell([case["rotation"][c.name] for case in row.cases], c) for c in ROTATION]
+    lines = []
+    for row in rows:
+        cells = [_cell([case["rotation"][c.name] for case in row["cases"]], c) for c in ROTATION]
         # Ensembles of stock models rotate, as stock models do.
-        turns = equivariant.get(row.title, not row.title.startswith("MVE-DE"))
-        lines.append(f"| {row.host} | {row.title} | {'yes' if turns else 'no'} | " + " | ".join(cells) + " |")
-    return lines
+        turns = equivariant.get(row["title"], not row["title"].startswith("MVE-DE"))
+        lines.append([row["host"], row["title"], "yes" if turns else "no", *cells])
+    return _markdown(["host", "method", "turns with the structure", *(c.heading for c in ROTATION)], lines)
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, *rows)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
 
 
 def _cell(values: List[Optional[float]], column: Column) -> str:

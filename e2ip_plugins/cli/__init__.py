@@ -1,6 +1,6 @@
-"""The ``e2ip`` command: a file for every kind of subcommand, put together here.
+"""The ``e2ip`` command, made of a file for every kind of subcommand.
 
-Subcommands import what they need themselves: help and errors must not wait for torch and matplotlib.
+Subcommands import what they need when they are called: help and errors must not wait for torch and matplotlib.
 """
 
 import errno
@@ -9,22 +9,22 @@ from typing import Annotated
 import typer
 
 from e2ip_plugins import __version__
-from e2ip_plugins.cli import benchmarks, checks, models, reports, runs
+from e2ip_plugins.cli import active, benchmarks, checks, models, reports, runs
 from e2ip_plugins.errors import InputError
 
 
 class _Group(typer.core.TyperGroup):
-    """Warnings of ours in every subcommand are a line each; input errors end as one, with exit status 2."""
+    """Print each warning of this package as a line, and an input error as one line with exit status 2."""
 
     def invoke(self, ctx):
         try:
-            with checks.told_warnings():
+            with checks.printed_warnings():
                 return super().invoke(ctx)
         except InputError as error:
             typer.secho(f"e2ip: error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from error
         except OSError as error:
-            # Of the machine, not of the program: a full disk, a folder that may not be written to.
+            # Errors of the machine, not of the program: a full disk, a folder that may not be written to.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             typer.secho(f"e2ip: error: {error.filename or 'a file'}: {error.strerror}", fg=typer.colors.RED, err=True)
@@ -60,6 +60,6 @@ app.command("fit")(models.fit_command)
 app.command("evaluate")(models.evaluate_command)
 app.command("strip")(models.strip_command)
 app.command("md")(runs.md_command)
-app.command("select")(runs.select_command)
-app.command("label")(runs.label_command)
+app.command("select")(active.select_command)
+app.command("label")(active.label_command)
 app.command("lammps")(runs.lammps_command)

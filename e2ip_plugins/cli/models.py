@@ -2,7 +2,7 @@
 
 import zipfile
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import Annotated, Any, List, Optional
 
 import typer
 
@@ -17,10 +17,10 @@ def fit_command(
         Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
     ] = None,
     forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    head: Annotated[Optional[str], typer.Option(help="MACE head of the frames, where there are more.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    batch_size: Annotated[int, typer.Option(min=1, help="Frames per batch.")] = 10,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    head: checks.Head = None,
+    device: checks.Device = "cpu",
+    batch_size: checks.BatchSize = 10,
+    overwrite: checks.Overwrite = False,
 ) -> None:
     """Fit a model's uncertainty to its training set, without training.
 
@@ -38,7 +38,7 @@ def fit_command(
         output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
-    training = read_frames(train, need_forces=False)
+    training = read_frames(train, forces_key, need_forces=False)
     given = read_frames(valid, forces_key)
     validation = once(given)
     if len(validation) < len(given):
@@ -77,41 +77,40 @@ def evaluate_command(
     source: Annotated[Path, typer.Argument(metavar="IN.extxyz", help="Frames, of any number.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.extxyz", help="The frames with predictions.")],
     batch_atoms: Annotated[
-        Optional[int], typer.Option(min=1, help="Atoms per batch, at most. [default: 512, unless --batch-edges]")
+        Optional[int], typer.Option(min=1, help="Most atoms per batch. [default: 512, unless --batch-edges]")
     ] = None,
-    batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Pairs of neighbours per batch, at most.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    batch_edges: Annotated[Optional[int], typer.Option(min=1, help="Most neighbour pairs per batch.")] = None,
+    device: checks.Device = "cpu",
     dtype: checks.Dtype = None,
-    head: Annotated[Optional[str], typer.Option(help="MACE head, where there are more.")] = None,
-    calibration: Annotated[
-        Optional[Path], typer.Option(help="File of e2ip calibrate, applied to the uncertainties.")
-    ] = None,
-    stress: Annotated[bool, typer.Option("--stress", help="Also the stress of fully periodic frames.")] = False,
+    head: checks.Head = None,
+    calibration: checks.Calibrated = None,
+    stress: Annotated[bool, typer.Option("--stress", help="Add the stress of fully periodic frames.")] = False,
     no_covariances: Annotated[
         bool,
-        typer.Option("--no-covariances", help="Leave 3x3 columns out, which follow from the parameters."),
+        typer.Option("--no-covariances", help="Leave out columns of 3x3 tensors, which follow from the parameters."),
     ] = False,
-    part: Annotated[str, typer.Option(metavar="I/N", help="Only the I-th of N pieces of the input.")] = "1/1",
+    part: Annotated[str, typer.Option(metavar="I/N", help="Evaluate only the I-th of N pieces of the input.")] = "1/1",
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad frames out and list them in OUT.extxyz.skipped.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    overwrite: checks.Overwrite = False,
 ) -> None:
     """Predict energies, forces and uncertainties of many frames.
 
-    Takes files larger than memory. The same command goes on where it was stopped, for whatever
-    reason: until the output is complete it is called OUT.extxyz.part. `e2ip compare` and
-    `e2ip calibrate` read it, with the references that the input has.
+    The input may be larger than memory. Whatever stopped the command: the same command continues. Until the output is
+    complete it is called OUT.extxyz.part. `e2ip compare` and `e2ip calibrate` read the output, with the references
+    that the input has.
 
-    --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after
-    another (cat) are the whole.
+    --part 1/8 to 8/8 are eight commands for as many processes or nodes; their outputs one after another (cat) are the
+    whole.
     """
-    from e2ip_plugins.evaluation.evaluate import Options, check_files, digest_of, evaluate, part_of, skipped_file
+    from e2ip_plugins.evaluation.evaluate import check_files, evaluate
+    from e2ip_plugins.evaluation.options import EvaluateOptions, digest_of, part_of
     from e2ip_plugins.evaluation.progress import progress
     from e2ip_plugins.scores.calibration import Calibration
 
     host = checks.host_of(model, checks.WITH_COMPILED)
-    options = Options(
+    options = EvaluateOptions(
         batch_atoms=512 if batch_atoms is None and batch_edges is None else batch_atoms,
         batch_edges=batch_edges,
         calibration=None if calibration is None else Calibration.read(calibration),
@@ -121,30 +120,31 @@ def evaluate_command(
         skip_bad=skip_bad,
         overwrite=overwrite,
     )
-    checks.check_dtype(dtype)
     check_files(source, output, overwrite)
-    checks.check_device(device)
-    opened = checks.entry_point("evaluate", host, f"{model} is a model of {host}")(
-        model, device=device, dtype=dtype, head=head
-    )
+    opened = checks.opened("evaluate", host, model, device=device, dtype=dtype, head=head)
     if opened.warning:
         checks.warn(opened.warning)
     settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
     try:
-        with progress(source, options.part) as told:
-            state = evaluate(opened, source, output, options, settings, told, str(model))
+        with progress(source, options.part) as on_progress:
+            state = evaluate(opened, source, output, options, settings, on_progress, str(model))
     except KeyboardInterrupt:
         checks.warn("interrupted; what is finished is kept: the same command goes on")
-        raise typer.Exit(130) from None  # as of any command that Ctrl-C ends
+        raise typer.Exit(130) from None  # as usual after Ctrl-C
+    _tell(state, output)
+
+
+def _tell(state: Any, output: Path) -> None:
+    """Print what an evaluation has written and left out; exit with status 1 if it has written nothing."""
+    from e2ip_plugins.evaluation.evaluate import skipped_file
+
     if state.skipped:
-        first = state.skipped[0][1]
         number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
-        checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {first}")
+        checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {state.skipped[0][1]}")
     if state.without_stress:
-        number = f"{state.without_stress} of {state.written}"
         checks.warn(
-            f"--stress: {number} frames have none: it is for frames that are periodic in all directions, and "
-            "compiled models may lack it"
+            f"--stress: {state.without_stress} of {state.written} frames have none: it is for frames that are periodic "
+            "in all directions, and compiled models may lack it"
         )
     typer.echo(f"Written: {output}, {state.written} frame{'s' * (state.written != 1)}")
     if state.skipped and not state.written:
@@ -154,18 +154,17 @@ def evaluate_command(
 def strip_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a readout.")],
     output: Annotated[Optional[Path], typer.Option(help="The stock model. [default: MODEL with -stock]")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    overwrite: checks.Overwrite = False,
 ) -> None:
-    """Take the readout off a model.
+    """Remove the readout from a model.
 
-    What is left is the host's own model, which needs no plugin. Energies and forces stay what they are, to the
+    The output is a stock model of MACE or NequIP, which needs no plugin. Energies and forces do not change, to the
     last bit.
     """
     host = checks.host_of(model)
     if output is None:
-        output = checks.beside(
-            model, "-stock.nequip.zip" if model.name.endswith(".nequip.zip") else f"-stock{model.suffix}"
-        )
+        ending = ".nequip.zip" if model.name.endswith(".nequip.zip") else model.suffix
+        output = checks.beside(model, f"-stock{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.entry_point("strip", host, f"{model} is a model of {host}")(model, output)
     typer.echo(f"Written: {output}")

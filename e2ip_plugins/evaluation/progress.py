@@ -1,55 +1,50 @@
-"""How far ``e2ip evaluate`` has come, on standard error: a bar on a terminal, a line now and then in a log."""
+"""Progress of ``e2ip evaluate`` on standard error: a bar on a terminal, a line now and then in a log."""
 
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
+from typing import Callable, Iterator, Optional, Tuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from e2ip_plugins.evaluation.evaluate import State, Told
+from e2ip_plugins.evaluation.options import State
 
 #: Seconds between two lines in a log.
-PATIENCE = 60.0
+LOG_INTERVAL = 60.0
+
+_BAR = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
 
 
 @contextmanager
-def progress(source: Path, part: Tuple[int, int] = (1, 1)) -> Iterator[Told]:
-    """What `e2ip_plugins.evaluation.evaluate.evaluate` tells about.
+def progress(source: Path, part: Tuple[int, int] = (1, 1)) -> Iterator[Callable[[State], None]]:
+    """Show the progress of an evaluation; yield its callback.
 
     Parameters
     ----------
     source : Path
-        The input; of a compressed one nobody knows how far the end is.
+        Input. The length of a compressed one is not known before its end.
     part : (int, int)
         i of n; taken for an n-th of the file.
     """
-    total: Optional[float] = None
-    if source.suffix not in (".gz", ".bz2", ".xz"):
-        total = max(1.0, source.stat().st_size / part[1])
-    began, last, before = time.monotonic(), time.monotonic(), -1
+    compressed = source.suffix in (".gz", ".bz2", ".xz")
+    total = None if compressed else max(1.0, source.stat().st_size / part[1])
+    began = logged = time.monotonic()
+    first: Optional[int] = None
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*_BAR, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("frames", total=total)
 
-        def told(state: State) -> None:
-            nonlocal last, before
-            if before < 0:  # frames of earlier runs, and the first batch, say nothing about the rate
-                before = state.written
+        def on_progress(state: State) -> None:
+            nonlocal logged, first
+            # Frames of earlier runs and the first batch say nothing about the rate.
+            first = state.written if first is None else first
             now = time.monotonic()
             bar.update(task, completed=min(state.bytes, total or state.bytes), description=f"{state.written} frames")
-            if not console.is_terminal and now - last > PATIENCE:
-                last = now
+            if not console.is_terminal and now - logged > LOG_INTERVAL:
+                logged = now
                 share = "" if total is None else f", {min(100.0, 100.0 * state.bytes / total):.1f} %"
-                rate = (state.written - before) / (now - began)
+                rate = (state.written - first) / (now - began)
                 console.print(f"{state.written} frames{share}, {rate:.3g} frames/s", highlight=False)
 
-        yield told
+        yield on_progress

@@ -1,35 +1,35 @@
-"""Predictive families: one file each, found by being in this folder.
+"""Predictive families: one file each, listed in `FAMILIES`.
 
-A module here that defines ``FAMILY``, a class as in `e2ip_plugins.families.interface`, is a family; nothing else has to
-know it. Users choose it by its ``name``, files tell it by its ``uq_family``.
+Users choose a family by its ``name``, files tell it by its ``uq_family``. The docstring of
+`e2ip_plugins.families.interface` says how to add one.
 """
 
-import functools
-import importlib
-import pkgutil
-from typing import Dict, Iterable, Optional, Type
+from typing import Dict, Iterable, Optional, Tuple, Type
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.e2ip_ablation import E2IPAblation
+from e2ip_plugins.families.e2ip_cholesky import E2IPCholesky
+from e2ip_plugins.families.eip import EIP
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.mve import MVE
+from e2ip_plugins.families.mve_spd import MVESPD
+from e2ip_plugins.families.shallow import Shallow
 
-#: What ``E2IPModel`` and its companions take unless told otherwise.
+#: Family of ``E2IPModel`` and its companions by default.
 DEFAULT = "e2ip"
 
-#: Modules of this folder that every family shares.
-_SHARED = ("interface", "laws", "niw", "gaussian", "ensemble")
+#: Every family, in the order in which messages and tables list them.
+FAMILIES: Tuple[Type[Family], ...] = (E2IP, E2IPAblation, E2IPCholesky, EIP, MVE, MVESPD, Shallow)
 
 
-@functools.cache
 def table() -> Dict[str, Type[Family]]:
-    """Every family by name, in the order of their files; the one place where they are listed."""
-    modules = [m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SHARED]
-    # By name, so that a packaged model carries the family that it has and no other.
-    families = [importlib.import_module(f"{__name__}.{module}").FAMILY for module in modules]
-    return {family.name: family for family in families}
+    """Return every family by name."""
+    return {family.name: family for family in FAMILIES}
 
 
 def get(name: str) -> Type[Family]:
-    """Family by name; unknown names raise `InputError`.
+    """Return a family by name; unknown names raise `InputError`.
 
     >>> get("e2ip").uq_family
     'niw'
@@ -40,16 +40,21 @@ def get(name: str) -> Type[Family]:
 
 
 def of_file(uq_family: str, where: str) -> Type[Family]:
-    """Family by the name that files carry; unknown names raise `InputError`, ``where`` names the file."""
-    for family in table().values():
-        if family.uq_family == uq_family:
-            return family
-    known = ", ".join(dict.fromkeys(family.uq_family for family in table().values()))
-    raise InputError(f"{where}: uq_family '{uq_family}' is not known to this version of e2ip-plugins; known: {known}")
+    """Return a family by the name that files carry; unknown names raise `InputError`, ``where`` names the file."""
+    by_name = {family.uq_family: family for family in reversed(FAMILIES)}
+    if uq_family not in by_name:
+        known = ", ".join(dict.fromkeys(family.uq_family for family in FAMILIES))
+        raise InputError(
+            f"{where}: uq_family '{uq_family}' is not known to this version of e2ip-plugins; known: {known}"
+        )
+    return by_name[uq_family]
 
 
 def of_outputs(names: Iterable[str]) -> Optional[Type[Family]]:
-    """Family whose parameters are all among the ``names`` of outputs or columns, the one with most of them; or None."""
-    there = set(names)
-    found = [f for f in table().values() if all(key.name in there for key in f.parameter_keys)]
-    return max(found, key=lambda family: len(family.parameter_keys), default=None)
+    """Return the family whose parameters are all among the ``names`` of outputs or columns, or None.
+
+    Of several families it is the one with most parameters.
+    """
+    outputs = set(names)
+    candidates = [family for family in FAMILIES if outputs.issuperset(key.name for key in family.parameter_keys)]
+    return max(candidates, key=lambda family: len(family.parameter_keys), default=None)

@@ -41,6 +41,3 @@ class E2IP(NIW):
     def log_sigma2(self, coefficients: Tensor) -> Tensor:
         """See `NIW`; log det Σ0 = √3 s."""
         return damp(coefficients[:, 0], self.scalar_damper[0], self.scalar_damper[1]) / math.sqrt(3.0)
-
-
-FAMILY = E2IP

@@ -1,16 +1,17 @@
 """``e2ip-ablation``: ``e2ip`` without what keeps it stable, for the benchmark ``damping``.
 
-Either the dampers can be taken away, which bound the conditioning of Σ0, or the closed form, in whose place stands the
-paper's own way: a matrix exponential in the model's precision, and a Cholesky factorisation of it in the likelihood.
-Everything else is that of ``e2ip``.
+The dampers, which bound the conditioning of Σ0, can be taken away. The closed form can be replaced by the one of the
+paper: a matrix exponential in the model's precision, and its Cholesky factorisation in the likelihood. Everything else
+is that of ``e2ip``.
 """
 
+import os
 from typing import Any, Dict, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.families import condition_trace
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.interface import Option
 from e2ip_plugins.families.niw import NIW
@@ -19,11 +20,8 @@ from e2ip_plugins.maths.kernels.plain import log_sigma0_of, split
 from e2ip_plugins.maths.spd import exp_sym6, half_exp_matvec, matrix_to_sym6, sym6_to_matrix
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_density
 
-#: What training ends with once the published numerics fail.
+#: Message that ends a training once the published numerics fail.
 FACTORISATION_FAILED = "Cholesky factorisation of Σ0 failed"
-
-NUMERICS = ("closed", "published")
-DAMPERS = ("on", "off")
 
 #: Knee and ceiling that nothing reaches.
 NO_DAMPER = (1e6, 2e6)
@@ -44,8 +42,13 @@ class E2IPAblation(E2IP):
     name = "e2ip-ablation"
     options = (
         *NIW.options,
-        Option("numerics", "closed (the default) or published: matrix exponential and Cholesky factorisation"),
-        Option("damper", "of the coefficients of the covariance: on (the default) or off"),
+        Option(
+            "numerics",
+            "closed (the default) or published: matrix exponential and Cholesky factorisation",
+            "closed",
+            choices=("closed", "published"),
+        ),
+        Option("damper", "of the coefficients of the covariance: on (the default) or off", "on", choices=("on", "off")),
     )
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -54,16 +57,7 @@ class E2IPAblation(E2IP):
         if options["damper"] == "off":
             self.scalar_damper = self.tensor_damper = NO_DAMPER
         self.squarings = SQUARINGS  # TorchScript reads no globals
-
-    @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """See `Family`."""
-        own = {"numerics": NUMERICS, "damper": DAMPERS}
-        chosen = {name: given.get(name, known[0]) for name, known in own.items()}
-        for name, value in chosen.items():
-            if value not in own[name]:
-                raise InputError(f"{name} is '{value}'; choose from: {', '.join(own[name])}")
-        return {**super().resolve({name: value for name, value in given.items() if name not in own}), **chosen}
+        self.trace_path = os.environ.get(condition_trace.VARIABLE)
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
@@ -97,9 +91,12 @@ class E2IPAblation(E2IP):
         nll = negative_log_density(whitened.square().sum(-1), log_det, nu, kappa)
         return nll, evidence_regulariser(nu, kappa, residual, force_unit)
 
+    def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
+        """See `NIW`."""
+        if self.trace_path and outputs["forces_cov"].requires_grad:
+            condition_trace.append_line(self.trace_path, outputs["forces_cov"])
+        return super().force_loss(residual, outputs)
+
     def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor) -> Tensor:
-        """log Σ0/(eV²/Å²) as sym6 (N, 6)."""
+        """Return log Σ0/(eV²/Å²) as sym6 (N, 6)."""
         return log_sigma0_of(s, t, force_unit, Constants(self.coupled, self.scalar_damper, self.tensor_damper))
-
-
-FAMILY = E2IPAblation

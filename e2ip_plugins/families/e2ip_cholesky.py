@@ -33,7 +33,7 @@ class E2IPCholesky(NIW):
         return (math.log(sigma), 0.0, 0.0, math.log(sigma), math.log(sigma), 0.0, 0.0, 0.0)
 
     def factor(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
-        """L in units of σ_ref: logarithm of its diagonal (N, 3), and yx, zx, zy in units of their row's (N, 3)."""
+        """Return log of the diagonal of L/σ_ref (N, 3), and yx, zx, zy in units of their row's diagonal (N, 3)."""
         # Softplus would make numbers of infinite evidence.
         evidence = coefficients[:, 1] if self.coupled else coefficients[:, 1] + coefficients[:, 2]
         doubt = (evidence - evidence).detach().unsqueeze(-1)
@@ -80,7 +80,7 @@ class E2IPCholesky(NIW):
 
 
 def _product(log_diagonal: Tensor, rows: Tensor) -> Tensor:
-    """L Lᵀ as sym6 (N, 6), L as in `E2IPCholesky.factor`."""
+    """Return L Lᵀ as sym6 (N, 6), L as in `E2IPCholesky.factor`."""
     x, y, z = log_diagonal.exp().unbind(-1)
     yx, zx, zy = rows.unbind(-1)
     return torch.stack(
@@ -94,6 +94,3 @@ def _product(log_diagonal: Tensor, rows: Tensor) -> Tensor:
         ],
         dim=-1,
     )
-
-
-FAMILY = E2IPCholesky

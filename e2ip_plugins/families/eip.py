@@ -1,7 +1,8 @@
 """``eip``: a Normal-Inverse-Gamma for every Cartesian component (Xu et al. 2025, https://arxiv.org/abs/2407.13994).
 
-The diagonal rival of ``e2ip``: three independent distributions along the axes of a fixed frame, with evidence of their
-own, from invariant features. Per component NIG(γ, ν, α, β) with γ the host's force, in units of σ_ref. Two likelihoods:
+The diagonal counterpart of ``e2ip``: three independent distributions along the axes of a fixed frame, with evidence of
+their own, from invariant features. Per component NIG(γ, ν, α, β), γ being the predicted force, in units of σ_ref. Two
+likelihoods:
 
 ``quantile``
     As published: evidential quantile regression (Hüttel et al. 2023) at q = 0.6. With
@@ -15,7 +16,6 @@ Files carry these Student-t distributions, not ν, α and β: z is a variance th
 so that β does not convert to other units.
 """
 
-import importlib
 import math
 from typing import Any, Dict, Final, Mapping, Optional, Tuple
 
@@ -23,14 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, force_views
+from e2ip_plugins.families.interface import INITIAL_SIGMA, SCALAR_DAMPER, Family, Option, checked_number, force_views
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import damp
 from e2ip_plugins.maths.student import softplus
-
-LIKELIHOODS = ("quantile", "nig")
 
 #: q, and weight of the regulariser (the authors' programs).
 QUANTILE, REGULARISER_WEIGHT = 0.6, 0.1
@@ -43,11 +40,16 @@ class EIP(Family):
 
     name = "eip"
     uq_family = "nig"
+    law_name = "componentwise"
     equivariant = False
     options = (
-        Option("likelihood", "quantile (the default, as published) or nig"),
+        Option("likelihood", "quantile (the default, as published) or nig", "quantile", choices=("quantile", "nig")),
         Option(
-            "regulariser_weight", f"weight of the evidence regulariser (default: {REGULARISER_WEIGHT})", float, True
+            "regulariser_weight",
+            f"weight of the evidence regulariser (default: {REGULARISER_WEIGHT})",
+            REGULARISER_WEIGHT,
+            float,
+            loss_only=True,
         ),
     )
     parameter_keys = (
@@ -71,19 +73,13 @@ class EIP(Family):
         self.initial_scalars = (2.0 * math.log(INITIAL_SIGMA),) * 3 + (0.0,) * 6
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        likelihood = given.get("likelihood", LIKELIHOODS[0])
-        if likelihood not in LIKELIHOODS:
-            raise InputError(f"unknown likelihood '{likelihood}'; choose from: {', '.join(LIKELIHOODS)}")
-        weight = given.get("regulariser_weight", REGULARISER_WEIGHT)
-        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"regulariser_weight must be a finite number >= 0, got {weight}")
-        return {"likelihood": likelihood, "regulariser_weight": float(weight)}
+        options = super().resolve(user_options)
+        return {**options, "regulariser_weight": checked_number(options, "regulariser_weight")}
 
     def evidence(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """ν, α and β (N, 3), the last in units of σ_ref²."""
+        """Return ν, α and β (N, 3), the last in units of σ_ref²."""
         # Dampers and softplus would make numbers of infinities.
         doubt = (coefficients - coefficients).detach().sum(-1, keepdim=True)
         beta = torch.exp(damp(coefficients[:, :3], self.damper[0], self.damper[1])) + doubt
@@ -91,7 +87,7 @@ class EIP(Family):
         return softplus(coefficients[:, 6:]) + self.min_evidence, alpha, beta
 
     def student(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Shift, squared scale, degrees of freedom and epistemic share (N, 3), in units of σ_ref."""
+        """Return shift, squared scale, degrees of freedom and epistemic share (N, 3), in units of σ_ref."""
         nu, alpha, beta = self.evidence(coefficients)
         if self.quantile:
             mean_variance = beta / (alpha - 1.0)
@@ -114,14 +110,14 @@ class EIP(Family):
         outputs["e2ip_plateau"] = past_knee.to(log_scale2.dtype)
         return outputs
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
         """See `Family`."""
         dof = parameters["eip_dof"]
         return (parameters["eip_log_scale2"] + torch.log(dof / (dof - 2.0))).sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """Sum over components of NLL + λ ρ(e) |e| (2ν + α + 1/β), in units of σ_ref, times 2σ_ref²/3 (N,).
+        """Return the sum over components of NLL + λ ρ(e) |e| (2ν + α + 1/β), in units of σ_ref, times 2σ_ref²/3 (N,).
 
         ρ is the pinball loss at q, with ``nig`` half the absolute error. A constant keeps the loss from being negative
         for any but extreme evidence.
@@ -143,8 +139,8 @@ class EIP(Family):
         """See `Family`."""
         return _views(parameters["eip_log_scale2"], parameters["eip_dof"], parameters["eip_epistemic_share"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         """See `Family`."""
         return {
             **parameters,
@@ -152,8 +148,8 @@ class EIP(Family):
             "eip_log_scale2": parameters["eip_log_scale2"] + 2.0 * math.log(force_factor),
         }
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """See `Family`; locations stay."""
         dof = parameters["eip_dof"]
         floor2 = floor.unsqueeze(-1) * (dof - 2.0) / dof
@@ -161,21 +157,16 @@ class EIP(Family):
         return {**parameters, "eip_log_scale2": widened}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """Three independent Student-t distributions."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        return laws.Componentwise(
-            shift=parameters["eip_shift"],
-            log_scale=parameters["eip_log_scale2"],
-            dof=parameters["eip_dof"],
-            epistemic_share=parameters["eip_epistemic_share"],
-        )
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; three independent Student-t distributions."""
+        return {
+            "shift": parameters["eip_shift"],
+            "log_scale": parameters["eip_log_scale2"],
+            "dof": parameters["eip_dof"],
+            "epistemic_share": parameters["eip_epistemic_share"],
+        }
 
 
 def _views(log_scale2: Tensor, dof: Tensor, share: Tensor) -> Dict[str, Tensor]:
     variance = torch.exp(log_scale2) * dof / (dof - 2.0)
     return force_views(torch.diag_embed((1.0 - share) * variance), torch.diag_embed(share * variance))
-
-
-FAMILY = EIP

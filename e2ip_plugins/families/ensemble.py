@@ -1,23 +1,23 @@
-"""What ensembles share: a Gaussian with the moments of their members, of which disagreement is the epistemic part.
+"""Base of ensembles: a Gaussian with the moments of the members, whose disagreement is the epistemic part.
 
-``e2ip ensemble`` makes such predictions from files of several models; a family of this kind is trained so.
+``e2ip ensemble`` makes such predictions from files of several models; `shallow` trains one.
 """
 
-import importlib
-from typing import Any, Dict
+from typing import Dict
 
 import numpy as np
 from torch import Tensor
 
-from e2ip_plugins.families.interface import Family, convert_log_matrix, force_views
+from e2ip_plugins.families.interface import Family, force_views
 from e2ip_plugins.keys import OutputKey
-from e2ip_plugins.maths.spd import exp_log_spd, log_of_widened
+from e2ip_plugins.maths.spd import exp_log_spd
 
 
 class Ensemble(Family):
     """Base class; parameters are the total covariance and how much of its trace is epistemic."""
 
     uq_family = "ensemble"
+    log_matrix = "ensemble_log_cov"
     parameter_keys = (
         OutputKey(
             "ensemble_log_cov", (6,), "log(eV²/Å²)", "matrix logarithm of the covariance, xx, yy, zz, yz, xz, xy"
@@ -26,32 +26,15 @@ class Ensemble(Family):
     )
 
     @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """See `Family`."""
-        return parameters["ensemble_log_cov"][..., :3].sum(-1) / 3.0
-
-    @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """See `Family`; both parts have the shape of their sum, whatever those of the members were."""
-        # Few members make ill-conditioned covariances, for which the closed form is not made.
+        # Few members make ill-conditioned covariances, for which the closed form is not accurate.
         covariance = exp_log_spd(parameters["ensemble_log_cov"])
         share = parameters["ensemble_epistemic_share"][..., None, None]
         return force_views((1.0 - share) * covariance, share * covariance)
 
     @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "ensemble_log_cov": convert_log_matrix(parameters["ensemble_log_cov"], force_factor)}
-
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "ensemble_log_cov": log_of_widened(parameters["ensemble_log_cov"], factor, floor)}
-
-    @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The Gaussian with this covariance."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        log_eigenvalues, axes = laws.log_eigen(parameters["ensemble_log_cov"])
-        return laws.Elliptical(log_eigenvalues, axes, epistemic_share=parameters["ensemble_epistemic_share"])
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; the Gaussian with this covariance."""
+        share = parameters["ensemble_epistemic_share"]
+        return {"log_matrix": parameters["ensemble_log_cov"], "epistemic_share": share}

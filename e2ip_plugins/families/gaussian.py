@@ -1,31 +1,29 @@
-"""What Gaussian families share: their one parameter, the logarithm of the covariance, and everything that follows.
+"""Base of the Gaussian families: their one parameter, the logarithm of the covariance, and everything that follows.
 
-A family of this kind says how coefficients become that logarithm. Its covariance is aleatoric: a variance that was
-learned from errors says nothing of what the model has not seen. Several runs make a deep ensemble, whose disagreement
+A Gaussian family says how coefficients become that logarithm. Its covariance is aleatoric: a variance that was learned
+from errors says nothing about what the model was not trained on. Several runs make a deep ensemble, whose disagreement
 is epistemic (`e2ip_plugins.families.interface.committee_views`).
 """
 
-import importlib
 import math
-from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import (
-    BETA,
     SCALAR_DAMPER,
     TENSOR_DAMPER,
     Family,
-    convert_log_matrix,
+    beta_option,
+    checked_number,
     force_views,
     pulled,
-    resolve_beta,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
-from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, log_of_widened, sym6_to_matrix
+from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec, sym6_to_matrix
 
 
 class Gaussian(Family):
@@ -37,13 +35,13 @@ class Gaussian(Family):
     """
 
     uq_family = "gaussian"
-    options = (BETA,)
+    log_matrix = "gaussian_log_cov"
+    options = (beta_option(0.0),)
     parameter_keys = (
         OutputKey(
             "gaussian_log_cov", (6,), "log(eV²/Å²)", "matrix logarithm of the covariance, xx, yy, zz, yz, xz, xy"
         ),
     )
-    default_beta: ClassVar[float] = 0.0
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -52,17 +50,16 @@ class Gaussian(Family):
         self.tensor_damper: Tuple[float, float] = TENSOR_DAMPER
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        return {"beta": resolve_beta(given.get("beta", cls.default_beta))}
+        return {"beta": checked_number(super().resolve(user_options), "beta", 1.0)}
 
     def parts(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
-        """Of the logarithm of the covariance in units of σ_ref²: trace/√3 (N,) and coordinates of the rest (N, k)."""
+        """Return trace/√3 (N,) and coordinates of the rest (N, k) of log(covariance/σ_ref²)."""
         raise NotImplementedError
 
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
-        """The logarithm as sym6 (N, 6) from its parts."""
+        """Return the logarithm as sym6 (N, 6) from its parts."""
         raise NotImplementedError
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
@@ -79,13 +76,8 @@ class Gaussian(Family):
         outputs["e2ip_plateau"] = past_knee.to(log_covariance.dtype)
         return outputs
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """See `Family`."""
-        return parameters["gaussian_log_cov"][..., :3].sum(-1) / 3.0
-
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
+        """Return 2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
 
         At errors of about σ_ref its gradient in the forces is that of the mean square error over components.
         """
@@ -105,21 +97,9 @@ class Gaussian(Family):
         return _views(parameters["gaussian_log_cov"])
 
     @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "gaussian_log_cov": convert_log_matrix(parameters["gaussian_log_cov"], force_factor)}
-
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        """See `Family`."""
-        return {**parameters, "gaussian_log_cov": log_of_widened(parameters["gaussian_log_cov"], factor, floor)}
-
-    @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The Gaussian with this covariance."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        return laws.Elliptical(*laws.log_eigen(parameters["gaussian_log_cov"]))
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; the Gaussian with this covariance."""
+        return {"log_matrix": parameters["gaussian_log_cov"]}
 
 
 def _views(log_covariance: Tensor) -> Dict[str, Tensor]:

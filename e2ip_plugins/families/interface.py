@@ -1,13 +1,13 @@
 """What a predictive family is: all that the rest of this package asks of one.
 
-A family turns coefficients, which the trunk computes from a host's features, into the parameters of a distribution over
-every atom's force. To add one, put a file into this folder that defines ``FAMILY``, a subclass of `Family`; its law for
-NumPy is most simply an `e2ip_plugins.families.laws.Elliptical`, imported in `Family.law` and by name, as in
-`e2ip_plugins.families.niw`.
+A family turns coefficients, which the trunk computes from a model's features, into the parameters of a distribution
+over every atom's force. To add one: (1) write a file of this folder with a subclass of `Family`, (2) add the class to
+`e2ip_plugins.families.FAMILIES`, (3) write its tests. tests/families/isotropic.py is a short example.
 """
 
 import inspect
 import math
+import sys
 from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.maths.spd import log_of_widened
 
 #: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
 #: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
@@ -32,55 +33,63 @@ class Option(NamedTuple):
     Attributes
     ----------
     name, help : str
+    default
+        None: `Family.resolve` says what it is.
     type : callable
-        From a string to the value: what MACE's command line gives, and NequIP's YAML may.
+        From a string to the value: MACE's command line gives strings, and NequIP's YAML may.
     loss_only : bool
         Whether the weights of a readout mean the same whatever it is.
+    choices : tuple of str
+        Values; empty: any, or what `Family.resolve` checks.
     """
 
     name: str
     help: str
+    default: Any = None
     type: Callable[[str], Any] = str
     loss_only: bool = False
+    choices: Tuple[str, ...] = ()
 
 
-#: Of families whose loss is `pulled`.
-BETA = Option(
-    "beta",
-    "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)",
-    float,
-    loss_only=True,
-)
+def beta_option(default: float) -> Option:
+    """Return the option of families whose loss is `pulled`."""
+    description = "pull of the likelihood on the forces, from 0 (its own) to 1 (of the mean square error)"
+    return Option("beta", description, default, float, loss_only=True)
 
 
 class Family(nn.Module):
     """Base class of predictive families.
 
-    A module without weights. Its ``forward`` is scripted by MACE and traced by NequIP: pure torch, no branch on data.
-    It travels in packaged models: at the top of its file no SciPy, ASE or metrics.
+    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data. Packaged
+    models carry its file, which must import no SciPy, ASE or metrics.
 
     Attributes
     ----------
     name : str
-        What users write: ``--readout NAME``, ``readout: NAME``; first part of metric names.
+        Name that users write: ``--readout NAME``, ``readout: NAME``; first part of metric names.
     uq_family : str
-        What files carry. Families whose parameters mean the same share it.
+        Name that files carry. Families whose parameters mean the same share it.
     options : tuple of Option
     parameter_keys : tuple of OutputKey
         The distribution's parameters: the interchange between models, files and tools.
     own_views : tuple of OutputKey
         Derived keys in addition to `e2ip_plugins.keys.FORCE_VIEWS`.
     num_scalars, num_tensors : int
-        Coefficients that it wants per atom: 0e ones, and 0 or 1 of 2e (five components).
+        Coefficients per atom: 0e ones, and 0 or 1 of 2e (five components).
     initial_scalars : tuple of float
         Where the 0e coefficients start.
     takes_support : bool
         Whether, with its options, it grows its covariance with the leverage.
     takes_forces : bool
-        Whether its 0e coefficients are atoms' shares of energies, in any unit per atom, of which it is given the
-        forces instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
+        Whether its 0e coefficients are atoms' shares of energies, in any unit per atom. The family gets the forces of
+        these energies instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.
     equivariant : bool
-        Whether its covariance turns with the structure. Rivals in a fixed frame do not.
+        Whether its covariance turns with the structure. That of families in a fixed frame does not.
+    log_matrix : str
+        Parameter that is the logarithm of the covariance as sym6, for families that have one: `log_variance`, `convert`
+        and `widen` are theirs.
+    law_name : str
+        Law of `law_arguments`, by its name in `e2ip_plugins.families.laws`.
     """
 
     name: ClassVar[str]
@@ -89,19 +98,22 @@ class Family(nn.Module):
     parameter_keys: ClassVar[Tuple[OutputKey, ...]]
     own_views: ClassVar[Tuple[OutputKey, ...]] = ()
     equivariant: ClassVar[bool] = True
+    log_matrix: ClassVar[str]
+    law_name: ClassVar[str] = "elliptical"
 
     num_scalars: int
     num_tensors: int
     initial_scalars: Tuple[float, ...]
-    takes_support: bool = False
+    takes_support: bool
     takes_forces: ClassVar[bool] = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """``options`` are complete, as `resolve` gives them."""
         super().__init__()
+        self.takes_support = False
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
-        """Every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
+        """Return every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
 
         Parameters
         ----------
@@ -116,44 +128,47 @@ class Family(nn.Module):
         raise NotImplementedError
 
     def num_columns(self) -> int:
-        """Columns of the coefficients that `forward` is given."""
+        """Return the number of columns of the coefficients."""
         return (3 if self.takes_forces else 1) * self.num_scalars + 5 * self.num_tensors
 
     def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
-        """0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
+        """Return the 0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
         return (self.initial_scalars,)
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
-        """Logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
-        raise NotImplementedError
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
+        """Return the logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
+        return parameters[cls.log_matrix][..., :3].sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """Loss per atom (N,), in (eV/Å)² and about as large as a mean square error, so that force weights keep
-        their meaning; better not negative, because schedulers with a relative threshold misread that.
+        """Return the loss per atom (N,), in (eV/Å)² and about as large as a mean square error.
+
+        Force weights then keep their meaning. Schedulers with a relative threshold misread a negative loss.
 
         Parameters
         ----------
         residual : (N, 3)
-            Reference minus predicted forces in eV/Å; 0 for atoms that will not count.
+            Reference minus predicted forces in eV/Å; 0 for atoms that do not count.
         outputs : dict
-            Of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
+            Outputs of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
         """
         raise NotImplementedError
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """Every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
+        """Return every derived key (…, 3, 3), … from the parameters (…, shape of their key)."""
         raise NotImplementedError
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """Parameters after forces were multiplied by a unit factor > 0."""
-        raise NotImplementedError
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+        """Return the parameters after forces were multiplied by a unit factor > 0."""
+        log_matrix = parameters[cls.log_matrix]
+        diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_matrix.dtype, device=log_matrix.device)
+        return {**parameters, cls.log_matrix: log_matrix + 2.0 * math.log(force_factor) * diagonal}
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        """Parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+        """Return the parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
 
         What has no unit, such as degrees of freedom and the epistemic share, stays.
 
@@ -165,57 +180,59 @@ class Family(nn.Module):
         floor : (…,)
             In eV²/Å², at least 0.
         """
-        raise NotImplementedError
+        return {**parameters, cls.log_matrix: log_of_widened(parameters[cls.log_matrix], factor, floor)}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """The distributions as an `e2ip_plugins.families.laws.Law`, from NumPy parameters (N, …)."""
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """Return the arguments of the family's law from NumPy parameters (N, …), see `e2ip_plugins.families.laws`."""
         raise NotImplementedError
 
     @classmethod
     def output_keys(cls) -> Tuple[OutputKey, ...]:
-        """Everything that a model of this family puts out for users."""
+        """Return all keys that a model of this family puts out for users."""
         return cls.parameter_keys + FORCE_VIEWS + cls.own_views
 
     @classmethod
     def in_units(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """Every output key from parameters, after forces were multiplied by a unit factor > 0."""
+        """Return every output key from parameters, after forces were multiplied by a unit factor > 0."""
         converted = cls.convert({key.name: parameters[key.name] for key in cls.parameter_keys}, force_factor)
         return {**converted, **cls.derive(converted)}
 
     @classmethod
     def outputs_in_units(cls, outputs: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """As `in_units`, of a model's outputs: what they have already is not derived anew where the factor is 1."""
+        """Return the same from the outputs of a model: where the factor is 1, nothing is derived anew."""
         keys = cls.output_keys()
         if force_factor == 1.0 and all(key.name in outputs for key in keys):
             return {key.name: outputs[key.name] for key in keys}
         return cls.in_units(outputs, force_factor)
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options from those that the user gave; `InputError` for what does not go together.
-
-        A family with options fills in its defaults here.
-        """
-        cls.check_names(given)
-        return dict(given)
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return complete options from those that the user gave; `InputError` for what does not go together."""
+        cls.check_names(user_options)
+        options = {option.name: user_options.get(option.name, option.default) for option in cls.options}
+        for option in cls.options:
+            if option.choices and options[option.name] not in option.choices:
+                listed = ", ".join(option.choices)
+                raise InputError(f"unknown {option.name} '{options[option.name]}'; choose from: {listed}")
+        return options
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """Options with those made equal under which the weights of a readout mean the same."""
-        return dict(options)
+        """Return the options that change what the weights of a readout mean; values that mean the same made equal."""
+        return {option.name: options[option.name] for option in cls.options if not option.loss_only}
 
     @classmethod
-    def check_names(cls, given: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
+    def check_names(cls, user_options: Mapping[str, Any], taker: Optional[Callable] = None) -> None:
         """Raise `InputError` for options of another family.
 
         Parameters
         ----------
         taker : callable, optional
-            What takes them among keywords of its own, as its ``**options``: one of those may be misspelt.
+            Function that takes them as its ``**options``: one of its keywords may be misspelt.
         """
         known = [option.name for option in cls.options]
-        for name in given:
+        for name in user_options:
             if name not in known:
                 message = f"{name} is no option of readout '{cls.name}', whose own options are: "
                 message += ", ".join(known) or "none"
@@ -226,7 +243,7 @@ class Family(nn.Module):
 
 
 def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
-    """A residual (N, 3) whose value is unchanged and whose gradient is times exp(β · ``log_variance``) (N,).
+    """Return the residual (N, 3) with its gradient multiplied by exp(β · ``log_variance``) (N,).
 
     A likelihood pulls on a force with the inverse of its covariance. Atoms that are predicted badly get a large
     variance, then hardly any pull, and stay bad: the pitfall of heteroscedastic regression (Seitzer et al. 2022,
@@ -247,15 +264,17 @@ def pulled(residual: Tensor, log_variance: Tensor, beta: float) -> Tensor:
     return constant + pull.to(residual.dtype).unsqueeze(-1) * (residual - constant)
 
 
-def resolve_beta(beta: Any) -> float:
-    """The β of `pulled` that a user gave; `InputError` unless it is a number from 0 to 1."""
-    if isinstance(beta, str) or not 0.0 <= beta <= 1.0:
-        raise InputError(f"beta must be a number from 0 to 1, got {beta}")
-    return float(beta)
+def checked_number(options: Mapping[str, Any], name: str, most: float = sys.float_info.max) -> float:
+    """Return an option that is a number from 0 to ``most``; `InputError` for others."""
+    value = options[name]
+    if isinstance(value, str) or not 0.0 <= value <= most:
+        wanted = "finite number >= 0" if most == sys.float_info.max else f"number from 0 to {most:g}"
+        raise InputError(f"{name} must be a {wanted}, got {value}")
+    return float(value)
 
 
 def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
-    """The keys of `e2ip_plugins.keys.FORCE_VIEWS` from the two parts (…, 3, 3) of a covariance in eV²/Å²."""
+    """Return the keys of `e2ip_plugins.keys.FORCE_VIEWS` from both parts (…, 3, 3) of a covariance in eV²/Å²."""
     covariance = aleatoric + epistemic
     return {
         "forces_cov": covariance,
@@ -267,7 +286,7 @@ def force_views(aleatoric: Tensor, epistemic: Tensor) -> Dict[str, Tensor]:
 
 
 def committee_views(members: Dict[str, Tensor], forces: Tensor) -> Dict[str, Tensor]:
-    """The force views of an equally weighted committee.
+    """Return the force views of an equally weighted committee.
 
     Law of total variance: the covariance of the mixture is the mean of the members' covariances plus the covariance of
     their mean forces. The second is disagreement between models, hence epistemic. The mixture is of no family: it has
@@ -283,9 +302,3 @@ def committee_views(members: Dict[str, Tensor], forces: Tensor) -> Dict[str, Ten
     deviation = forces - forces.mean(0)
     spread = (deviation.unsqueeze(-1) * deviation.unsqueeze(-2)).mean(0)
     return force_views(members["forces_aleatoric_cov"].mean(0), members["forces_epistemic_cov"].mean(0) + spread)
-
-
-def convert_log_matrix(log_matrix: Tensor, force_factor: float) -> Tensor:
-    """log of a covariance as sym6 (…, 6) after forces were multiplied by a factor: 2 ln(factor) on the diagonal."""
-    diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=log_matrix.dtype, device=log_matrix.device)
-    return log_matrix + 2.0 * math.log(force_factor) * diagonal

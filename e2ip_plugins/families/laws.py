@@ -1,63 +1,60 @@
-"""Predicted force distributions of N atoms, and what they say of errors (NumPy, float64).
+"""Predicted force distributions of N atoms, and scores of errors under them (NumPy, float64).
 
-Notation: e = y - γ is the reference minus the predicted force of an atom. A family makes a `Law` of its parameters;
-everything that judges predictions asks the law and knows no family.
+Notation: e = y - γ is the reference minus the predicted force of an atom. `law_of` makes a `Law` of the parameters of a
+family; everything that judges predictions asks the law and knows no family. Packaged models do not carry this file, and
+with it SciPy: no family may import it.
 """
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Tuple
+from typing import Callable, Dict, Optional, Type, Union
 
 import numpy as np
 from scipy.special import chdtr, elliprg, fdtr, poch, stdtr
+
+from e2ip_plugins.families.interface import Family
 
 #: Draws per atom, and their seed, where a law has no closed form for a score.
 SAMPLES, SEED = 500, 0
 
 
-def log_eigen(log_matrix: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (N, 3), ascending, and eigenvectors as columns (N, 3, 3) of sym6 matrices (N, 6)."""
-    xx, yy, zz, yz, xz, xy = np.asarray(log_matrix, dtype=np.float64).T
-    return np.linalg.eigh(np.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).reshape(-1, 3, 3))
-
-
 class Law(ABC):
-    """Distributions of N force errors. What a subclass has no closed form for is sampled, with a fixed seed."""
+    """Distributions of N force errors. Scores without a closed form are sampled, with a fixed seed."""
 
     @abstractmethod
     def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
-        """-log density at the errors (N, 3), in nats for a density in (eV/Å)⁻³ (N,)."""
+        """Return -log density at the errors (N, 3), in nats for a density in (eV/Å)⁻³ (N,)."""
 
     @abstractmethod
     def covariance(self) -> np.ndarray:
-        """In eV²/Å² (N, 3, 3)."""
+        """Return the covariances in eV²/Å² (N, 3, 3)."""
 
     @abstractmethod
     def epistemic_std(self) -> np.ndarray:
-        """sqrt(tr U_epi / 3) in eV/Å (N,)."""
+        """Return sqrt(tr U_epi / 3) in eV/Å (N,)."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Errors in eV/Å (count, N, 3), mean 0 unless the law is shifted."""
+        """Draw errors in eV/Å (count, N, 3), mean 0 unless the law is shifted."""
 
     def mean(self) -> np.ndarray:
-        """Expected error in eV/Å (N, 3)."""
+        """Return the expected error in eV/Å (N, 3)."""
         return np.zeros((len(self.total_std()), 3))
 
     def total_std(self) -> np.ndarray:
-        """sqrt(tr covariance / 3) in eV/Å (N,)."""
+        """Return sqrt(tr covariance / 3) in eV/Å (N,)."""
         return np.sqrt(np.trace(self.covariance(), axis1=-2, axis2=-1) / 3.0)
 
     def condition_number(self) -> np.ndarray:
-        """Largest over smallest eigenvalue of the covariance (N,)."""
+        """Return the largest over the smallest eigenvalue of the covariance (N,)."""
         return np.linalg.cond(self.covariance())
 
     def z_scores(self, error: np.ndarray) -> np.ndarray:
-        """e along the covariance's principal axes, smallest variance first, each by its standard deviation (N, 3)."""
+        """Return e along the covariance's principal axes, smallest variance first, by standard deviation (N, 3)."""
         return self._principal(error - self.mean())
 
     def pit(self, error: np.ndarray) -> np.ndarray:
-        """Probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,).
+        """Return the probability of a smaller Mahalanobis distance than the error's; uniform if calibrated (N,).
 
         Per component (N, 3) where components have distributions of their own.
         """
@@ -65,18 +62,18 @@ class Law(ABC):
         return np.mean(np.square(self._draws_in_frame).sum(-1) <= distance, axis=0)
 
     def axis_pit(self, error: np.ndarray) -> np.ndarray:
-        """Probability content of the central interval out to the error along each principal axis (N, 3).
+        """Return the content of the central interval out to the error along each principal axis (N, 3).
 
         The radial PIT cannot see a covariance that points the wrong way; these can.
         """
         return np.mean(np.abs(self._draws_in_frame) <= np.abs(self.z_scores(error)), axis=0)
 
     def energy_score(self, error: np.ndarray) -> np.ndarray:
-        """E‖X - e‖ - E‖X - X′‖/2 for independent draws X, X′, in eV/Å (N,)."""
+        """Return E‖X - e‖ - E‖X - X′‖/2 for independent draws X, X′, in eV/Å (N,)."""
         return self._energy_terms(error).mean(0)
 
     def energy_score_error(self, error: np.ndarray) -> np.ndarray:
-        """Standard error of `energy_score` from sampling, in eV/Å (N,); 0 where it has a closed form or a quadrature.
+        """Return the standard error of `energy_score` from sampling, in eV/Å (N,); 0 for closed forms and quadratures.
 
         Every atom has draws of its own: errors of different atoms are independent.
         """
@@ -87,7 +84,7 @@ class Law(ABC):
         return np.sqrt(variance.clip(min=0.0) / len(terms))
 
     def _energy_terms(self, error: np.ndarray) -> np.ndarray:
-        """What the energy score is the mean of (draws, N); pairs are neighbours in the closed sequence of draws."""
+        """Return the terms (draws, N) whose mean is the energy score; pairs are neighbours in the ring of draws."""
         draws = self._draws
         between = np.linalg.norm(draws - np.roll(draws, 1, axis=0), axis=-1)
         return np.linalg.norm(draws - error, axis=-1) - 0.5 * between
@@ -134,21 +131,36 @@ class Elliptical(Law):
         self,
         log_scale: np.ndarray,
         axes: np.ndarray,
-        dof: "np.ndarray | None" = None,
-        epistemic_share: "np.ndarray | None" = None,
+        dof: Optional[np.ndarray] = None,
+        epistemic_share: Optional[np.ndarray] = None,
     ) -> None:
         self.log_scale, self.axes = log_scale, axes
         n = len(log_scale)
         self.dof = np.full(n, np.inf) if dof is None else dof
         self.epistemic_share = np.zeros(n) if epistemic_share is None else epistemic_share
 
+    @classmethod
+    def of_log_matrix(
+        cls,
+        log_matrix: np.ndarray,
+        log_factor: Optional[np.ndarray] = None,
+        dof: Optional[np.ndarray] = None,
+        epistemic_share: Optional[np.ndarray] = None,
+    ) -> "Elliptical":
+        """Return the law whose Λ has this logarithm, sym6 (N, 6), times exp(``log_factor``) (N,)."""
+        xx, yy, zz, yz, xz, xy = np.asarray(log_matrix, dtype=np.float64).T
+        log_scale, axes = np.linalg.eigh(np.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], -1).reshape(-1, 3, 3))
+        if log_factor is not None:
+            log_scale = log_scale + log_factor[:, None]
+        return cls(log_scale, axes, dof, epistemic_share)
+
     @cached_property
     def _covariance_factor(self) -> np.ndarray:
-        """Covariance / Λ = m/(m-2) (N,)."""
+        """Return covariance / Λ = m/(m-2) (N,)."""
         return 1.0 / (1.0 - 2.0 / self.dof)
 
     def whitened(self, error: np.ndarray) -> np.ndarray:
-        """Λ^(-1/2) e in Λ's eigenframe (N, 3)."""
+        """Return Λ^(-1/2) e in Λ's eigenframe (N, 3)."""
         return np.einsum("nij,ni->nj", self.axes, error) * np.exp(-0.5 * self.log_scale)
 
     def covariance(self) -> np.ndarray:
@@ -193,7 +205,7 @@ class Elliptical(Law):
         return 0.5 * self.log_scale.sum(-1) + np.where(gauss, 1.5 * np.log(2.0 * np.pi) + 0.5 * distance, student)
 
     def pit(self, error: np.ndarray) -> np.ndarray:
-        """F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the error lies (N,)."""
+        """Return F_{F(3, m)}(M/3): probability content of the ellipsoid on whose surface the error lies (N,)."""
         distance = np.square(self.whitened(error)).sum(-1)
         # fdtr turns NaN at m = ∞, and before SciPy 1.17 it loses digits on the way; from 1e8 on it is χ²₃ to 1e-8.
         finite = fdtr(3.0, np.minimum(self.dof, 1e8), distance / 3.0)
@@ -281,7 +293,7 @@ class Componentwise(Law):
         return np.argsort(self._variance, axis=-1)
 
     def _relative(self, error: np.ndarray) -> np.ndarray:
-        """(e - shift) / scale (N, 3)."""
+        """Return (e - shift) / scale (N, 3)."""
         return (error - self.shift) * np.exp(-0.5 * self.log_scale)
 
     def negative_log_likelihood(self, error: np.ndarray) -> np.ndarray:
@@ -304,7 +316,7 @@ class Componentwise(Law):
         return np.take_along_axis((error - self.shift) / np.sqrt(self._variance), self._by_size, -1)
 
     def pit(self, error: np.ndarray) -> np.ndarray:
-        """Probability content of the central interval out to the error along x, y and z (N, 3)."""
+        """Return the content of the central interval out to the error along x, y and z (N, 3)."""
         return 1.0 - 2.0 * stdtr(self.dof, -np.abs(self._relative(error)))
 
     def axis_pit(self, error: np.ndarray) -> np.ndarray:
@@ -315,3 +327,12 @@ class Componentwise(Law):
         """See `Law`."""
         deviates = rng.standard_t(self.dof, size=(count, *self.dof.shape))
         return self.shift + np.exp(0.5 * self.log_scale) * deviates
+
+
+#: Laws by `Family.law_name`; they take what `Family.law_arguments` gives.
+_LAWS: Dict[str, Callable[..., Law]] = {"elliptical": Elliptical.of_log_matrix, "componentwise": Componentwise}
+
+
+def law_of(family: Union[Family, Type[Family]], parameters: Dict[str, np.ndarray]) -> Law:
+    """Return the distributions that a family means by its NumPy parameters (N, …)."""
+    return _LAWS[family.law_name](**family.law_arguments(parameters))

@@ -1,8 +1,7 @@
 """``mve``: mean-variance estimation, a Gaussian with a variance for every Cartesian component.
 
-The variances come from invariant features and belong to the axes of a fixed frame: rotate a molecule, and its error
-bars do not rotate with it. That is the method as it is commonly used; ``mve-spd`` is the one that respects the
-symmetry.
+The variances come from invariant features and belong to the axes of a fixed frame: they do not rotate with a molecule.
+This is the method as it is commonly used; ``mve-spd`` respects the symmetry.
 """
 
 import math
@@ -33,6 +32,3 @@ class MVE(Gaussian):
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
         """See `Gaussian`."""
         return torch.cat([rest + (isotropic / math.sqrt(3.0)).unsqueeze(-1), torch.zeros_like(rest)], dim=1)
-
-
-FAMILY = MVE

@@ -1,6 +1,7 @@
 """``mve-spd``: a Gaussian with the equivariant covariance of ``e2ip``, without its evidence.
 
-What a Student-t and the leverage are worth shows beside it, what equivariance is worth beside ``mve``.
+Comparing ``e2ip`` with it shows what a Student-t and the leverage are worth; comparing it with ``mve`` shows what
+equivariance is worth.
 """
 
 import math
@@ -9,7 +10,7 @@ from typing import Tuple
 from torch import Tensor
 
 from e2ip_plugins.families.gaussian import Gaussian
-from e2ip_plugins.families.interface import INITIAL_SIGMA
+from e2ip_plugins.families.interface import INITIAL_SIGMA, beta_option
 from e2ip_plugins.maths.spd import tangent_to_sym6
 
 
@@ -17,7 +18,7 @@ class MVESPD(Gaussian):
     """See the module and `Gaussian`. Coefficients are s and t of the logarithm (paper, Eq. 10)."""
 
     name = "mve-spd"
-    default_beta = 0.5
+    options = (beta_option(0.5),)
 
     num_scalars = 1
     num_tensors = 1
@@ -30,6 +31,3 @@ class MVESPD(Gaussian):
     def assemble(self, isotropic: Tensor, rest: Tensor) -> Tensor:
         """See `Gaussian`."""
         return tangent_to_sym6(isotropic, rest)
-
-
-FAMILY = MVESPD

@@ -1,12 +1,11 @@
-"""What Normal-Inverse-Wishart families share: everything but how coefficients become Σ0.
+"""Base of the Normal-Inverse-Wishart families, which differ in how coefficients become Σ0.
 
 Per atom: the nominal covariance Σ0 and the evidence ν > 5 and κ > 0. The force is predicted to follow a Student-t with
-m = ν - 2 degrees of freedom, location γ (the host's forces) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
+m = ν - 2 degrees of freedom, location γ (the predicted force) and scale matrix Λ = ν(κ+1)/(κ(ν-2)) Σ0 (paper, Eq. 7).
 
 ``mse_like`` losses pull on the forces as `e2ip_plugins.families.interface.pulled` says, with β = `PULL_POWER`.
 """
 
-import importlib
 import math
 from typing import Any, ClassVar, Dict, Final, Mapping, NamedTuple, Optional, Tuple
 
@@ -20,25 +19,25 @@ from e2ip_plugins.families.interface import (
     SCALAR_DAMPER,
     Family,
     Option,
-    convert_log_matrix,
+    checked_number,
     force_views,
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support, inflate
-from e2ip_plugins.maths.spd import exp_sym6, log_of_widened, squarings_for, sym6_to_matrix
+from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
-#: Where κ comes from: an output of its own; tied to ν; the leverage, tied to ν until that has been fitted.
+#: Sources of κ: a coefficient; ν; the leverage, and ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
 
-#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md); 0.5 is also what its
-#: authors recommend.
+#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md). The authors of β-NLL
+#: recommend 0.5, too.
 PULL_POWER = 0.5
 
 
 class Preset(NamedTuple):
-    """Settings of readout and loss that go together. The paper's optimiser settings are the host's, in ``configs/``.
+    """Settings of readout and loss that go together. Those of the paper's optimiser stand in ``configs/``.
 
     Attributes
     ----------
@@ -49,9 +48,8 @@ class Preset(NamedTuple):
     scalar_damper : tuple of float
         Knee τ and ceiling c of the damper on s = tr log(Σ0/σ_ref²)/√3, the isotropic (0e) coefficient.
     mse_like : bool
-        Give the force block the size and sign of a mean square error and keep large variances from weakening
-        its pull on the forces, so that the host's force weights keep their meaning (see the module).
-        ``False``: raw NLL in nats.
+        Whether the force term has the size and sign of a mean square error, and large variances do not weaken its pull
+        on the forces, so that force weights keep their meaning (see the module). ``False``: raw NLL in nats.
     initial_sigma : float
         σ of an untrained model's Σ0 in units of σ_ref.
     """
@@ -68,9 +66,8 @@ PRESETS = {
     "default": Preset("leverage", 0.0, SCALAR_DAMPER, mse_like=True, initial_sigma=INITIAL_SIGMA),
 }
 
-# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Adding the
-# negative of that keeps the loss ≥ 0: ReduceLROnPlateau takes a *relative* threshold of a negative
-# loss as a licence to count a flat loss as an improvement for ever.
+# Σ0 ≥ exp(-c/√3) σ_ref² isotropically, hence NLL ≥ 1.5 ln 2π - (√3/2) c in units of σ_ref. Subtracting that keeps the
+# loss ≥ 0: with a relative threshold, ReduceLROnPlateau counts a flat negative loss as an improvement for ever.
 _NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * SCALAR_DAMPER[1]
 
 
@@ -82,13 +79,16 @@ class NIW(Family):
     """
 
     uq_family = "niw"
+    log_matrix = "e2ip_log_sigma0"
     options: ClassVar[Tuple[Option, ...]] = (
-        Option("preset", "settings of readout and loss: default (the default) or paper"),
+        Option(
+            "preset", "settings of readout and loss: default (the default) or paper", "default", choices=(*PRESETS,)
+        ),
         Option("evidence", "leverage, coupled or independent (default: the preset's)"),
         Option(
             "evidence_weight",
             "weight of the evidence regulariser, independent mode (default: 0.01; preset paper: 0.1)",
-            float,
+            type=float,
             loss_only=True,
         ),
     )
@@ -101,8 +101,6 @@ class NIW(Family):
     own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
 
     coupled: Final[bool]
-    # For models that were pickled before there was a leverage.
-    takes_support: bool = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -115,54 +113,50 @@ class NIW(Family):
         self.initial_scalars = self.start(preset.initial_sigma)
 
     def start(self, sigma: float) -> Tuple[float, ...]:
-        """0e coefficients of an isotropic Σ0 with that σ in units of σ_ref, raw evidence 0."""
+        """Return the 0e coefficients of an isotropic Σ0 with that σ in units of σ_ref, raw evidence 0."""
         raise NotImplementedError
 
     def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
+        """Return log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
         raise NotImplementedError
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:
-        """NLL and evidence regulariser (N,), as `e2ip_plugins.maths.kernels.nll_terms`."""
+        """Return NLL and evidence regulariser (N,), as `e2ip_plugins.maths.kernels.nll_terms`."""
         raise NotImplementedError
 
     def log_sigma2(self, coefficients: Tensor) -> Tensor:
-        """ln det(Σ0/σ_ref²)^(1/3) (N,)."""
+        """Return ln det(Σ0/σ_ref²)^(1/3) (N,)."""
         raise NotImplementedError
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
-        """Complete options; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
+        """See `Family`; only mode ``independent`` has a regulariser: with another, an explicit weight is an error.
 
         >>> NIW.resolve({"evidence": "independent"})
         {'preset': 'default', 'evidence': 'independent', 'evidence_weight': 0.01}
         """
-        cls.check_names(given)
-        name = given.get("preset", "default")
-        if name not in PRESETS:
-            raise InputError(f"unknown preset '{name}'; choose from: {', '.join(PRESETS)}")
-        preset = PRESETS[name]
-        evidence = given.get("evidence", preset.evidence)
+        options = super().resolve(user_options)
+        preset = PRESETS[options["preset"]]
+        evidence, weight = options["evidence"] or preset.evidence, options["evidence_weight"]
         if evidence not in EVIDENCE_MODES:
             raise InputError(f"unknown evidence mode '{evidence}'; choose from: {', '.join(EVIDENCE_MODES)}")
-        weight = given.get("evidence_weight")
         if weight is not None and evidence != "independent":
             raise InputError(
                 f"evidence_weight is {weight}, but evidence mode '{evidence}' has no regulariser; "
                 "leave evidence_weight out or choose evidence mode 'independent'"
             )
         if weight is None:
-            # A preset that is made independent by hand has no weight of its own.
+            # A preset whose evidence mode is overridden has no weight for this mode.
             default = preset.evidence_weight if preset.evidence == "independent" else 0.01
             weight = default if evidence == "independent" else 0.0
-        if isinstance(weight, str) or not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"evidence_weight must be a finite number >= 0, got {weight}")
-        return {"preset": name, "evidence": evidence, "evidence_weight": float(weight)}
+        options |= {"evidence": evidence, "evidence_weight": weight}
+        return {**options, "evidence_weight": checked_number(options, "evidence_weight")}
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        return {**options, "evidence": "coupled"} if options["evidence"] == "leverage" else dict(options)
+        coupled = {"evidence": "coupled"} if options["evidence"] == "leverage" else {}
+        return {**super().of_weights(options), **coupled}
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
@@ -184,13 +178,13 @@ class NIW(Family):
         first, _, *rest = self.initial_scalars
         return tuple((first, nu, *rest) for nu in (-2.0, 0.0, 2.0, 4.0, 8.0, 16.0, 32.0))
 
-    @staticmethod
-    def log_variance(parameters: Dict[str, Tensor]) -> Tensor:
+    @classmethod
+    def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
         """See `Family`; of (1 + 1/κ) Σ0, which is what the likelihood sees."""
-        return _log_sigma2(parameters["e2ip_log_sigma0"]) + torch.log1p(1.0 / parameters["e2ip_kappa"])
+        return super().log_variance(parameters) + torch.log1p(1.0 / parameters["e2ip_kappa"])
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
+        """Return NLL + λ (ν + κ)‖residual‖/σ_ref per atom (N,) (paper, Eq. 14, 25).
 
         ``mse_like`` presets: 2σ_ref²/3 · (NLL + λ·reg + constant) ≥ 0, NLL of forces in units of σ_ref, in (eV/Å)²; at
         errors of about σ_ref its gradient in the forces is that of the mean square error over components; for others
@@ -208,7 +202,7 @@ class NIW(Family):
         return loss
 
     def _pulled(self, residual: Tensor, coefficients: Tensor) -> Tensor:
-        """The residual itself, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
+        """Return the residual, its gradient times (σ/σ_ref)^(2 `PULL_POWER`), σ² = det(Λ)^(1/3)."""
         nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
         log_variance = self.log_sigma2(coefficients) + torch.log(predictive_scale_factor(nu, kappa))
         return pulled(residual, log_variance, PULL_POWER)
@@ -220,51 +214,37 @@ class NIW(Family):
         sigma0 = exp_sym6(log_sigma0, squarings_for(log_sigma0))
         return _views(sigma0, parameters["e2ip_nu"], parameters["e2ip_kappa"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
-        """See `Family`; Σ0 scales with the square of the factor, evidence has no unit."""
-        return {**parameters, "e2ip_log_sigma0": convert_log_matrix(parameters["e2ip_log_sigma0"], force_factor)}
-
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """See `Family`; the evidence stays, so that a floor is divided into its parts as the covariance is."""
         nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
-        floor0 = floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa))
-        return {**parameters, "e2ip_log_sigma0": log_of_widened(parameters["e2ip_log_sigma0"], factor, floor0)}
+        return super().widen(parameters, factor, floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa)))
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        """Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
-        # By name: a packaged model carries what it sees imported, and SciPy is not its to carry.
-        laws = importlib.import_module("e2ip_plugins.families.laws")
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        """See `Family`; Student-t with m = ν - 2 degrees of freedom and scale matrix Λ (paper, Eq. 7)."""
         nu, kappa = (torch.as_tensor(parameters[name], dtype=torch.float64) for name in ("e2ip_nu", "e2ip_kappa"))
-        log_eigenvalues, axes = laws.log_eigen(parameters["e2ip_log_sigma0"])
-        return laws.Elliptical(
-            log_scale=log_eigenvalues + torch.log(predictive_scale_factor(nu, kappa)).numpy()[:, None],
-            axes=axes,
-            dof=nu.numpy() - 2.0,
-            epistemic_share=1.0 / (1.0 + kappa.numpy()),
-        )
-
-
-def _log_sigma2(log_sigma0: Tensor) -> Tensor:
-    """ln det(Σ0)^(1/3)."""
-    return log_sigma0[..., :3].sum(-1) / 3.0
+        return {
+            "log_matrix": parameters["e2ip_log_sigma0"],
+            "log_factor": torch.log(predictive_scale_factor(nu, kappa)).numpy(),
+            "dof": nu.numpy() - 2.0,
+            "epistemic_share": 1.0 / (1.0 + kappa.numpy()),
+        }
 
 
 def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
-    """What to add to log Σ0 isotropically, and κ (N,), once κ is counted by the leverage.
+    """Return the isotropic shift of log Σ0, and κ (N,), of atoms whose κ the leverage says.
 
-    Training determines (1 + 1/κ) Σ0. Of that the aleatoric part becomes what the support says, with 1/κ its excess.
+    Training determines (1 + 1/κ) Σ0. The support says how much of that is aleatoric; 1/κ is the excess of the support.
     """
     trained = torch.log1p(kappa.reciprocal())
-    log_factor, excess = inflate(support, _log_sigma2(log_sigma0) + trained)
+    log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained)
     shift = trained + log_factor
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 
 
 def _views(sigma0: Tensor, nu: Tensor, kappa: Tensor) -> Dict[str, Tensor]:
-    """Derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
+    """Return the derived keys from Σ0 as sym6 (…, 6), ν and κ (…,)."""
     matrix = sym6_to_matrix(sigma0)
     aleatoric = aleatoric_factor(nu)[..., None, None] * matrix
     epistemic = aleatoric / kappa[..., None, None]

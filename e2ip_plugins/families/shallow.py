@@ -2,13 +2,14 @@
 https://arxiv.org/abs/2402.16621).
 
 Members differ in the weights of a last linear layer alone. K of them are their mean and K - 1 deviations; the mean is
-the host's own energy, and so are its forces. In an orthonormal basis of what sums to zero over the members, the
+that of the base model, and so are its forces. In an orthonormal basis of what sums to zero over the members, the
 deviations are K - 1 energies ε_j = Σ_i w_j · h(x_i), the coefficients of this family, and the members' forces have the
 sample covariance
 
     C = 1/(K - 1) Σ_j g_j g_jᵀ,   g_j = -∂ε_j/∂r,
 
-exactly as if K members had been subtracted from their mean. It is how far the members disagree, hence all epistemic.
+exactly as if K members had been subtracted from their mean. C measures the disagreement of the members and is all
+epistemic.
 
 C has rank K - 1 at most and is badly conditioned where that is small: `SHRINKAGE` and `FLOOR` bound it.
 """
@@ -22,12 +23,12 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import (
-    BETA,
     SCALAR_DAMPER,
     Option,
+    beta_option,
+    checked_number,
     force_views,
     pulled,
-    resolve_beta,
 )
 from e2ip_plugins.keys import FORCE_UNIT_KEY
 from e2ip_plugins.leverage.form import Support
@@ -60,13 +61,15 @@ class Shallow(Ensemble):
 
     name = "shallow"
     options = (
-        Option("members", f"energies on the shared backbone, at least 2 (default: {MEMBERS})", int),
+        Option("members", f"energies on the shared backbone, at least 2 (default: {MEMBERS})", MEMBERS, int),
         Option(
             "likelihood",
             "full: of the covariance (the default), or components: of variances along axes, as published",
+            LIKELIHOODS[0],
             loss_only=True,
+            choices=LIKELIHOODS,
         ),
-        BETA,
+        beta_option(BETA_DEFAULT),
     )
     takes_forces = True
     num_scalars = MEMBERS - 1
@@ -84,16 +87,13 @@ class Shallow(Ensemble):
         self.log = SymmetricLog()
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any]) -> Dict[str, Any]:
+    def resolve(cls, user_options: Mapping[str, Any]) -> Dict[str, Any]:
         """See `Family`."""
-        cls.check_names(given)
-        members = given.get("members", MEMBERS)
+        options = super().resolve(user_options)
+        members = options["members"]
         if not isinstance(members, int) or isinstance(members, bool) or members < 2:
             raise InputError(f"members must be a whole number of at least 2, got {members}")
-        likelihood = given.get("likelihood", LIKELIHOODS[0])
-        if likelihood not in LIKELIHOODS:
-            raise InputError(f"unknown likelihood '{likelihood}'; choose from: {', '.join(LIKELIHOODS)}")
-        return {"members": members, "likelihood": likelihood, "beta": resolve_beta(given.get("beta", BETA_DEFAULT))}
+        return {**options, "beta": checked_number(options, "beta", 1.0)}
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
@@ -113,7 +113,7 @@ class Shallow(Ensemble):
         return outputs
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-        """2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
+        """Return 2σ_ref²/3 · (NLL + constant) ≥ 0 of forces in units of σ_ref, in (eV/Å)² (N,).
 
         Its pull on the forces is weaker where variances are large; ``beta`` weakens that, see
         `e2ip_plugins.families.interface.pulled`.
@@ -129,6 +129,3 @@ class Shallow(Ensemble):
         distance = (residual * sym6_matvec(adjugate, residual)).sum(-1) / determinant
         nll = 0.5 * distance + 1.5 * (log_variance - math.log(self.floor))
         return (2.0 / 3.0) * unit.square() * nll
-
-
-FAMILY = Shallow

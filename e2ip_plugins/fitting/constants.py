@@ -1,13 +1,14 @@
-"""The constants that configurations with forces fix.
+"""The constants of the leverage that configurations with forces fix; `e2ip_plugins.leverage.form` has the formulas.
 
-Validation configurations say how fast the uncertainty grows and give a factor on all variances; beside them, training
-configurations tell how much of the errors is hidden where the network knows its data by heart.
+Validation configurations say how fast the uncertainty grows and give a factor on all variances. Beside them, training
+configurations tell how much smaller errors are where the network knows its data by heart.
 """
 
 import copy
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,40 +16,42 @@ from scipy.optimize import minimize
 from scipy.stats import norm, t
 from torch import Tensor
 
-from e2ip_plugins.leverage.form import Support, inflate
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, inflate, surplus
 
-#: Where the growth a is expected, and how many e-folds around it (docs/leverage.md): validation configurations come
-#: from where the training set does and say little about it.
-PRIOR_GROWTH, PRIOR_WIDTH = 2.5, 0.6
-_STARTS = (PRIOR_GROWTH, 0.2)
-
-#: Of the optimism, a logarithm, around 0; and how many times as much strange atoms err more (docs/leverage.md).
-PRIOR_OPTIMISM, ONCE_MORE = 0.3, 1.5
+#: Factors on the expected growth where the search for it starts: the likelihood has flat and false minima (a -> 0).
+_STARTS = (1.0, 0.08)
 
 #: Probability below one standard error of a Gaussian.
-ONE_SIGMA = float(norm.cdf(1.0))
+_ONE_SIGMA = float(norm.cdf(1.0))
+
+#: Step of finite differences in the logarithms of the constants.
+_STEP = 1e-2
 
 
 @dataclass
 class Constants:
-    """What was fitted for one data set of the host.
+    """Constants that were fitted for one data set (MACE: head).
 
     Attributes
     ----------
     growth : float
-        a; the standard deviation grows by 1 + a (h + h̄), more slowly far out.
+        a.
     growth_interval : tuple of float
-        What the configurations leave open, one standard error up and down.
+        One standard error down and up.
     log_scale : float
         Logarithm of the factor on the variance at leverage 1.
     log_scale_error : float
         Its standard error.
     nll : tuple of float
-        Mean over atoms before and after, in nats for a density in (eV/Å)⁻³.
+        Mean over atoms before and after the fit, in nats for a density in (eV/Å)⁻³.
     configurations, atoms : int
         Number of those with finite reference forces.
     optimism, optimism_error : float
         See `Samples.optimism`.
+    surplus : float
+        See `e2ip_plugins.leverage.form.Support`.
     """
 
     growth: float
@@ -60,59 +63,49 @@ class Constants:
     atoms: int
     optimism: float = 0.0
     optimism_error: float = 0.0
-
-    @property
-    def surplus(self) -> float:
-        """See `Support`."""
-        return _surplus(self.optimism)
+    surplus: float = 0.0
 
 
 class Samples:
-    """Validation atoms with finite reference forces, and their negative log likelihood as a function of the constants.
+    """Atoms with finite reference forces, and their negative log likelihood as a function of the constants.
 
     Parameters
     ----------
-    law : Law
-        Of the parameters without support.
-    residual : (N, 3)
-    support : Support
-        CPU, float64.
-    log_variance : (N,)
-        `Family.log_variance` without support.
-    frames, kinds : (N,) int
+    family : Family
+    parameters : dict
+        Of every atom, without support.
+    table : dict
+        Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
+        `e2ip_plugins.fitting.force_errors.AtomTable`.
+    form : LeverageForm
     """
 
     def __init__(
         self,
-        law: Any,
-        residual: np.ndarray,
-        support: Support,
-        log_variance: Tensor,
-        frames: np.ndarray,
-        kinds: np.ndarray,
+        family: Family,
+        parameters: Dict[str, np.ndarray],
+        table: Dict[str, np.ndarray],
+        form: LeverageForm = FORM,
     ) -> None:
-        self.law, self.residual, self.support, self.log_variance = law, residual, support, log_variance
-        _, self.frames = np.unique(frames, return_inverse=True)
+        self.law, self.residual, self.form = law_of(family, parameters), table["residual"], form
+        self.log_variance = family.log_variance({name: torch.from_numpy(v) for name, v in parameters.items()})
+        zero = _single(0.0)
+        distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
+        self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True))
+        self.kinds = table["kinds"].astype(int)
+        _, self.frames = np.unique(table["frames"], return_inverse=True)
         sizes = np.bincount(self.frames)
-        #: Of an atom: all count alike, and together like as many as there are configurations. Where sizes differ, that
-        #: number is the effective one (Kish): a large configuration among small ones is no more than a single witness.
+        #: Weight of an atom: all count alike, and together like as many as there are configurations. Where sizes
+        #: differ, that number is the effective one (Kish): a large configuration among small ones is a single witness.
         self.weight = float(sizes.sum() / np.square(sizes).sum())
         self.configurations = len(sizes)
-        self.kinds = kinds
 
     def per_configuration(self, constants: np.ndarray) -> np.ndarray:
-        """What the atoms of every configuration add, at (ln a, ln scale)."""
-        growth, log_scale = _alone(math.exp(constants[0])), self.support.log_scale + constants[1]
+        """Return the sum over the atoms of every configuration, at (ln a, ln scale)."""
+        growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
-        log_factor, excess = inflate(support, self.log_variance)
+        log_factor, excess = inflate(support, self.log_variance, self.form)
         return self._sums((log_factor + torch.log1p(excess)).numpy())
-
-    def as_trained(self) -> np.ndarray:
-        """The same without support."""
-        return self._sums(self.support.log_scale.numpy())
-
-    def _mean(self, per_configuration: np.ndarray) -> float:
-        return float(per_configuration.sum()) / (self.weight * len(self.residual))
 
     def _sums(self, log_factor: np.ndarray) -> np.ndarray:
         # A factor on the covariance is a factor on the unit of the error.
@@ -120,25 +113,24 @@ class Samples:
         return self.weight * np.bincount(self.frames, nll)
 
     def fit(self, training: Optional["Samples"] = None) -> Constants:
-        """Constants of the largest posterior density, with atoms as they weigh, see ``weight``.
+        """Return the constants of the largest posterior density, with atoms weighted by ``weight``.
 
-        The atoms of a configuration are no independent witnesses. The likelihood has flat and false minima (a -> 0).
+        The atoms of a configuration are no independent witnesses.
 
         Parameters
         ----------
         training : Samples, optional
-            Of training atoms: what there is without them is no optimism.
+            Training atoms; without them the optimism is 0.
         """
-        starts = [np.array([math.log(start), 0.0]) for start in _STARTS]
-        found = _minimum(self._objective, starts)
-        optimism, error = self.optimism(training, found)
+        optimum = _minimum(self._objective, [np.array([start, 0.0]) for start in self._starts()])
+        optimism, error = self.optimism(training, optimum)
+        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
         if optimism:
-            samples = self._with(surplus=_alone(_surplus(optimism)))
-            return samples._constants(_minimum(samples._objective, [found]), optimism, error)
-        return self._constants(found, optimism, error)
+            optimum = _minimum(samples._objective, [optimum])
+        return samples._constants(optimum, optimism, error)
 
     def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[Constants, Dict[int, float]]:
-        """The same with a scale for every species, for a readout that knows nothing of the atoms but that.
+        """Return the same with a scale for every species, for a readout that knows only the species of an atom.
 
         Returns
         -------
@@ -151,115 +143,110 @@ class Samples:
         start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_variance.numpy()) / np.bincount(index)
 
         def scaled(samples: Samples, index: np.ndarray, constants: np.ndarray) -> Samples:
-            return samples._with(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
+            return samples._replace(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
 
-        def fitted(samples: Samples, starts: List[np.ndarray]) -> np.ndarray:
+        def fitted(samples: Samples, starts: Sequence[np.ndarray]) -> np.ndarray:
             return _minimum(lambda x: scaled(samples, index, x)._objective(np.array([x[0], 0.0])), starts)
 
-        samples = self
-        found = fitted(samples, [np.concatenate([[math.log(growth)], start]) for growth in _STARTS])
+        optimum = fitted(self, [np.concatenate([[growth], start]) for growth in self._starts()])
         if training is not None:
             # A kind that only training atoms are of has the mean of the others.
             place = np.searchsorted(kinds, training.kinds).clip(max=len(kinds) - 1)
-            training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), found)
-        optimism, error = scaled(samples, index, found).optimism(training, np.array([found[0], 0.0]))
+            training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), optimum)
+        optimism, error = scaled(self, index, optimum).optimism(training, np.array([optimum[0], 0.0]))
+        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
         if optimism:
-            samples = self._with(surplus=_alone(_surplus(optimism)))
-            found = fitted(samples, [found])
-        constants = scaled(samples, index, found)._constants(np.array([found[0], 0.0]), optimism, error)
-        return constants, dict(zip(kinds.tolist(), found[1:].tolist(), strict=True))
+            optimum = fitted(samples, [optimum])
+        constants = scaled(samples, index, optimum)._constants(np.array([optimum[0], 0.0]), optimism, error)
+        return constants, dict(zip(kinds.tolist(), optimum[1:].tolist(), strict=True))
 
     def optimism(self, training: Optional["Samples"], constants: np.ndarray) -> Tuple[float, float]:
-        """How much larger variances are here than those of ``training`` are, a logarithm, and its standard error.
+        """Return the logarithm of the ratio of variances here and of ``training``, and its standard error.
 
-        Both in units of what the model says of them, with these constants: differences of leverage and variance are
-        accounted for. A prior of width `PRIOR_OPTIMISM` keeps few configurations from saying much, and it is at least
-        0: validation configurations may be the easier ones, but no network errs more where it was trained.
+        Both variances are in units of what the model says of them, with these constants: differences of leverage and
+        variance are accounted for. A prior keeps few configurations from saying much. The optimism is at least 0:
+        validation configurations may be the easier ones, but no network errs more where it was trained.
         """
         if training is None or not np.abs(training.residual).max():
             return 0.0, 0.0
-        of_training = _minimum(
+        scale_of_training = _minimum(
             lambda x: float(training.per_configuration(np.array([constants[0], x[0]])).sum()), [constants[1:2]]
         )
         errors = [
-            samples._error_of_scale(np.array([constants[0], log_scale]))
-            for samples, log_scale in ((self, constants[1]), (training, of_training[0]))
+            samples._standard_errors(np.array([constants[0], log_scale]), np.array([[0, 1]])).item()
+            for samples, log_scale in ((self, constants[1]), (training, scale_of_training[0]))
         ]
-        variance = math.hypot(*errors) ** 2
-        share = PRIOR_OPTIMISM**2 / (PRIOR_OPTIMISM**2 + variance)
-        return share * max(0.0, float(constants[1] - of_training[0])), math.sqrt(share * variance)
+        variance, prior = math.hypot(*errors) ** 2, self.form.prior_optimism**2
+        share = prior / (prior + variance)
+        return share * max(0.0, float(constants[1] - scale_of_training[0])), math.sqrt(share * variance)
 
-    def _with(self, **support: Tensor) -> "Samples":
-        """The same with other fields of the support."""
+    def _starts(self) -> Sequence[float]:
+        return [math.log(factor * self.form.prior_growth) for factor in _STARTS]
+
+    def _replace(self, **support: Tensor) -> "Samples":
+        """Return the same samples with other fields of the support."""
         other = copy.copy(self)
         other.support = self.support._replace(**support)
         return other
 
     def _objective(self, constants: np.ndarray) -> float:
-        prior = 0.5 * ((constants[0] - math.log(PRIOR_GROWTH)) / PRIOR_WIDTH) ** 2
+        prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
         return float(self.per_configuration(constants).sum()) + prior
 
-    def _constants(self, found: np.ndarray, optimism: float, optimism_error: float) -> Constants:
-        error = self._standard_errors(found)
+    def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> Constants:
+        error = self._standard_errors(optimum, np.eye(2))
+        sums = self._sums(self.support.log_scale.numpy()), self.per_configuration(optimum)
+        before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
         return Constants(
-            growth=math.exp(found[0]),
-            growth_interval=(math.exp(found[0] - error[0]), math.exp(found[0] + error[0])),
-            log_scale=float(found[1]),
+            growth=math.exp(optimum[0]),
+            growth_interval=(math.exp(optimum[0] - error[0]), math.exp(optimum[0] + error[0])),
+            log_scale=float(optimum[1]),
             log_scale_error=float(error[1]),
             optimism=optimism,
             optimism_error=optimism_error,
-            nll=(self._mean(self.as_trained()), self._mean(self.per_configuration(found))),
+            surplus=self.support.surplus.item(),
+            nll=(before, after),
             configurations=self.configurations,
             atoms=len(self.residual),
         )
 
-    def _error_of_scale(self, constants: np.ndarray, step: float = 1e-2) -> float:
-        """Standard error of ln scale alone, as in `_standard_errors`."""
-        below, at, above = (self.per_configuration(constants + np.array([0.0, d])) for d in (-step, 0.0, step))
-        score = ((above - below) / (2.0 * step))[np.newaxis]
-        curvature = (above - 2.0 * at + below).sum() / step**2
-        return float(self._scattered(score, np.array([[curvature]]), np.zeros((1, 1)))[0])
+    def _standard_errors(self, constants: np.ndarray, directions: np.ndarray) -> np.ndarray:
+        """Return the standard errors along directions (K, 2), by the sandwich estimator over configurations.
 
-    def _standard_errors(self, constants: np.ndarray, step: float = 1e-2) -> np.ndarray:
-        """Of both constants, by the sandwich estimator over configurations.
-
-        Few configurations may happen to agree: errors are those of Student's t with their number, and of atoms that are
-        independent of each other at least.
+        Few configurations may happen to agree: errors are those of Student's t with their number, and at least those of
+        atoms that are independent of each other.
         """
-        prior_curvature = np.diag([PRIOR_WIDTH**-2, 0.0])
-        at = {
-            (i, j): self.per_configuration(constants + step * np.array([i, j])) for i in (-1, 0, 1) for j in (-1, 0, 1)
-        }
-        score = np.stack([at[1, 0] - at[-1, 0], at[0, 1] - at[0, -1]]) / (2.0 * step)
-        curvature = np.empty((2, 2))
-        curvature[0, 0] = (at[1, 0] - 2.0 * at[0, 0] + at[-1, 0]).sum()
-        curvature[1, 1] = (at[0, 1] - 2.0 * at[0, 0] + at[0, -1]).sum()
-        curvature[0, 1] = curvature[1, 0] = (at[1, 1] - at[1, -1] - at[-1, 1] + at[-1, -1]).sum() / 4.0
-        return self._scattered(score, curvature / step**2, prior_curvature)
 
-    def _scattered(self, score: np.ndarray, curvature: np.ndarray, prior_curvature: np.ndarray) -> np.ndarray:
-        """Standard errors from the scores of configurations (constants, configurations)."""
+        def at(direction: np.ndarray) -> np.ndarray:
+            return self.per_configuration(constants + _STEP * direction)
+
+        middle, ends = at(np.zeros(2)), [(at(d), at(-d)) for d in directions]
+        score = np.stack([above - below for above, below in ends]) / (2.0 * _STEP)
+        curvature = np.diag([(above - 2.0 * middle + below).sum() for above, below in ends])
+        for i, j in itertools.combinations(range(len(directions)), 2):
+            d, e = directions[i], directions[j]
+            curvature[i, j] = curvature[j, i] = (at(d + e) - at(d - e) - at(e - d) + at(-d - e)).sum() / 4.0
+        prior = directions @ np.diag([self.form.prior_width**-2, 0.0]) @ directions.T
+        return self._sandwich(score, curvature / _STEP**2, prior)
+
+    def _sandwich(self, score: np.ndarray, curvature: np.ndarray, prior_curvature: np.ndarray) -> np.ndarray:
+        """Return standard errors from the scores of configurations (constants, configurations)."""
         inverse = np.linalg.pinv(curvature + prior_curvature, hermitian=True)
         count, least = score.shape[1], np.diag(inverse).clip(min=0.0)
         if count < 2:  # nothing scatters
             return np.sqrt(least)
         variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
-        return np.sqrt(np.maximum(variance * t.ppf(ONE_SIGMA, count - 1) ** 2, self.weight * least))
+        return np.sqrt(np.maximum(variance * t.ppf(_ONE_SIGMA, count - 1) ** 2, self.weight * least))
 
 
-def _surplus(optimism: float) -> float:
-    """Networks that err three times as much as where they were trained want no more than those that err 1.5 times."""
-    return math.tanh(ONCE_MORE * optimism)
-
-
-def _alone(value: float) -> Tensor:
+def _single(value: float) -> Tensor:
     return torch.full((1,), value, dtype=torch.float64)
 
 
 def _minimum(objective: Callable[[np.ndarray], float], starts: Sequence[np.ndarray]) -> np.ndarray:
-    """Where the objective is least, from several starts.
+    """Return where the objective is least, from several starts.
 
-    Central differences: those of one side leave so much noise that processes which add up in another order end apart.
+    Central differences: one-sided ones leave so much noise that processes which add up in another order end apart.
     """
-    found = [minimize(objective, x, method="BFGS", jac="3-point", options={"gtol": 1e-7}) for x in starts]
-    return min(found, key=lambda f: f.fun).x
+    results = [minimize(objective, x, method="BFGS", jac="3-point", options={"gtol": 1e-7}) for x in starts]
+    return min(results, key=lambda result: result.fun).x

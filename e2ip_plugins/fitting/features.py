@@ -1,17 +1,18 @@
-"""Features of frames' atoms in a model of either host: what its leverage is made of.
+"""Features of atoms in a model of NequIP or MACE: what its leverage is made of.
 
-The hosts' adapters open the model (entry points ``e2ip_plugins.passes``) and run it; what its readout sees on the way
-is collected here.
+The adapters open the model (entry points ``e2ip_plugins.passes``) and run it; the calls of its readout are recorded
+here.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, List, Optional, Sequence
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.fit import seen_by
+from e2ip_plugins.fitting.force_errors import record_calls
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import Readout
@@ -19,21 +20,28 @@ from e2ip_plugins.readout.readout import Readout
 
 @dataclass(frozen=True)
 class Passes:
-    """A model that can be run over frames; what a host's ``open_passes`` gives.
+    """A model that can be run over frames; ``open_passes`` of an adapter gives it.
 
     Attributes
     ----------
     name : str
-        Of the file.
+        Name of the file.
     readout : Readout
     run : callable
-        Of frames and whether forces are wanted: runs the model on one batch for every item that is taken, which are
+        Takes frames and whether forces are wanted. Taking the next item runs the model on the next batch; the item is
         the batch's forces (N, 3) in eV/Å, or None. `InputError` before the first for species that it does not know.
     """
 
     name: str
     readout: Readout
     run: Callable[[Sequence[Frame], bool], Iterator[Optional[Tensor]]]
+
+
+def required_readout(readout: Optional[Readout], name: Union[str, Path]) -> Readout:
+    """Return the readout of a model; `InputError` that names its file where it has none."""
+    if readout is None:
+        raise InputError(f"{name}: has no readout of e2ip-plugins; e2ip fit gives it one")
+    return readout
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Features:
     count: int
 
     def take(self, chosen: Sequence[int]) -> "Features":
-        """Some of the frames, in this order."""
+        """Return the features of some frames, in this order."""
         bounds = np.searchsorted(self.frames, np.arange(self.count + 1))
         atoms = [np.arange(bounds[i], bounds[i + 1]) for i in chosen]
         which = np.concatenate([np.empty(0, int), *atoms]).astype(int)
@@ -90,26 +98,27 @@ def collect(model: Passes, frames: Sequence[Frame], forces: bool = False) -> Fea
         Species that the model does not know.
     """
     parts: Dict[str, List[np.ndarray]] = {"scalars": [], "kinds": [], "leverage": [], "forces": []}
-    with seen_by(model.readout) as seen:
-        for found in model.run(frames, forces):
-            outputs = {"scalars": seen["scalars"], "kinds": seen["kinds"], "leverage": seen["outputs"][LEVERAGE.name]}
-            for name, value in outputs.items():
-                parts[name].append(value.cpu().numpy())
-            missing = np.full((len(seen["kinds"]), 3), np.nan)
-            parts["forces"].append(missing if found is None else found.detach().cpu().double().numpy())
-    table = {name: np.concatenate(values) for name, values in parts.items()}
-    of_atoms = np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames])
+    with record_calls(model.readout) as call:
+        for predicted in model.run(frames, forces):
+            atoms = len(call["kinds"])
+            parts["scalars"].append(call["scalars"].cpu().numpy())
+            parts["kinds"].append(call["kinds"].cpu().numpy())
+            parts["leverage"].append(call["outputs"][LEVERAGE.name].cpu().numpy())
+            parts["forces"].append(
+                np.full((atoms, 3), np.nan) if predicted is None else predicted.detach().cpu().double().numpy()
+            )
+    columns = {name: np.concatenate(values) for name, values in parts.items()}
     return Features(
-        table["scalars"].astype(np.float64),
-        table["kinds"],
-        of_atoms,
-        table["leverage"].astype(np.float64),
-        table["forces"],
+        columns["scalars"].astype(np.float64),
+        columns["kinds"],
+        np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames]),
+        columns["leverage"].astype(np.float64),
+        columns["forces"],
         len(frames),
     )
 
 
 def check(model: Passes) -> None:
-    """`InputError` where a model's leverage was not fitted."""
+    """Raise `InputError` where a model's leverage was not fitted."""
     if not bool(model.readout.leverage.fitted):
         raise InputError(f"{model.name}: the leverage of its readout has not been fitted; see e2ip fit")

@@ -1,4 +1,4 @@
-"""Moments of training atoms' features, and the leverage's buffers made of them; they can grow by further atoms."""
+"""Moments of features of training atoms, and the buffers of the leverage from them; further atoms can be added."""
 
 import warnings
 from typing import Dict, Iterator, List, Optional, Tuple
@@ -7,21 +7,10 @@ import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
 
+from e2ip_plugins.leverage.form import FORM, LeverageForm, softened
 from e2ip_plugins.leverage.module import Leverage
 
-#: ρ of (C + ρ)⁻¹ in units of the mean variance of a feature.
-RIDGE = 1e-5
-
-#: τ of ψ: deviations count as squares up to some √τ standard deviations.
-SOFT = 6.0
-
-#: A species has a region for every so many atoms per feature, at most so many; `MAX_REGIONS` for a head's together.
-ATOMS_PER_FEATURE, MAX_REGIONS_OF_SPECIES, MAX_REGIONS = 8, 16, 64
-
-#: How much of its species' covariance enters that of a region: between two regions is not outside.
-SHARED = 0.1
-
-#: Atoms whose distance, by feature, is smaller on average are alike: hosts' features have seven digits.
+#: Atoms whose distance by feature is smaller on average are alike: features have seven digits.
 ALIKE = 5e-7
 
 
@@ -44,7 +33,7 @@ class Scatter:
         return self.sum / self.count
 
     def add(self, x: np.ndarray, weight: float = 1.0) -> None:
-        """Atoms (n, D) more, each as if there were ``weight`` of them."""
+        """Add atoms (n, D), each as if there were ``weight`` of them."""
         if not len(x):
             return
         count, mean = weight * len(x), x.mean(0)
@@ -61,8 +50,7 @@ class Moments:
     ----------
     features : dict of (n, D) arrays
         Atoms by kind; one at least.
-    ridge : float
-        See `RIDGE`.
+    form : LeverageForm
     per_head : int, optional
         Kinds that a head has, of which the first are 0 to that, and so on. Heads know nothing of each other: what
         supports one's predictions says nothing of another's. None: there is one.
@@ -75,25 +63,27 @@ class Moments:
         Empty where a kind has a single region, which is the kind itself.
     """
 
-    def __init__(self, features: Dict[int, np.ndarray], ridge: float = RIDGE, per_head: Optional[int] = None) -> None:
-        self.ridge, self.per_head = ridge, per_head
+    def __init__(
+        self, features: Dict[int, np.ndarray], form: LeverageForm = FORM, per_head: Optional[int] = None
+    ) -> None:
+        self.form, self.per_head = form, per_head
         self.total = {kind: Scatter(x) for kind, x in features.items()}
         self.regions: Dict[int, List[Scatter]] = {}
         for kind, x in features.items():
-            number = number_of_regions(len(x), x.shape[1], len(self._of_head(kind)))
+            number = number_of_regions(len(x), x.shape[1], len(self._of_head(kind)), form)
             self.regions[kind] = _regions(x, self._shrunk(kind), number)
 
     def weight(self, kind: int) -> float:
-        """Of the pool in the moments of a kind.
+        """Return the weight of the pool in the moments of a kind.
 
         A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
         had been seen on as many atoms as there are features.
         """
-        own = self.total[kind]
-        return len(own.mean) / (len(own.mean) + own.count)
+        total = self.total[kind]
+        return len(total.mean) / (len(total.mean) + total.count)
 
     def add(self, kind: int, x: np.ndarray, weight: float = 1.0, region: Optional[int] = None) -> None:
-        """Atoms (n, D) of a kind more, each as if there were ``weight`` of them: moments as if they had been there.
+        """Add atoms (n, D) of a kind, each as if there were ``weight`` of them: moments as if they had been there.
 
         Parameters
         ----------
@@ -108,7 +98,7 @@ class Moments:
             self.regions[kind][region].add(x, weight)
 
     def leverage_of(self, kind: int, features: np.ndarray, weights: np.ndarray) -> Tuple[Leverage, float]:
-        """A leverage in double precision that knows this kind alone, as its kind 0, and the mean over some atoms.
+        """Return a leverage in double precision that knows this kind alone, as its kind 0, and its mean over atoms.
 
         Parameters
         ----------
@@ -117,10 +107,10 @@ class Moments:
         """
         leverage = Leverage(features.shape[1], 1).double()
         self._fill(leverage, {0: kind})
-        return leverage, float(np.average(distances(leverage, features, 0), weights=weights))
+        return leverage, float(np.average(distances(leverage, features, 0, self.form), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
-        """Into the leverage's buffers.
+        """Fill the buffers of a leverage.
 
         Parameters
         ----------
@@ -128,50 +118,50 @@ class Moments:
             Atoms by kind, over which the mean leverage is to be 1.
         """
         self._fill(leverage, {kind: kind for kind in self.total})
-        means = {kind: float(distances(leverage, x, kind).mean()) for kind, x in features.items()}
+        means = {kind: float(distances(leverage, x, kind, self.form).mean()) for kind, x in features.items()}
         for kind in means:
             norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
             leverage.region_norms[kind] = norms[kind]
 
     def whiten(self, kind: int, x: np.ndarray) -> np.ndarray:
-        """Atoms (n, D) of a kind in the axes and units of its covariance, regions apart."""
+        """Return atoms (n, D) of a kind in the axes and units of its covariance, regardless of regions."""
         axes, std = self._axes(kind)
         return (x - self.total[kind].mean) @ (axes / std)
 
     def nearest(self, kind: int, x: np.ndarray) -> np.ndarray:
-        """Region of a kind that atoms (n, D) are in (n,) int."""
-        white = self.whiten(kind, x) / np.sqrt(SOFT)
-        parts = [white * stretch - offset for stretch, offset in self._places(kind)]
-        return np.argmin([(np.sqrt(1.0 + np.square(z)) - 1.0).sum(-1) for z in parts], axis=0)
+        """Return the region of a kind that atoms (n, D) are in (n,) int."""
+        white = self.whiten(kind, x) / np.sqrt(self.form.soft)
+        parts = [torch.from_numpy(white * stretch - offset) for stretch, offset in self._places(kind)]
+        return np.argmin([softened(z).sum(-1).numpy() for z in parts], axis=0)
 
     def _of_head(self, kind: int) -> List[int]:
-        """Kinds of the same head."""
+        """Return the kinds of the same head."""
         if self.per_head is None:
             return list(self.total)
         return [other for other in self.total if other // self.per_head == kind // self.per_head]
 
     def _shrunk(self, kind: int) -> np.ndarray:
-        """Covariance of a kind (D, D), with some of that within all kinds of its head."""
+        """Return the covariance of a kind (D, D), shrunk towards that within all kinds of its head."""
         totals = [self.total[other] for other in self._of_head(kind)]
         pooled = np.sum([total.sum for total in totals], axis=0) / sum(total.count for total in totals)
         weight = self.weight(kind)
         return (1.0 - weight) * self.total[kind].covariance + weight * pooled
 
     def _axes(self, kind: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Axes of a kind's covariance as columns (D, D), and the standard deviation along each (D,)."""
+        """Return the axes of a kind's covariance as columns (D, D), and the standard deviation along each (D,)."""
         values, axes = np.linalg.eigh(self._shrunk(kind))
         return axes, self._std(values)
 
     def _std(self, variances: np.ndarray) -> np.ndarray:
         variances = variances.clip(min=0.0)
         # A species with a single atom, or all of them alike, has no variance at all.
-        return np.sqrt(variances + max(self.ridge * variances.mean(), 1e-12))
+        return np.sqrt(variances + max(self.form.ridge * variances.mean(), 1e-12))
 
     def _places(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-        """Of every region of a kind how many times narrower it is along the kind's axes, and its middle there (D,).
+        """Give for every region of a kind how many times narrower it is along the kind's axes, and its middle (D,).
 
-        Regions have the axes of their kind: of their own covariance, of fewer atoms, the directions of least variance
-        are what happened to vary least.
+        Regions have the axes of their kind: in a covariance of fewer atoms, the directions of least variance are partly
+        chance.
         """
         total, parts, covariance = self.total[kind], self.regions[kind], self._shrunk(kind)
         size = len(total.mean)
@@ -183,26 +173,26 @@ class Moments:
         for part in parts:
             weight = size / (size + part.count)
             local = (1.0 - weight) * part.covariance + weight * within
-            mixed = (1.0 - SHARED) * local + SHARED * covariance
+            mixed = (1.0 - self.form.shared) * local + self.form.shared * covariance
             stretch = std / self._std((axes * (mixed @ axes)).sum(0))
-            yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(SOFT)
+            yield stretch, (part.mean - total.mean) @ (axes / std) * stretch / np.sqrt(self.form.soft)
 
     def _fill(self, leverage: Leverage, kinds: Dict[int, int]) -> None:
-        """Moments of some kinds, by the kind that they are to the leverage."""
+        """Fill buffers with the moments of kinds, which the leverage knows by the keys of ``kinds``."""
         places = {known_as: list(self._places(kind)) for known_as, kind in kinds.items()}
         leverage.resize(len(kinds), max(map(len, places.values())))
         for row, (known_as, kind) in enumerate(kinds.items()):
             axes, std = self._axes(kind)
             leverage.axes[known_as] = row
             leverage.centres[known_as] = torch.from_numpy(self.total[kind].mean).to(leverage.centres)
-            leverage.whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(SOFT))).to(leverage.centres)
+            leverage.whitening[:, row] = torch.from_numpy(axes / (std * np.sqrt(self.form.soft))).to(leverage.centres)
             for region, (stretch, offset) in enumerate(places[known_as]):
                 leverage.region_stretch[known_as, region] = torch.from_numpy(stretch).to(leverage.centres)
                 leverage.region_offsets[known_as, region] = torch.from_numpy(offset).to(leverage.centres)
 
 
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
-    """Factors that make the mean over the training atoms of a kind 1, whatever shrinks it.
+    """Return the factors that make the mean of h over the training atoms of a kind 1, whatever shrinks it.
 
     A single atom is where its own moments are, as are atoms that are all alike: how far others are is then a matter of
     the pool.
@@ -219,21 +209,21 @@ def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     return {kind: 1.0 / (mean if mean > least else usual) for kind, mean in means.items()}
 
 
-def distances(leverage: Leverage, features: np.ndarray, kind: int) -> np.ndarray:
-    """The leverage's own distance of atoms (n, D), in its precision."""
+def distances(leverage: Leverage, features: np.ndarray, kind: int, form: LeverageForm = FORM) -> np.ndarray:
+    """Return h (n,) of atoms (n, D) of a kind, computed in the precision of the leverage."""
     scalars = torch.from_numpy(features).to(leverage.centres)
     with torch.no_grad():
-        parts = [leverage._distance(x, torch.full((len(x),), kind, device=x.device)) for x in scalars.split(4096)]
+        parts = [leverage.distances(x, torch.full((len(x),), kind, device=x.device), form) for x in scalars.split(4096)]
     return torch.cat(parts).double().cpu().numpy()
 
 
-def number_of_regions(count: int, size: int, kinds: int) -> int:
-    """Regions, at least one, that ``count`` atoms of one of ``kinds`` kinds are divided into by ``size`` features."""
-    return max(1, min(count // (ATOMS_PER_FEATURE * size), MAX_REGIONS_OF_SPECIES, MAX_REGIONS // kinds))
+def number_of_regions(count: int, size: int, kinds: int, form: LeverageForm = FORM) -> int:
+    """Return how many regions ``count`` atoms of one of ``kinds`` kinds are divided into by ``size`` features."""
+    return max(1, min(count // (form.atoms_per_feature * size), form.max_regions_of_kind, form.max_regions // kinds))
 
 
 def _regions(x: np.ndarray, covariance: np.ndarray, number: int) -> List[Scatter]:
-    """Regions of a kind, from its features (n, D); an empty list for a single one."""
+    """Return the regions of a kind, from its features (n, D); an empty list for a single one."""
     if number < 2:
         return []
     count = len(x)

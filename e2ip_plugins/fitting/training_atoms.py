@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.moments import RIDGE, Moments
+from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
 
 #: Atoms of a kind that are kept, of many evenly spaced ones. More change moments of a few hundred features little.
@@ -15,8 +16,17 @@ MAX_ATOMS = 32768
 
 
 def distributed() -> bool:
-    """Whether this is one of the processes of a distributed training."""
+    """Return whether this is one of the processes of a distributed training."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def gather_objects(mine: Any) -> List[Any]:
+    """Return the objects that all processes of a distributed training pass, in the order of their ranks."""
+    gathered = [mine]
+    if distributed():
+        gathered *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, mine)
+    return gathered
 
 
 class TrainingAtoms:
@@ -30,17 +40,17 @@ class TrainingAtoms:
         self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
-        """Atoms of a batch."""
-        features, which = scalars.cpu().numpy(), kinds.cpu().numpy()
+        """Take in the atoms of a batch."""
+        features, kinds_of_atoms = scalars.cpu().numpy(), kinds.cpu().numpy()
         variance = log_variance.cpu().double().numpy()
         self.broken += int((~np.isfinite(features)).any(-1).sum())
-        for kind in np.unique(which):
-            own = which == kind
-            before, number = self.count[kind], int(own.sum())
+        for kind in np.unique(kinds_of_atoms):
+            mask = kinds_of_atoms == kind
+            before, number = self.count[kind], int(mask.sum())
             self.count[kind] += number
-            self.log_variance[kind] += variance[own].sum()
+            self.log_variance[kind] += variance[mask].sum()
             # Every stride-th atom; once there are too many, every second one of those.
-            self.kept[kind].append(features[own][(before + np.arange(number)) % self.stride[kind] == 0])
+            self.kept[kind].append(features[mask][(before + np.arange(number)) % self.stride[kind] == 0])
             self._thin(kind)
 
     def _thin(self, kind: int) -> None:
@@ -49,17 +59,21 @@ class TrainingAtoms:
             self.stride[kind] *= 2
 
     def gather(self) -> None:
-        """Atoms of all processes of a distributed training; `InputError`, in all of them, for features not finite."""
+        """Take in the atoms of all processes of a distributed training.
+
+        Raises
+        ------
+        InputError
+            Features that are not finite, in all processes.
+        """
         if distributed():
-            gathered: List[Any] = [None] * torch.distributed.get_world_size()
             mine = self.broken, self.count, self.log_variance, self.stride, self.kept
-            torch.distributed.all_gather_object(gathered, mine)
-            brokens, counts, variances, strides, kepts = zip(*gathered, strict=True)
+            brokens, counts, variances, strides, kepts = zip(*gather_objects(mine), strict=True)
             self.broken, self.count, self.log_variance = sum(brokens), sum(counts), sum(variances)
             # An atom counts as much whichever process has it.
             self.stride = np.max(strides, axis=0)
             for kind, stride in enumerate(self.stride.tolist()):
-                steps = [stride // int(own[kind]) for own in strides]
+                steps = [stride // int(of_process[kind]) for of_process in strides]
                 parts = zip((part[kind] for part in kepts), steps, strict=True)
                 self.kept[kind] = [np.concatenate(part)[::step] for part, step in parts if part]
                 self._thin(kind)
@@ -70,18 +84,18 @@ class TrainingAtoms:
             )
 
     def features(self, kind: int) -> np.ndarray:
-        """Kept atoms of a kind (n, D), in an order that does not depend on that of the data."""
+        """Return the kept atoms of a kind (n, D), in an order that does not depend on that of the data."""
         features = np.concatenate(self.kept[kind]).astype(np.float64)
         return features[np.lexsort(features.T[:2])]
 
-    def store(self, leverage: Leverage, ridge: float = RIDGE) -> Dict[int, float]:
-        """Moments into the leverage's buffers; gives the weight of the pool in those of every kind."""
-        seen = np.flatnonzero(self.count).tolist()
-        features = {kind: self.features(kind) for kind in seen}
-        moments = Moments(features, ridge, leverage.species_per_head())
+    def store(self, leverage: Leverage, form: LeverageForm = FORM) -> Dict[int, float]:
+        """Put the moments into the leverage's buffers; return the weight of the pool in those of every kind."""
+        kinds = np.flatnonzero(self.count).tolist()
+        features = {kind: self.features(kind) for kind in kinds}
+        moments = Moments(features, form, leverage.species_per_head())
         # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
         leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
-        for kind in seen:
+        for kind in kinds:
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
         moments.store(leverage, features)
-        return {kind: moments.weight(kind) for kind in seen}
+        return {kind: moments.weight(kind) for kind in kinds}

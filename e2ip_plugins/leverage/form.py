@@ -1,50 +1,120 @@
-"""The form of the leverage: its constants, and what it makes of a covariance."""
+r"""The form of the leverage: its formulas and every constant in them.
 
+Leverage of an atom. μ and C = U Λ Uᵀ are mean and covariance of the D invariant features of the training atoms of the
+same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`):
+
+    z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2τ (√(1 + t/τ) - 1).
+
+⟨…⟩ is the mean over training atoms, so that h is 1 for them on average. With ψ(t) = t, h would be the leverage of
+statistics, a squared Mahalanobis distance: in Bayesian linear regression with a matrix-normal-inverse-Wishart prior the
+predictive variance grows with it, and its inverse is the belief count κ. ψ(t) is t for small deviations and linear in z
+beyond √τ standard deviations: nonlinear features run away from a narrow training set much faster than errors do.
+
+Regions. A kind that lives in several regions r (phases, sites) has a mean and standard deviations of its own in each,
+along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-p): the near regions count.
+
+Growth. A force is a derivative of the energies of an atom and its neighbours. With h̄ the mean of h over these the
+predicted standard deviation grows with the distance d = h + h̄, by the factor (1 + a r(d)) / (1 + a r(2)):
+
+    r(d) = d (s + (1 - s) / (1 + (d/d_t)^n)^(1/n)).
+
+The factor is 1 at h = h̄ = 1. v being the atom's own variance without support and v̄ that of its kind on average, the
+epistemic part of the covariance in units of the other (`inflate` returns it as ``excess``) is
+
+    (1 + a r(d))² - 1, times (v̄/v)^w,   w = w_f + (w_n - w_f) / (1 + (d/d_f)^m).
+
+Near the training set w = 1/2: a variance that has grown by itself need not grow twice. Far from it nothing was trained
+on v: v tells which atoms are worse, hardly how bad they are, and w is larger.
+
+Surplus. A network that knows its training set by heart errs less there than anywhere else, which the leverage of
+training atoms cannot show. The optimism o is the logarithm of the ratio of the variances that errors of validation and
+of training atoms ask for. The covariance of what is strange gets the further factor
+
+    exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)).
+
+`LeverageForm` holds the constants, `FORM` their values; module, fit and selection take them from here alone.
+"""
+
+import math
 from typing import NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 
-#: Leverage of a species that the training set has no atom of; also what enters the mean over neighbours at most.
-FAR = 1e6
 
-#: Where the regions are that a kind of atom does not have, in units in which atoms are 1 apart: too far to count.
-NOWHERE = 1e10
+class LeverageForm(NamedTuple):
+    """Constants of the leverage; `FORM._replace(far_slope=0.3)` is an alternative.
+
+    A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
+    the tables of docs/leverage.md ("The alternatives", "What was changed since"), which ``benchmarks/leverage.py``
+    computes (``atoms`` and ``judge``) and prints (``table``); rows of those tables are named here.
+    """
+
+    #: ρ in units of the mean variance of a feature; rows "ridge …".
+    ridge: float = 1e-5
+    #: τ of ψ; rows "tau …" and "psi(t) = t".
+    soft: float = 6.0
+    #: A kind has a region for every so many atoms per feature; rows "a region for every …", "one region".
+    atoms_per_feature: int = 8
+    #: Regions of a kind, and of a head's kinds together, at most: more cost time, at little use.
+    max_regions_of_kind: int = 16
+    max_regions: int = 64
+    #: Share of the kind's covariance in that of a region: between two regions is not outside; rows "regions share …".
+    shared: float = 0.1
+    #: p of the weights of regions; rows "regions by the power …". A larger power bends more sharply where regions meet,
+    #: and biased dynamics conserves its energy less well.
+    region_power: int = 4
+    #: Bounds of h_r in these weights: the sums of powers of `max_regions_of_kind` regions fit into float32.
+    nearest: float = 5e-10
+    farthest: float = 1e9
+    #: h of kinds without training atoms, and of any atom at most in the mean over neighbours.
+    far: float = 1e6
+
+    #: s, d_t and n of r(d); rows "slope …". n = 8 would overflow in float32, distances being 2e6 at most.
+    far_slope: float = 0.1
+    trusted: float = 11.0
+    bend: int = 6
+    #: w_n, w_f, d_f and m of w; rows "relative …". A larger d_f would undo the growth of atoms with a large v.
+    near_weight: float = 0.5
+    far_weight: float = 0.8
+    familiar: float = 8.0
+    weight_bend: int = 4
+    #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
+    max_ratio: float = 1e6
+
+    #: d_s and c of the surplus; rows "optimism …" and the section "What a network knows by heart".
+    strange: float = 3.0
+    once_more: float = 1.5
+
+    #: Prior of the growth a, in the fit: its middle, and its width in e-folds; rows "prior …" and the section "How much
+    #: validation frames say of the growth".
+    prior_growth: float = 2.5
+    prior_width: float = 0.6
+    #: Width of the prior of the optimism around 0, in the fit; the section "What a network knows by heart".
+    prior_optimism: float = 0.3
 
 
-#: Of epistemic and aleatoric variance, either way.
-MAX_RATIO = 1e6
-
-#: Leverage plus neighbours' mean around which the training set ceases to say how errors grow, and how steeply they are
-#: taken to grow from there on, in units of the slope before; see `inflate`.
-TRUSTED, FAR_SLOPE = 11.0, 0.1
-
-#: The same for what the network says of its variance, and the share of the species' variance from there on.
-FAMILIAR, FAR_WEIGHT = 8.0, 0.8
-
-#: Leverage plus neighbours' mean around which the surplus sets in.
-STRANGE = 3.0
+FORM = LeverageForm()
 
 
 class Support(NamedTuple):
     """How well the training set supports every atom, as `e2ip_plugins.leverage.module.Leverage` finds it.
 
-    A family that takes it multiplies its covariance by the factor of `inflate`; without ``fitted`` it leaves its
-    parameters as they were trained.
+    A family that takes it multiplies its covariance by the factor of `inflate`. Without ``fitted`` the family leaves
+    its parameters as they were trained.
 
     Attributes
     ----------
     leverage : (N,)
-        Dimensionless, 1: like a training atom on average; `e2ip_plugins.keys.UNFITTED` unless fitted.
+        h, dimensionless; `e2ip_plugins.keys.UNFITTED` unless fitted.
     distance : (N,)
-        Leverage of the atom plus its mean over neighbours, finite: 2 on average.
+        d = h + h̄, finite; 2 on average over training atoms.
     growth : (N,) or (1,)
-        Constant a: the standard deviation grows like 1 + a · distance, more slowly far out.
+        a.
     surplus : (N,) or (1,)
-        Logarithm of a further factor on the variance of atoms unlike the training set's, at least 0: what a network
-        that knows those by heart errs more (`e2ip_plugins.fitting.constants.Constants.surplus`).
+        tanh(c o), at least 0.
     log_variance : (N,)
-        `Family.log_variance` of the training atoms of the same species, on average.
+        ln v̄, the mean of `Family.log_variance` over training atoms of the same kind.
     log_scale : (N,)
         Logarithm of the factor that makes the variances of supported atoms right.
     fitted : () bool
@@ -59,65 +129,58 @@ class Support(NamedTuple):
     fitted: Tensor
 
 
-def inflate(
-    support: Support,
-    log_variance: Tensor,
-    max_ratio: float = MAX_RATIO,
-    trusted: float = TRUSTED,
-    far_slope: float = FAR_SLOPE,
-    familiar: float = FAMILIAR,
-    far_weight: float = FAR_WEIGHT,
-    strange: float = STRANGE,
-) -> Tuple[Tensor, Tensor]:
-    """What a fitted support does to a covariance: times exp(``log_factor``) · (1 + ``excess``).
+def softened(deviations: Tensor) -> Tensor:
+    """Return ψ(z²)/2τ of deviations z/√τ, in a tensor of their shape."""
+    return deviations.square().add_(1.0).sqrt_() - 1.0
 
-    The excess is the epistemic part in units of the other, (1 + a · r)² - 1, times (v̄ / v)^w with v the atom's own
-    variance and v̄ that of its species. Near the training set w = 1/2: what has grown by itself need not grow twice, and
-    r is the distance. Far from it nothing was trained on v: it still tells which atoms are worse, hardly how bad they
-    are, and w is larger; and errors grow less than the distance first.
 
-    A network that knows its training set by heart errs less there than elsewhere, of which the leverage of its training
-    atoms tells nothing, and errs more by about as much once again on what is strange: 1 + excess has the factor
-    exp(surplus · s), too. All is measured: docs/leverage.md.
+def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
+    """Return h (N,) of atoms from the h_r (N, R) of the regions, `LeverageForm.far` at most."""
+    nearness = h.clamp(form.nearest, form.farthest).reciprocal()
+    powers = nearness.pow(form.region_power - 1)
+    return (powers.sum(1) / (powers * nearness).sum(1)).clamp(max=form.far)
+
+
+def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -> Tuple[Tensor, Tensor]:
+    """Return the factor of a fitted support on a covariance, exp(``log_factor``) · (1 + ``excess``); see the module.
 
     Parameters
     ----------
     support : Support
     log_variance : (N,)
-        `Family.log_variance` without support.
-    max_ratio : float
-        Bound of the excess, and its inverse, and of (a · r)²; what exceeds it goes into log_factor. A parameter because
-        TorchScript reads no globals.
-    trusted, far_slope : float
-        The slope of r goes from 1 to far_slope: r is the distance times far_slope + (1 - far_slope) / (1 +
-        (distance / trusted)⁶)^(1/6). A power of 8 would overflow in float32, distances being 2e6 at most.
-    familiar, far_weight : float
-        w goes from 1/2 to far_weight as 1 / (1 + (distance / familiar)⁴) goes from 1 to 0; later it would undo the
-        growth of atoms with a large v.
-    strange : float
-        s goes from 0 to 1 as (distance / strange)⁶ / (1 + (distance / strange)⁶).
+        ln v, `Family.log_variance` without support.
+    form : LeverageForm
 
     Returns
     -------
     log_factor, excess : (N,)
-        The factor is exp(log_scale) where leverages and variance are those of a training atom on average.
+        exp(log_factor) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
     """
     distance = support.distance
     # The smooth steps are written with few operations: on a small molecule each costs what a thousand atoms would.
-    below, difference = familiar**4, support.log_variance - log_variance
+    below, difference = form.familiar**form.weight_bend, support.log_variance - log_variance
+    step = distance.pow(form.weight_bend) + below
     weighted = torch.addcdiv(
-        far_weight * difference, difference, distance.pow(4) + below, value=(0.5 - far_weight) * below
+        form.far_weight * difference, difference, step, value=(form.near_weight - form.far_weight) * below
     )
     relative = torch.exp(weighted)
-    sixth, steepness = distance.pow(6), (1.0 - far_slope) * trusted
-    flattened = (sixth + trusted**6).pow(-1.0 / 6.0)
-    grown = support.growth * torch.addcmul(far_slope * distance, distance, flattened, value=steepness)
-    grown = grown.clamp(max=max_ratio**0.5)
+    power, steepness = distance.pow(form.bend), (1.0 - form.far_slope) * form.trusted
+    flattened = (power + form.trusted**form.bend).pow(-1.0 / form.bend)
+    grown = support.growth * torch.addcmul(form.far_slope * distance, distance, flattened, value=steepness)
+    grown = grown.clamp(max=form.max_ratio**0.5)
     excess = grown * (grown + 2.0) * relative
-    more = torch.expm1(support.surplus * (sixth / (sixth + strange**6)))
+    more = torch.expm1(support.surplus * (power / (power + form.strange**form.bend)))
     excess = torch.addcmul(excess, excess + 1.0, more)
-    usual = 2.0 * (far_slope + (1.0 - far_slope) * (1.0 + (2.0 / trusted) ** 6) ** (-1.0 / 6.0))
+    usual = 2.0 * (
+        form.far_slope + (1.0 - form.far_slope) * (1.0 + (2.0 / form.trusted) ** form.bend) ** (-1.0 / form.bend)
+    )
     log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
-    log_factor = log_factor + (excess / max_ratio).clamp(1.0, 1e30).log()
-    return log_factor, excess.clamp(min=1.0 / max_ratio, max=max_ratio)
+    log_factor = log_factor + (excess / form.max_ratio).clamp(1.0, 1e30).log()
+    return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
+
+
+def surplus(optimism: float, form: LeverageForm = FORM) -> float:
+    """Return the logarithm of the surplus far out: networks that err three times as much as where they were trained
+    need no more than those that err 1.5 times as much."""
+    return math.tanh(form.once_more * optimism)

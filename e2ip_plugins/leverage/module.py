@@ -1,27 +1,15 @@
-"""How well the training set supports an atom's environment: what an epistemic uncertainty can honestly grow with.
+"""The leverage as a module that models carry; its formulas stand in `e2ip_plugins.leverage.form`."""
 
-The leverage of an atom says how far its 0e features lie from those of the training atoms of its species, 1 being what
-training atoms have on average. With z_k its D features in the axes and units of the training atoms' covariance C,
-
-    h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2τ (√(1 + t/τ) - 1),   z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   C = U Λ Uᵀ.
-
-With ψ(t) = t this is the leverage of statistics, a squared Mahalanobis distance: in Bayesian linear regression with a
-matrix-normal-inverse-Wishart prior the predictive variance grows with it, and its inverse is the belief count κ. That
-is what ψ is for small deviations. For large ones, beyond some √τ, it is linear in z: features that are nonlinear in
-the positions run away from a narrow training set much faster than errors do. Where a species lives in several regions,
-of phases or sites, each has a μ of its own and variances of its own along the species' axes U, and h is the mean over
-the regions' own with the weights h_r⁻⁴: the near ones count. The buffers hold z/√τ. `Leverage` computes it,
-`e2ip_plugins.fitting.fit` fits it; docs/leverage.md has the tables that these choices
-come from.
-"""
-
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Dict, Final, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.keys import UNFITTED
-from e2ip_plugins.leverage.form import FAR, NOWHERE, Support
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, mean_over_regions, softened
+
+#: Coordinates of regions that a kind does not have, in units in which atoms are 1 apart: too far to count.
+NOWHERE = 1e10
 
 
 class Neighbours(NamedTuple):
@@ -43,47 +31,44 @@ class Neighbours(NamedTuple):
 
 
 class Leverage(nn.Module):
-    """Leverage h of every atom, and what grows with it; buffers only, no weights.
+    """Leverage h of every atom and what follows from it, see `e2ip_plugins.leverage.form`; buffers only, no weights.
 
-    With h̄ the mean of h over an atom and its neighbours, because a force is a derivative of their energies, too, the
-    predicted standard deviation grows by the factor (1 + a (h + h̄)) / (1 + 2a), which is 1 at h = h̄ = 1, more slowly
-    far out, and on strange atoms by a surplus (`e2ip_plugins.leverage.form.inflate`). Smooth
-    in the positions, invariant, and the same for an atom whatever else is in the batch.
+    Smooth in the positions, invariant, and the same for an atom whatever else is in the batch.
 
-    Buffers are by kind of atom (head and species), those of regions by kind and region; kinds that have fewer have the
-    others `NOWHERE`. A region is described along the axes of its kind, each in units of the kind's standard deviation:
-    where its middle is, and how many times narrower than the kind it is. No name contains ``scale`` or ``shift``, see
-    `e2ip_plugins.readout.readout.Readout`.
+    Most buffers are by kind of atom (head and species), those of regions by kind and region; kinds that have fewer
+    regions have `NOWHERE` as the offsets of the others. A region is described along the axes of its kind, each in units
+    of the kind's standard deviation: by its middle, and by how many times narrower than the kind it is. No buffer's
+    name contains ``scale`` or ``shift``, see `e2ip_plugins.readout.readout.Readout`.
 
     Parameters
     ----------
     num_scalars : int
         0e features D.
     num_species, num_heads : int
-        Each data set of the host (MACE: head) has moments and constants of its own.
+        Each data set (MACE calls them heads) has moments and constants of its own.
     strictly_local : bool
         Whether an atom's leverage must not depend on its neighbours' features: h̄ is h then.
     """
 
-    # For models that were pickled when the mean had rounds.
-    strictly_local: Final[bool] = False
-    far: Final[float] = FAR
-    unknown: Final[float] = UNFITTED
-    centres: Tensor
-    log_variance: Tensor
-    log_factor: Tensor
-    growth: Tensor
-    surplus: Tensor
+    strictly_local: Final[bool]
+    unfitted: Final[float] = UNFITTED
+    #: Weight of a pair of atoms at one place, beside which all other neighbours count for nothing.
+    touching: Final[float] = 1e20
+    centres: Tensor  # (kinds, D): μ
+    log_variance: Tensor  # (kinds,)
+    log_factor: Tensor  # (kinds,)
+    growth: Tensor  # (heads,)
+    surplus: Tensor  # (heads,)
     fitted: Tensor
-    whitening: Tensor  # (D, A, D): Uᵀ(Λ + ρ)^(-1/2)/√τ of the A kinds that were seen
-    axes: Tensor  # (kinds,): which of them is a kind's
+    whitening: Tensor  # (D, A, D): Uᵀ(Λ + ρ)^(-1/2)/√τ of the A kinds that have training atoms
+    axes: Tensor  # (kinds,): index of a kind among those A
     region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
     region_offsets: Tensor  # (kinds, R, D)
-    region_norms: Tensor  # (kinds, R): what makes the mean of h 1
+    region_norms: Tensor  # (kinds, R): factors that make the mean of h 1
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
-        self.strictly_local = strictly_local  # type: ignore[misc]
+        self.strictly_local = strictly_local
         kinds = num_species * num_heads
         self.register_buffer("centres", torch.zeros(kinds, num_scalars))
         self.register_buffer("log_variance", torch.zeros(kinds))
@@ -91,16 +76,20 @@ class Leverage(nn.Module):
         self.register_buffer("growth", torch.ones(num_heads))
         self.register_buffer("surplus", torch.zeros(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
-        self.register_buffer("whitening", torch.zeros(num_scalars, 1, num_scalars))
         self.register_buffer("axes", torch.zeros(kinds, dtype=torch.long))
-        self.register_buffer("region_stretch", torch.zeros(kinds, 1, num_scalars))
-        self.register_buffer("region_offsets", torch.full((kinds, 1, num_scalars), NOWHERE))
-        self.register_buffer("region_norms", torch.ones(kinds, 1))
+        for name in ("whitening", "region_stretch", "region_offsets", "region_norms"):
+            self.register_buffer(name, torch.empty(0))
+        self.resize(1)
 
     def forward(
-        self, scalars: Tensor, species: Tensor, heads: Optional[Tensor] = None, neighbours: Optional[Neighbours] = None
+        self,
+        scalars: Tensor,
+        species: Tensor,
+        heads: Optional[Tensor] = None,
+        neighbours: Optional[Neighbours] = None,
+        form: LeverageForm = FORM,
     ) -> Support:
-        """Leverage and what a family makes of it (N,); see `Support`.
+        """Return the `Support` of all atoms.
 
         Parameters
         ----------
@@ -111,25 +100,26 @@ class Leverage(nn.Module):
             Data set of every atom, where there are several.
         neighbours : Neighbours, optional
             None: h̄ is h.
+        form : LeverageForm
         """
         kinds, growth, surplus = species, self.growth, self.surplus
         if heads is not None and growth.shape[0] > 1:
             kinds = heads * self.species_per_head() + species
             growth, surplus = growth[heads], surplus[heads]
         # Features that are not finite are no features of a training atom.
-        leverage = torch.nan_to_num(self._distance(scalars, kinds), nan=float("inf"), posinf=float("inf"))
+        leverage = torch.nan_to_num(self.distances(scalars, kinds, form), nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
-            h = mean = leverage.clamp(max=self.far)
+            h = mean = leverage.clamp(max=form.far)
         else:
-            # Two atoms at one place, of which hosts may give finite features, count for each other and nobody else.
-            weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, 1e20)
+            # Two atoms at one place, whose features may be finite, count for each other and for nobody else.
+            weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, self.touching)
             total = torch.ones_like(leverage).index_add_(0, neighbours.receiver, weight)
-            leverage = leverage.masked_fill(total > 1e19, float("inf"))
-            h = mean = leverage.clamp(max=self.far)
+            leverage = leverage.masked_fill(total > 0.1 * self.touching, float("inf"))
+            h = mean = leverage.clamp(max=form.far)
             if not self.strictly_local:
                 mean = h.index_add(0, neighbours.receiver, weight * h.index_select(0, neighbours.sender)) / total
         return Support(
-            leverage=torch.where(self.fitted, leverage, self.unknown),
+            leverage=torch.where(self.fitted, leverage, self.unfitted),
             distance=h + mean,
             growth=growth,
             surplus=surplus,
@@ -139,38 +129,33 @@ class Leverage(nn.Module):
         )
 
     def species_per_head(self) -> int:
-        """Kinds are counted head by head."""
+        """Return the number of kinds that a head has; kinds are counted head by head."""
         return self.centres.shape[0] // self.growth.shape[0]
 
-    def _distance(self, scalars: Tensor, kinds: Tensor) -> Tensor:
-        """h (N,), `FAR` at most and for kinds without a region."""
+    def distances(self, scalars: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
+        """Return h (N,) by itself, without its bounds for the rest of the batch; `LeverageForm.far` at most."""
         features, axes = self.whitening.shape[0], self.whitening.shape[1]
         # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
         # the kind's centre has been taken off before: no digits are lost.
         white = torch.mm(
             scalars - self.centres.index_select(0, kinds), self.whitening.reshape(features, axes * features)
         ).reshape(-1, axes, features)
-        own = torch.gather(white, 1, self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features))
+        along_axes = torch.gather(white, 1, self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features))
         # The sign is lost in the square.
         stretch, offsets = self.region_stretch.index_select(0, kinds), self.region_offsets.index_select(0, kinds)
-        psi = torch.addcmul(offsets, own, stretch, value=-1.0).square().add_(1.0).sqrt_() - 1.0
-        # Within bounds, lest powers of sixteen regions overflow in float32. A larger power bends more sharply where
-        # regions meet, and biased dynamics conserves its energy less well.
-        h = (psi.sum(-1) * self.region_norms.index_select(0, kinds)).clamp(5e-10, 1e9)
-        nearness = h.reciprocal()
-        cube = nearness.pow(3)
-        return (cube.sum(1) / (cube * nearness).sum(1)).clamp(max=self.far)
+        psi = softened(torch.addcmul(offsets, along_axes, stretch, value=-1.0))
+        return mean_over_regions(psi.sum(-1) * self.region_norms.index_select(0, kinds), form)
 
     def regions(self) -> Tensor:
-        """How many every kind has (kinds,)."""
+        """Return how many regions every kind has (kinds,)."""
         return (self.region_stretch[:, :, 0] > 0.0).sum(1)
 
     def reset(self) -> None:
-        """Back to unfitted: a training goes on, and with it the features move."""
+        """Become unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
 
     def resize(self, axes: int, regions: int = 1) -> None:
-        """Room for the axes of that many kinds and for that many regions of each; what was is lost."""
+        """Make room for the axes of that many kinds and for that many regions of each; the fit before is lost."""
         self.reset()
         kinds, features = self.centres.shape
         self.whitening = self.centres.new_zeros(features, axes, features)
@@ -190,29 +175,14 @@ class Leverage(nn.Module):
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
 
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)
-        if "whitening" not in self._buffers:
-            kinds, features = self.centres.shape
-            fresh = Leverage(features, kinds // self.growth.shape[0], self.growth.shape[0]).to(self.centres)
-            self._buffers = fresh._buffers
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # Earlier versions kept all regions in one list, which is not read, also where a fit has put today's buffers
-        # beside it.
-        for name in ("region_kinds", "region_axes", "region_whitening"):
-            state_dict.pop(prefix + name, None)
-        if prefix + "whitening" not in state_dict:
-            # Saved before there was a leverage, from a stock model, or by an earlier version: as if never fitted.
-            for name, own in self._buffers.items():
-                assert own is not None
-                state_dict[prefix + name] = torch.zeros_like(own) if name == "fitted" else own.clone()
-        elif state_dict[prefix + "centres"].shape == self.centres.shape:
-            # As many regions as its training set asked for. Of another network it is refused below, and must leave
-            # this one as it is: hosts may go on with it.
-            for name, own in list(self._buffers.items()):
-                assert own is not None
-                saved = state_dict[prefix + name]
-                if saved.shape != own.shape:
-                    setattr(self, name, own.new_zeros(saved.shape))
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        centres = state_dict.get(prefix + "centres")
+        # Each training set has its number of regions. The state of another network is refused below and must leave this
+        # one as it is: MACE may go on with it.
+        if centres is not None and centres.shape == self.centres.shape:
+            for name in ("whitening", "region_stretch", "region_offsets", "region_norms"):
+                buffer: Tensor = getattr(self, name)
+                saved = state_dict.get(prefix + name, buffer)
+                if saved.shape != buffer.shape:
+                    setattr(self, name, buffer.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)

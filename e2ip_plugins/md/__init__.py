@@ -1,4 +1,4 @@
-"""Molecular dynamics with ASE that knows its uncertainty: watched (`Monitor`) or driven by it (`BiasedCalculator`)."""
+"""Molecular dynamics that knows its uncertainty: watched (`Monitor`), driven by it (`BiasedCalculator`), in LAMMPS."""
 
 from e2ip_plugins.errors import UncertaintyWarning
 from e2ip_plugins.md.bias import BiasedCalculator

@@ -1,4 +1,4 @@
-"""`BiasedCalculator`: molecular dynamics that is driven to where a model is uncertain."""
+"""`BiasedCalculator`: drives molecular dynamics to where a model is uncertain."""
 
 import math
 from typing import Any, List, Optional
@@ -11,38 +11,38 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE, UNFITTED
 
 #: Uncertainties that a bias can be made of, and the unit of its width.
-KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
+BIAS_KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
 
-#: What the bias has no part of, or would be wrong with it.
+#: Properties to which the bias contributes nothing, or which would be wrong with it.
 _WITHOUT = ("stress", "stresses", "virials", "energies", "node_energy")
 
 _NUMBERS = (int, float, np.number)
 
 
 class BiasedCalculator(Calculator):
-    """A calculator plus a bias energy that falls where the uncertainty rises: uncertainty-driven dynamics.
+    """Add a bias energy that falls where the uncertainty rises: uncertainty-driven dynamics.
 
-    With the uncertainties u of the N atoms, A the strength and B the width, in the form of Kulichenko et al. 2023
-    (Nat. Comput. Sci. 3, 230, https://doi.org/10.1038/s43588-023-00406-5),
+    The form is that of Kulichenko et al. 2023 (Nat. Comput. Sci. 3, 230, https://doi.org/10.1038/s43588-023-00406-5),
+    with the uncertainties u of the N atoms, A the strength and B the width:
 
         E_bias = A [exp(-m / B²) - 1],   m = Σ u² / N.
 
-    They have the variance of an ensemble's energies per atom, σ_E² / (N_M N_A), in the place of m; here energies have
-    no uncertainty and forces (or the environment, by its leverage) have. Between 0 and -A, with the gradient going to 0
-    where u is much larger than B. Conservative: forces are minus its gradient, through
+    In the paper, m is the variance of an ensemble's energies per atom, σ_E² / (N_M N_A). Here energies have no
+    uncertainty, but forces have and, by its leverage, the environment of an atom. The bias lies between 0 and -A; its
+    gradient goes to 0 where u is much larger than B. The bias is conservative: its forces are minus its gradient, by
     ``calculator.uncertainty_gradient``, which costs about one more evaluation.
 
-    Results ``energy``, ``free_energy`` and ``forces`` are with the bias, ``energy_unbiased`` and ``forces_unbiased``
-    without, and ``energy_bias`` is their difference; uncertainties are as they were. There is no stress.
+    The results ``energy``, ``free_energy`` and ``forces`` include the bias, ``energy_unbiased`` and
+    ``forces_unbiased`` do not; ``energy_bias`` is their difference. Uncertainties do not change. There is no stress.
 
-    Take half the time step that the model alone wants: docs/md.md has what that does to the energy.
+    Take half the time step that the model alone needs: docs/md.md shows what that does to the energy.
 
     Parameters
     ----------
     calculator : ase.calculators.calculator.Calculator
         ``MACECalculator`` of one model or ``nequip_ext.E2IPCalculator.from_saved_model``, with a readout.
     strength : float
-        A in eV, of the structure as a whole. Negative: away from where the model is uncertain.
+        A in eV, for the structure as a whole. A negative strength drives away from where the model is uncertain.
     width : float
         B in the unit of the key.
     key : str
@@ -51,33 +51,30 @@ class BiasedCalculator(Calculator):
     Raises
     ------
     InputError
-        A calculator without ``uncertainty_gradient``, numbers and names that do not go; at the first evaluation: a
-        model without readout, a leverage that was not fitted, a calibration with a floor.
+        A calculator without ``uncertainty_gradient``, invalid numbers and names; at the first evaluation: a model
+        without readout, a leverage that was not fitted, a calibration with a floor.
     """
 
     def __init__(self, calculator: Any, strength: float, width: float, key: str = "forces_epistemic_std") -> None:
         if not callable(getattr(calculator, "uncertainty_gradient", None)):
-            raise InputError(
-                f"{type(calculator).__name__} has no uncertainty_gradient: take a MACECalculator (with e2ip-plugins "
-                "installed) or nequip_ext.E2IPCalculator.from_saved_model"
-            )
-        if key not in KEYS:
-            raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in KEYS.items())}")
+            usable = "a MACECalculator or nequip_ext.E2IPCalculator.from_saved_model"
+            raise InputError(f"{type(calculator).__name__} has no uncertainty_gradient: take {usable}")
+        if key not in BIAS_KEYS:
+            raise InputError(f"key={key!r}: choose from {', '.join(f'{k} ({unit})' for k, unit in BIAS_KEYS.items())}")
         if not (isinstance(strength, _NUMBERS) and math.isfinite(strength)):
             raise InputError(f"strength={strength!r}: a finite energy in eV")
         if not (isinstance(width, _NUMBERS) and math.isfinite(width) and width > 0.0):
-            raise InputError(f"width={width!r}: a number above 0, in the unit of {key} ({KEYS[key]})")
+            raise InputError(f"width={width!r}: a number above 0, in the unit of {key} ({BIAS_KEYS[key]})")
         self.calculator, self.strength, self.width, self.key = calculator, float(strength), float(width), key
         names = [name for name in calculator.implemented_properties if name not in _WITHOUT]
         self.implemented_properties = [*names, "energy_unbiased", "forces_unbiased", "energy_bias"]
         super().__init__()
 
     def get_property(self, name: str, atoms: Optional[Atoms] = None, allow_calculation: bool = True) -> Any:
-        """As of any calculator of ASE; what the bias has no part of ends with the reason."""
+        """Return a property as any calculator of ASE does; refuse one to which the bias contributes nothing."""
         if name in _WITHOUT:
-            raise PropertyNotImplementedError(
-                f"a BiasedCalculator has no {name}: its bias has forces alone; run at constant volume"
-            )
+            reason = "its bias has forces alone; run at constant volume"
+            raise PropertyNotImplementedError(f"a BiasedCalculator has no {name}: {reason}")
         return super().get_property(name, atoms, allow_calculation)
 
     def calculate(
@@ -86,7 +83,7 @@ class BiasedCalculator(Calculator):
         properties: Optional[List[str]] = None,
         system_changes: List[str] = all_changes,
     ) -> None:
-        """Evaluate the calculator and the gradient of its uncertainty."""
+        """Evaluate the calculator and the gradient of its uncertainty; set ``results``."""
         super().calculate(atoms, properties or ["energy"], system_changes)
         energy, forces = (self.calculator.get_property(name, self.atoms) for name in ("energy", "forces"))
         inner = {name: value for name, value in self.calculator.results.items() if name not in _WITHOUT}

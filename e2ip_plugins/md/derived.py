@@ -1,7 +1,7 @@
-"""Uncertainty of what is made of the forces of several atoms: a group's mean force, a force along a constraint.
+"""Uncertainty of quantities made of several atoms' forces: a group's mean force, a force along a constraint.
 
-A model gives every atom's covariance, and none between atoms. Errors of neighbours are not independent, though: those
-of a whole structure without an external field add up to zero. What is exact whatever they do is an upper bound.
+A model gives a covariance for every atom, and none between atoms. Errors of neighbours are not independent, though:
+those of all atoms of a structure without an external field add up to zero. An upper bound holds in any case.
 """
 
 from typing import Any, NamedTuple, Sequence, Union
@@ -14,16 +14,16 @@ from e2ip_plugins.errors import InputError
 
 
 class Derived(NamedTuple):
-    """A quantity, and what can be said of its standard deviation.
+    """A quantity with a bound and an estimate of its standard deviation.
 
     Attributes
     ----------
     value : float
-        In eV/Å times the unit of the weights.
+        The quantity, in eV/Å times the unit of the weights.
     bound : float
-        Largest standard deviation that the atoms' covariances allow, however their errors go together.
+        Largest standard deviation that the atoms' covariances allow, whatever the correlation of their errors.
     independent : float
-        What it would be if the errors of atoms were independent, which they are not.
+        Standard deviation if the errors of atoms were independent, which they are not.
     """
 
     value: float
@@ -34,8 +34,8 @@ class Derived(NamedTuple):
 class MeanForce(NamedTuple):
     """Mean force of a group (3,) in eV/Å, and two covariances (3, 3) in eV²/Å² with the meanings of `Derived`.
 
-    The first is a bound in every direction: ``bound`` less the true covariance has no negative eigenvalue. In one
-    direction `combined_force` has a tighter one.
+    The first is a bound in every direction: ``bound`` minus the true covariance has no negative eigenvalue. For one
+    direction, `combined_force` gives a tighter bound.
     """
 
     force: np.ndarray
@@ -44,39 +44,39 @@ class MeanForce(NamedTuple):
 
 
 def combined_force(atoms: Atoms, weights: Any) -> Derived:
-    """The quantity Q = Σ w_i · F_i, a generalised force: along a bond, a torsion, a constraint, a reaction coordinate.
+    """Return a generalised force Q = Σ w_i · F_i: along a bond, a torsion, a constraint or a reaction coordinate.
 
-    With C_i the covariance of the force on atom i and s_i = √(w_iᵀ C_i w_i), its standard deviation is at most Σ s_i
-    (all errors in phase), and √(Σ s_i²) if they were independent.
+    With C_i the covariance of the force on atom i and s_i = √(w_iᵀ C_i w_i), the standard deviation of Q is at most
+    Σ s_i (all errors in phase), and √(Σ s_i²) for independent errors.
 
     Parameters
     ----------
     atoms : ase.Atoms
-        With a calculator that has uncertainties, or a frame with ``forces_cov`` and forces, as files hold them.
+        Structure whose calculator has uncertainties, or frame of a file with forces and ``forces_cov``.
     weights : (N, 3)
-        ∂x_i/∂q for a coordinate q; for the force that stretches a bond along the unit vector u, u/2 on one atom and
+        ∂x_i/∂q for a coordinate q. For the force that stretches a bond along the unit vector u: u/2 on one atom and
         -u/2 on the other.
 
     Raises
     ------
     InputError
-        Without uncertainties; for weights of another shape or that are not finite.
+        There are no uncertainties; the weights have another shape or are not finite.
     """
     forces, covariances = _forces(atoms)
     w = np.asarray(weights, dtype=float)
     if w.shape != forces.shape or not np.isfinite(w).all():
-        found = "some that are not finite" if w.shape == forces.shape else str(w.shape)
-        raise InputError(f"weights: {forces.shape} finite numbers are needed, one vector for every atom, not {found}")
-    # Files hold rounded numbers.
+        reason = "some that are not finite" if w.shape == forces.shape else str(w.shape)
+        raise InputError(f"weights: {forces.shape} finite numbers are needed, one vector for every atom, not {reason}")
+    # A variance may be slightly negative: files hold rounded numbers.
     variances = np.maximum(np.einsum("ia,iab,ib->i", w, covariances, w), 0.0)
     return Derived(float(np.sum(w * forces)), float(np.sum(np.sqrt(variances))), float(np.sqrt(np.sum(variances))))
 
 
 def mean_force(atoms: Atoms, group: Union[Sequence[int], np.ndarray]) -> MeanForce:
-    """Mean force on a group of atoms, with covariances.
+    """Return the mean force on a group of atoms, with covariances.
 
-    Of n atoms the covariance is at most the mean of theirs (by convexity), and the n-th part of that if errors were
-    independent.
+    The covariance of the mean over n atoms is at most the mean of their covariances (by convexity), and the n-th part
+    of that for independent errors.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def mean_force(atoms: Atoms, group: Union[Sequence[int], np.ndarray]) -> MeanFor
     Raises
     ------
     InputError
-        Without uncertainties; for an empty group, an atom that is not there or is named twice.
+        There are no uncertainties; the group is empty, or names an atom twice or one that the structure lacks.
     """
     forces, covariances = _forces(atoms)
     chosen = np.asarray(group)
@@ -105,21 +105,17 @@ def mean_force(atoms: Atoms, group: Union[Sequence[int], np.ndarray]) -> MeanFor
 
 
 def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
-    """Forces (N, 3) and their covariances (N, 3, 3), evaluated or read, without constraints."""
+    """Return forces (N, 3) and their covariances (N, 3, 3), evaluated or read, without constraints."""
     if atoms.calc is None:
-        raise InputError(
-            "the frame has neither a calculator nor forces (those of mace_eval_configs have names with MACE_ in front: "
-            "take a file of e2ip evaluate)"
-        )
-    # A column that a frame was read with belongs to the forces that were read with it.
-    held = atoms.arrays.get("forces_cov") if isinstance(atoms.calc, SinglePointCalculator) else None
+        raise InputError("the frame has neither a calculator nor forces: take a frame of e2ip evaluate")
+    # A column of covariances belongs to the forces that were read from the same file.
+    column = atoms.arrays.get("forces_cov") if isinstance(atoms.calc, SinglePointCalculator) else None
     forces = atoms.get_forces(apply_constraint=False)
-    # Of a `BiasedCalculator` those without the bias, which the covariances are of.
+    # The covariances belong to the forces without the bias of a `BiasedCalculator`.
     forces = atoms.calc.results.get("forces_unbiased", forces)
-    found = atoms.calc.results.get("forces_cov", held)
-    if found is None:
+    covariances = atoms.calc.results.get("forces_cov", column)
+    if covariances is None:
         raise InputError(
-            "no forces_cov: the calculator's model has no readout, or the frame is not one of predictions (or of e2ip "
-            "evaluate --no-covariances, which leaves them out)"
+            "no forces_cov: the calculator's model has no readout, or the frame's file lacks them (--no-covariances)"
         )
-    return forces, np.asarray(found, dtype=float).reshape(-1, 3, 3)
+    return forces, np.asarray(covariances, dtype=float).reshape(-1, 3, 3)

@@ -1,4 +1,4 @@
-"""Frames of a run as files keep them: energy, forces and every uncertainty, named as in both hosts.
+"""Frames of a run as files keep them: energy, forces and every uncertainty, named as in MACE and NequIP.
 
 ASE's own writers know the stock properties alone, and its `SinglePointCalculator` refuses all others.
 """
@@ -11,26 +11,26 @@ from e2ip_plugins.predictions.columns import ASE_RESULTS, predicted, without_lab
 
 
 def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
-    """A copy of a frame that ``ase.io.write(…, format="extxyz")`` writes with all uncertainties its calculator has.
+    """Return a copy of a frame that ``ase.io.write(…, format="extxyz")`` writes with all uncertainties.
 
-    Energy, forces and, of a periodic structure, stress are those of a `SinglePointCalculator`; uncertainties are
-    arrays (3×3 as nine row-major columns), as NequIP's and, apart from the prefix, MACE's tools write them,
-    ``uq_family`` and ``uq_calibration`` are info. ``e2ip compare`` reads such files where there are reference forces.
-    Of a `BiasedCalculator` energy and forces are those without the bias, which the uncertainties are of;
+    Energy, forces and, of a periodic structure, stress are those of a `SinglePointCalculator`. Uncertainties are
+    arrays (3×3 as nine row-major columns) with the names of NequIP's files and, apart from the prefix, of MACE's.
+    ``uq_family`` and ``uq_calibration`` are info. ``e2ip compare`` reads such files if they have reference forces.
+    With a `BiasedCalculator`, energy and forces are those without the bias, to which the uncertainties belong;
     ``energy_bias`` is info.
 
     Parameters
     ----------
     atoms : ase.Atoms
-        With a calculator; evaluated unless that has been done.
+        Frame with a calculator, which is evaluated unless it has been.
     keep_labels : bool
-        Whether reference energies and forces that the frame brings along are those of this geometry. In a run they
-        belong to the one that it started from, and are left out.
+        Whether reference energies and forces of the frame belong to this geometry. In a run they belong to the
+        structure that it started from, and are left out.
 
     Raises
     ------
     InputError
-        Without calculator.
+        The frame has no calculator.
     """
     if atoms.calc is None:
         raise InputError("the frame has no calculator, whose results could be kept")
@@ -44,28 +44,45 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     return frame
 
 
+def non_finite(atoms: Atoms, name: str, values: np.ndarray, infinite: bool = False) -> str:
+    """Return a sentence on the atoms of which a value is not a finite number; an empty string if there are none.
+
+    Parameters
+    ----------
+    atoms : ase.Atoms
+    name : str
+        Name of the values.
+    values : (N, …)
+    infinite : bool
+        Whether infinity is a value, as it is of a leverage.
+    """
+    usable = ~np.isnan(values) if infinite else np.isfinite(values)
+    bad = np.flatnonzero(~usable.reshape(len(atoms), -1).all(-1))
+    if not len(bad):
+        return ""
+    return f"{name} of {len(bad)} atoms are not finite, first of atom {bad[0]} ({atoms.symbols[bad[0]]})"
+
+
 def evaluate_first(atoms: Atoms, where: str = "the structure") -> None:
-    """Have the calculator evaluate a structure; `InputError` where it cannot, mostly for an element it does not know.
+    """Evaluate the structure that a run begins with, whose results the first step of the run uses again.
 
-    And for forces that are no numbers, as of two atoms at one place.
-
-    A run begins with it: its first step shares the results.
+    Raises
+    ------
+    InputError
+        The calculator fails, mostly at an element that the model does not know, or gives forces that are not finite,
+        as of two atoms at one place.
     """
     try:
         forces = atoms.get_forces(apply_constraint=False)
     except InputError as error:
-        # The calculator does not know where it comes from.
+        # The calculator does not know the file.
         raise InputError(str(error).replace("the structure: ", f"{where}: ", 1)) from error
-    # What the hosts' calculators raise for such an element.
+    # These are raised by the calculators of MACE and NequIP for an unknown element.
     except (KeyError, ValueError) as error:
         elements = ", ".join(sorted(set(atoms.get_chemical_symbols())))
         reason = str(error).strip("'\"").partition("\n")[0][:200]
-        raise InputError(
-            f"{where}: the model cannot evaluate it ({type(error).__name__}: {reason}): does it know {elements}?"
-        ) from error
-    bad = np.flatnonzero(~np.isfinite(forces).all(-1))
-    if len(bad):
-        raise InputError(
-            f"{where}: the predicted forces of {len(bad)} atoms are not finite, first of atom {bad[0]}: do two atoms "
-            "lie on each other?"
-        )
+        problem = f"the model cannot evaluate it ({type(error).__name__}: {reason})"
+        raise InputError(f"{where}: {problem}: does it know {elements}?") from error
+    problem = non_finite(atoms, "the predicted forces", forces)
+    if problem:
+        raise InputError(f"{where}: {problem}: do two atoms lie on each other?")

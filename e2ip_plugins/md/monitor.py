@@ -1,9 +1,9 @@
-"""`Monitor`: watches the uncertainties of a run with ASE, and says, keeps or stops where they are too large."""
+"""`Monitor`: watches the uncertainties of a run, and warns, collects frames or stops where they are too large."""
 
 import math
 import warnings
 from collections import deque
-from numbers import Integral
+from itertools import count
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple, Union
 
@@ -12,11 +12,11 @@ from ase import Atoms
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, LEVERAGE, PRINCIPAL_STD
-from e2ip_plugins.md.frames import with_results
+from e2ip_plugins.md.frames import non_finite, with_results
 from e2ip_plugins.md.heldout import HeldOut
-from e2ip_plugins.md.thresholds import WATCHED, Threshold, parse
+from e2ip_plugins.md.thresholds import WATCHED, Threshold, check_thresholds
 from e2ip_plugins.predictions.columns import without_labels
-from e2ip_plugins.predictions.trajectories import append_frame, check_end
+from e2ip_plugins.predictions.trajectories import append_frame, check_end, check_output
 from e2ip_plugins.scores.frame_maxima import principal_std
 
 ACTIONS = ("warn", "collect", "stop")
@@ -27,13 +27,14 @@ Action = Union[str, Callable[[Atoms], Any]]
 class MonitorStop(Exception):
     """Ends a run: exceptions of observers pass through every dynamics and optimiser of ASE.
 
-    Not a `RuntimeError` or `ValueError`: line searches of ASE take those for failures of their own.
+    It is no `RuntimeError` or `ValueError`, which line searches of ASE take for failures of their own.
 
     Attributes
     ----------
     reason : str
+        What is above its threshold or not finite.
     frame : ase.Atoms
-        The last one, as it has been written.
+        Last frame of the run, as it has been written.
     """
 
     def __init__(self, reason: str, frame: Atoms, path: Path) -> None:
@@ -42,51 +43,51 @@ class MonitorStop(Exception):
 
 
 class Monitor:
-    """Attach it to any dynamics or optimiser of ASE: ``dyn.attach(monitor, interval=10)``.
+    """Watch the uncertainties of a run: ``dyn.attach(monitor, interval=10)`` with any dynamics or optimiser of ASE.
 
-    At every check the uncertainties of all atoms are compared with their thresholds. The first frame above them is a
-    warning (`UncertaintyWarning`), and the next one only after a frame with no atom above; what else is done, and that
-    at every check above, is chosen by ``action``. Positions, forces or uncertainties that are not numbers end the run,
-    whatever the action: hosts leave an atom whose position is NaN out without a word.
+    At every check the uncertainties of all atoms are compared with their thresholds. The first frame above them causes
+    an `UncertaintyWarning`, and the next warning comes only after a frame without an atom above. ``action`` chooses
+    what else is done at every check above. Positions, forces or uncertainties that are not finite numbers end the run,
+    whatever the action: MACE and NequIP silently leave out an atom whose position is NaN.
 
     Parameters
     ----------
     atoms : ase.Atoms
-        Of the run, with its calculator; evaluated here, which the first step of the run need not repeat.
+        Atoms of the run, with their calculator. It is evaluated here; the first step of the run uses the results.
     thresholds : dict
-        By name of an uncertainty (`WATCHED`): a number in its unit or a `Quantile`, for all atoms; or such for every
-        species of the structure by chemical symbol, infinity for a species that is not to be watched.
+        By name of an uncertainty (`WATCHED`): a number in its unit or a `Quantile`, for all atoms; or a dict of these
+        by chemical symbol, with infinity for a species that is not to be watched.
     action : str, callable or sequence of them
-        ``"warn"``: no more than the warning; ``"collect"``: write the frame; ``"stop"``: write the frame and raise
-        `MonitorStop`, without a warning; a function: called with the frame, a copy with what `with_results` adds.
+        ``"warn"``: nothing but the warning. ``"collect"``: write the frame. ``"stop"``: write the frame and raise
+        `MonitorStop`, without a warning. A function is called with the frame, a copy with what `with_results` adds.
     held_out : str or Path, optional
-        Where quantiles and conformal radii come from and what numbers are compared with, see `HeldOut.read`.
+        File of quantiles and conformal radii, with which numbers are compared too; see `HeldOut.read`.
     level : float
-        Of the conformal region that ``forces_conformal_extent`` is of.
+        Level of the conformal region whose ``forces_conformal_extent`` is watched.
     window : int
-        Checks over which the values of every atom are smoothed, by their median: a running mean would carry one very
-        large value (leverages have no bound) through all checks of the window, a median ignores it. Nothing is above
+        Checks over which the values of every atom are smoothed, by their median: it ignores one very large value
+        (leverages have no bound), which a running mean would carry through all checks of the window. Nothing is above
         before there are as many checks: over fewer, one large value is half of a median.
     frames : str or Path
-        extxyz file of collected frames, and of the last one of a run that was stopped. Where somebody else, such as
-        another monitor, has written it by the time of the first one, a number is put behind its name.
+        extxyz file of collected frames, and of the last one of a run that was stopped. If another program or monitor
+        has made the file before the first frame is written, a number is appended to its name.
     append : bool
-        Whether that file may be there already, with whole frames.
+        Whether the file may exist already, with complete frames.
 
     Attributes
     ----------
     thresholds : dict of (N,) arrays
-        In force.
+        Thresholds in force.
     values : dict of (N,) arrays
-        Of the last check, smoothed.
+        Values of the last check, smoothed.
     checks, excursions : int
-        How often the monitor was called, and how often a frame above followed one that was not.
+        Number of checks, and of frames above a threshold that followed one that was not.
 
     Raises
     ------
     InputError
-        Before the run: names, species, thresholds and files that do not go, a calculator without the uncertainties, a
-        leverage that was not fitted, another calibration or family than that of the held-out frames. During it: other
+        Before the run: invalid names, species, thresholds and files; a calculator without the uncertainties; a
+        leverage that was not fitted; another calibration or family than that of the held-out frames. During it: other
         species than at the beginning.
     """
 
@@ -104,22 +105,20 @@ class Monitor:
     ) -> None:
         self.atoms, self.frames, self.append, self._written = atoms, Path(frames), append, False
         self.actions = _actions(action)
-        self._check_file()
+        if self.frames.suffix == ".traj":
+            raise InputError(f"frames={self.frames}: what is written is extxyz; give it an ending such as .xyz")
+        check_output(self.frames, "frames=", replace=append, permission="append=True")
         if self.frames.exists():
             check_end(self.frames, "frames=")
         if not len(atoms):
             raise InputError("the structure has no atoms")
-        whole: Any = window  # for type checkers, to which no int is an Integral
-        if isinstance(whole, bool) or not isinstance(whole, Integral) or window < 1:
+        if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
             raise InputError(f"window={window}: a number of checks, at least 1")
-        limits = parse(thresholds, atoms.symbols)
-        levels = [p for limit in limits.values() for p in limit.quantiles]
+        limits = check_thresholds(thresholds, atoms.symbols)
+        levels = [level for limit in limits.values() for level in limit.levels]
         held = None if held_out is None else HeldOut.read(held_out, levels)
         if held is None and (levels or CONFORMAL_EXTENT.name in limits):
-            raise InputError(
-                "quantiles and conformal regions come from held-out frames: give held_out, a file of e2ip calibrate or "
-                "predictions for such frames"
-            )
+            raise InputError("quantiles and conformal regions come from held-out frames: give held_out, their file")
         self._radius = held.radius(level) if held and CONFORMAL_EXTENT.name in limits else math.nan
         self._names, self._numbers = tuple(limits), atoms.numbers.copy()
         first = self._first()
@@ -136,7 +135,7 @@ class Monitor:
         self._above = False
 
     def __call__(self) -> None:
-        """One check; ASE calls it."""
+        """Check the atoms; ASE calls this."""
         if not np.array_equal(self.atoms.numbers, self._numbers):
             raise InputError("the number or the species of the atoms have changed: make a new Monitor")
         broken, values = self._read()
@@ -149,7 +148,7 @@ class Monitor:
         begins, self._above = bool(reason) and not self._above, bool(reason)
         self.excursions += begins
         if begins and "stop" not in self.actions:
-            # Where ASE calls its observers.
+            # The warning points to the line of ASE that calls its observers.
             warnings.warn(f"check {self.checks}: {reason}", UncertaintyWarning, stacklevel=2)
         if reason and self.actions != ["warn"]:
             self._act(self._frame(reason))
@@ -171,48 +170,36 @@ class Monitor:
         raise MonitorStop(text, frame, self.frames)
 
     def _read(self) -> Tuple[str, Dict[str, np.ndarray]]:
-        """What is broken, if anything, and the values of now."""
+        """Return what is not finite, if anything, and the present values by name."""
         atoms = self.atoms
         if not np.isfinite(atoms.cell[:]).all():
             return "the cell is not finite", {}
-        if not np.isfinite(atoms.positions).all():
-            return self._not_finite("positions", np.isfinite(atoms.positions)), {}
-        forces = atoms.get_forces(apply_constraint=False)
-        if not np.isfinite(forces).all():
-            return self._not_finite("forces", np.isfinite(forces)), {}
-        values = {name: self._value(name) for name in self._names}
-        for name, numbers in values.items():
-            # Infinity is a value, of a leverage for example.
-            if np.isnan(numbers).any():
-                return self._not_finite(name, ~np.isnan(numbers)), {}
-        return "", values
-
-    def _not_finite(self, what: str, fine: np.ndarray) -> str:
-        bad = ~fine.reshape(len(self.atoms), -1).all(-1)
-        at = int(np.argmax(bad))
-        return f"{what} of {int(bad.sum())} atoms are not finite, first of atom {at} ({self.atoms.symbols[at]})"
+        problem = non_finite(atoms, "positions", atoms.positions)
+        problem = problem or non_finite(atoms, "forces", atoms.get_forces(apply_constraint=False))
+        values = {} if problem else {name: self._value(name) for name in self._names}
+        # Infinity is a value, of a leverage for example.
+        problems = (problem, *(non_finite(atoms, name, numbers, infinite=True) for name, numbers in values.items()))
+        return next(filter(None, problems), ""), values
 
     def _value(self, name: str) -> np.ndarray:
         source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
-        found = self.atoms.calc.results.get(source)
-        if found is None:
-            unfitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
-            raise InputError(
-                f"the calculator gives no {source}: it needs a model with a readout of e2ip-plugins{unfitted}; e2ip "
-                "fit gives a stock model one"
-            )
-        values = np.asarray(found, dtype=np.float64)
+        result = self.atoms.calc.results.get(source)
+        if result is None:
+            fitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
+            needed = f"it needs a model with a readout of e2ip-plugins{fitted}; e2ip fit gives a stock model one"
+            raise InputError(f"the calculator gives no {source}: {needed}")
+        values = np.asarray(result, dtype=np.float64)
         if source == "forces_cov":
             return principal_std(values) * (self._radius if name == CONFORMAL_EXTENT.name else 1.0)
         return values
 
     def _excess(self, name: str) -> str:
-        """What is above its threshold, in words; an empty string where nothing is."""
+        """Return in words what is above its threshold; an empty string where nothing is."""
         values, limits = self.values[name], self.thresholds[name]
         above = values > limits
         if not above.any():
             return ""
-        # Of several infinite ones, the first.
+        # argmax gives the first of several infinite values.
         worst = int(np.argmax(np.divide(values, limits, out=np.zeros(len(values)), where=above)))
         unit = "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
         smoothed = f", median of {len(self._window)} checks" if len(self._window) > 1 else ""
@@ -223,7 +210,7 @@ class Monitor:
 
     def _frame(self, reason: str) -> Atoms:
         frame = without_labels(self.atoms)
-        # The results are not of positions that are not finite.
+        # Results do not belong to positions that are not finite.
         if np.isfinite(frame.positions).all() and np.isfinite(frame.cell[:]).all():
             frame.calc = self.atoms.calc
             frame = with_results(frame)
@@ -231,7 +218,7 @@ class Monitor:
         return frame
 
     def _first(self) -> Dict[str, np.ndarray]:
-        """Values before the run, or the reason why there can be none."""
+        """Return the values before the run; `InputError` where there are none."""
         if self.atoms.calc is None:
             raise InputError("the atoms have no calculator")
         broken, values = self._read()
@@ -241,32 +228,21 @@ class Monitor:
             raise InputError("the model's leverage has not been fitted (see e2ip fit): it cannot be watched")
         return values
 
-    def _check_file(self) -> None:
-        if self.frames.is_dir() or not self.frames.parent.is_dir():
-            raise InputError(f"frames={self.frames}: is a folder, or its folder does not exist")
-        if self.frames.suffix == ".traj":
-            raise InputError(f"frames={self.frames}: what is written is extxyz; give it an ending such as .xyz")
-        if self.frames.exists() and not (self.append or self._written):
-            raise InputError(f"frames={self.frames}: is there already; choose another name, or append=True")
-
     def _write(self, frame: Atoms) -> None:
         if self.frames.exists() and not (self.append or self._written):
-            # Another monitor's, perhaps: the run does not end for it, nor is what it is to end with lost.
-            given, number = self.frames, 2
-            while self.frames.exists():
-                self.frames, number = given.with_name(f"{given.stem}-{number}{given.suffix}"), number + 1
-            text = (
-                f"frames={given}: somebody else has written it since the monitor was made; frames go into {self.frames}"
-            )
+            # It may be another monitor's: neither does the run end for that, nor is its last frame lost.
+            name = self.frames
+            names = (name.with_name(f"{name.stem}-{number}{name.suffix}") for number in count(2))
+            self.frames = next(path for path in names if not path.exists())
+            text = f"frames={name}: another program has written it since; frames go into {self.frames}"
             warnings.warn(text, UncertaintyWarning, stacklevel=2)
-        self._check_file()
         append_frame(self.frames, frame)
         self._written = True
 
 
-def _actions(given: Union[Action, Sequence[Action]]) -> List[Action]:
-    actions: List[Action] = [given] if isinstance(given, str) or callable(given) else list(given)
-    for action in actions:
-        if not callable(action) and action not in ACTIONS:
-            raise InputError(f"action={action!r}: choose from {', '.join(ACTIONS)}, or give a function of a frame")
+def _actions(action: Union[Action, Sequence[Action]]) -> List[Action]:
+    actions: List[Action] = [action] if isinstance(action, str) or callable(action) else list(action)
+    for name in actions:
+        if not callable(name) and name not in ACTIONS:
+            raise InputError(f"action={name!r}: choose from {', '.join(ACTIONS)}, or give a function of a frame")
     return actions or ["warn"]

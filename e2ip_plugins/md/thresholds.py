@@ -1,10 +1,9 @@
-"""What a `Monitor` can watch, and thresholds: for all atoms or by species, numbers or quantiles of held-out frames."""
+"""Thresholds of a `Monitor`: for all atoms or by species, as numbers or as quantiles of held-out frames."""
 
 import math
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 import numpy as np
@@ -16,20 +15,21 @@ from e2ip_plugins.scores.frame_maxima import ALL_ATOMS
 
 _EPISTEMIC_STD = next(key for key in FORCE_VIEWS if key.name == "forces_epistemic_std")
 
-#: Scalars of an atom that do not change when a structure is turned.
+#: Uncertainties that a monitor can watch: scalars of an atom that do not change when a structure is turned.
 WATCHED: Dict[str, OutputKey] = {key.name: key for key in (_EPISTEMIC_STD, LEVERAGE, PRINCIPAL_STD, CONFORMAL_EXTENT)}
 
-#: Numbers that are by this factor above the largest value of held-out frames or below their median, or below or above
-#: all values of the first frame: very likely in another unit.
-FROM_HELD_OUT, BELOW_FIRST, ABOVE_FIRST = 10.0, 100.0, 300.0
+#: A number is very likely in another unit if it is above the largest value of held-out frames or below their median by
+#: the first factor, below all values of the first frame by the second, or above all of them by the third.
+_FROM_HELD_OUT, _BELOW_FIRST, _ABOVE_FIRST = 10.0, 100.0, 300.0
 
 
 @dataclass(frozen=True)
 class Quantile:
-    """A threshold that held-out frames set: a new frame of their kind is above with a probability of at most 1 - level.
+    """A threshold from held-out frames: a new frame of their kind exceeds it with a probability of at most 1 - level.
 
-    That is for the largest uncertainty over all atoms of a frame or, where thresholds are given by species, over those
-    of the species; 1 is the largest that the held-out frames have. See `e2ip_plugins.scores.frame_maxima`.
+    It is a quantile of the largest uncertainty over all atoms of a frame or, where thresholds differ by species, over
+    the atoms of the species; level 1 is the largest value of the held-out frames. See
+    `e2ip_plugins.scores.frame_maxima`.
     """
 
     level: float
@@ -43,34 +43,32 @@ Threshold = Union[float, Quantile]
 
 
 class Limits:
-    """The thresholds of one uncertainty, checked as they were given; `resolve` makes numbers of them.
+    """The thresholds of one uncertainty, checked; `resolve` makes numbers of them.
 
     Parameters
     ----------
     name : str
-        Of `WATCHED`.
-    given : number, Quantile, or dict of them by chemical symbol
+        Key of `WATCHED`.
+    thresholds : number, Quantile, or dict of them by chemical symbol
     symbols : list of N str
 
     Raises
     ------
     InputError
-        Unknown names, species that the structure has not or that are missing, numbers that are no thresholds.
+        Unknown names, species that are missing or that the structure lacks, numbers that are no thresholds.
     """
 
-    def __init__(self, name: str, given: Any, symbols: List[str]) -> None:
+    def __init__(self, name: str, thresholds: Any, symbols: List[str]) -> None:
         if name not in WATCHED:
-            raise InputError(f"{name!r} cannot be watched; choose from {listed()}")
-        self.name, by_species = name, isinstance(given, Mapping)
-        self.values: Dict[str, Threshold] = dict(given) if by_species else {ALL_ATOMS: given}
+            raise InputError(f"{name!r} cannot be watched; choose from {watchable()}")
+        self.name, by_species = name, isinstance(thresholds, Mapping)
+        self.values: Dict[str, Threshold] = dict(thresholds) if by_species else {ALL_ATOMS: thresholds}
         self.groups = symbols if by_species else [ALL_ATOMS] * len(symbols)
-        there, have = set(self.groups), set(self.values)
-        for wrong, text in ((have - there, "are not in the structure"), (there - have, "are missing")):
-            if wrong:
-                raise InputError(
-                    f"thresholds of {name}: the species {', '.join(sorted(map(str, wrong)))} {text}; give one for each "
-                    "species of the structure, infinity for those that are not to be watched"
-                )
+        needed, known = set(self.groups), set(self.values)
+        for species, text in ((known - needed, "are not in the structure"), (needed - known, "are missing")):
+            if species:
+                problem = f"the species {', '.join(sorted(map(str, species)))} {text}"
+                raise InputError(f"thresholds of {name}: {problem}; give each a threshold, infinity for no watch")
         for value in self.values.values():
             if not isinstance(value, Quantile) and not _number(value) > 0.0:
                 raise InputError(f"threshold {value!r} of {name}: a number above 0 ({_unit(name)}), or a Quantile")
@@ -78,72 +76,73 @@ class Limits:
             raise InputError(f"thresholds of {name}: all are infinite, nothing would be watched")
 
     @property
-    def quantiles(self) -> List[float]:
-        """Levels of those given as quantiles."""
+    def levels(self) -> List[float]:
+        """Levels of the thresholds that are quantiles."""
         return [value.level for value in self.values.values() if isinstance(value, Quantile)]
 
     def resolve(self, held_out: Optional[HeldOut], radius: float, first: np.ndarray) -> np.ndarray:
-        """Thresholds of the atoms (N,); an `UncertaintyWarning` for numbers that are hardly in the right unit.
+        """Return the thresholds of the atoms (N,); warn of numbers that are hardly in the right unit.
 
         Parameters
         ----------
         held_out : HeldOut, optional
             Needed for quantiles.
         radius : float
-            Conformal radius; for `CONFORMAL_EXTENT`.
+            Conformal radius, by which quantiles of `CONFORMAL_EXTENT` are multiplied.
         first : (N,)
             Values of the first frame.
+
+        Raises
+        ------
+        InputError
+            Quantiles that the held-out frames cannot tell; values that are 0 for every atom.
         """
         factor = radius if self.name == CONFORMAL_EXTENT.name else 1.0
         numbers = {}
         for group, value in self.values.items():
-            if not isinstance(value, Quantile):
-                numbers[group] = float(value)
-                found = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
-                if found:
-                    self._compare(numbers[group], factor * found[0.5], factor * found[1.0])
+            if isinstance(value, Quantile):
+                assert held_out is not None
+                numbers[group] = factor * held_out.quantile(self.name, group, value.level)
                 continue
-            assert held_out is not None
-            numbers[group] = factor * held_out.quantile(self.name, group, value.level)
-        of_numbers = np.array([not isinstance(self.values[g], Quantile) and numbers[g] < math.inf for g in self.groups])
+            numbers[group] = float(value)
+            table = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
+            if table and value < math.inf:
+                self._compare_held_out(numbers[group], factor * table[0.5], factor * table[1.0])
         limits = np.array([numbers[group] for group in self.groups])
         if not first.any():
-            raise InputError(
-                f"{self.name} is 0 for every atom: this model's readout has no such part, and no threshold on it is "
-                f"ever exceeded; watch another one of {listed()}"
-            )
-        if of_numbers.any():
-            self._compare_first(first[of_numbers] / limits[of_numbers])
+            problem = f"{self.name} is 0 for every atom: this model's readout has no such part"
+            raise InputError(f"{problem}; watch another one of {watchable()}")
+        by_user = np.array([not isinstance(self.values[group], Quantile) for group in self.groups])
+        if (compared := by_user & np.isfinite(limits)).any():
+            self._compare_first(first[compared] / limits[compared])
         return limits
 
-    def _compare(self, number: float, middle: float, largest: float) -> None:
-        if number < math.inf and not middle / FROM_HELD_OUT <= number <= largest * FROM_HELD_OUT:
-            self._doubt(
-                f"{number:g} is far from the largest values of held-out frames, {middle:.3g} in the median and "
-                f"{largest:.3g} at most"
-            )
+    def _compare_held_out(self, number: float, middle: float, largest: float) -> None:
+        if not middle / _FROM_HELD_OUT <= number <= largest * _FROM_HELD_OUT:
+            usual = f"the largest values of held-out frames, {middle:.3g} in the median and {largest:.3g} at most"
+            self._doubt(f"{number:g} is far from {usual}")
 
     def _compare_first(self, ratio: np.ndarray) -> None:
         low, high = float(ratio.min()), max(float(ratio.max()), 1e-300)
-        if low > BELOW_FIRST:
+        if low > _BELOW_FIRST:
             self._doubt(f"all values of the first frame are above it by a factor of {low:.2g} and more")
-        if high < 1.0 / ABOVE_FIRST:
+        if high < 1.0 / _ABOVE_FIRST:
             self._doubt(f"all values of the first frame are below it by a factor of {1.0 / high:.2g} and more")
 
     def _doubt(self, text: str) -> None:
-        # Where the Monitor is made.
+        # The warning points to the line that makes the Monitor.
         warnings.warn(f"threshold of {self.name} ({_unit(self.name)}): {text}", UncertaintyWarning, stacklevel=5)
 
 
-def parse(thresholds: Any, symbols: Iterable[str]) -> Dict[str, Limits]:
-    """`Limits` by name, from what a `Monitor` is given."""
+def check_thresholds(thresholds: Any, symbols: Iterable[str]) -> Dict[str, Limits]:
+    """Return `Limits` by name of the thresholds of a `Monitor`; `InputError` for those that mean nothing."""
     if not isinstance(thresholds, Mapping) or not thresholds:
-        raise InputError(f"thresholds: a dictionary from what is watched to its threshold; choose from {listed()}")
-    return {name: Limits(name, given, list(map(str, symbols))) for name, given in thresholds.items()}
+        raise InputError(f"thresholds: a dictionary from what is watched to its threshold; choose from {watchable()}")
+    return {name: Limits(name, value, list(map(str, symbols))) for name, value in thresholds.items()}
 
 
-def listed() -> str:
-    """What can be watched, for messages."""
+def watchable() -> str:
+    """Return the names and units of all that can be watched, for messages."""
     return ", ".join(f"{name} ({_unit(name)})" for name in WATCHED)
 
 
@@ -152,31 +151,8 @@ def _unit(name: str) -> str:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is none."""
+    """Return a threshold as a number, NaN if it is none."""
     try:
         return math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def parse_watch(given: Iterable[str], held_out: Optional[Path]) -> Dict[str, Union[float, Quantile]]:
-    """Thresholds of ``--watch``: ``NAME=NUMBER`` or, a quantile of the held-out frames, ``NAME=q0.99``."""
-    found: Dict[str, Union[float, Quantile]] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        if name.strip() in found:
-            raise InputError(f"--watch {text}: {name.strip()} has a threshold already; give one for each")
-        if value and name.strip() not in WATCHED:
-            raise InputError(f"--watch {text}: {name.strip()!r} cannot be watched; choose from {listed()}")
-        try:
-            found[name.strip()] = Quantile(float(value[1:])) if value.startswith("q") else float(value)
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise InputError(f"--watch {text}: {error}") from error
-            raise InputError(
-                f"--watch {text}: a name and a number or quantile, for example e2ip_leverage=q0.99 or "
-                "forces_epistemic_std=0.5"
-            ) from error
-    if held_out is None and any(isinstance(t, Quantile) or n == CONFORMAL_EXTENT.name for n, t in found.items()):
-        raise InputError("--watch: quantiles and conformal regions come from held-out frames; give --held-out")
-    return found

@@ -1,9 +1,10 @@
 """Whole files of frames: reading them, also where a killed run has cut one off, and adding frames to them."""
 
 import io
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import ase.io
 from ase import Atoms
@@ -117,12 +118,47 @@ def check_end(path: Path, option: str = "") -> None:
         )
 
 
-def check_is_new(path: Path, option: str = "") -> None:
-    """Raise `InputError` for an output file that exists, or whose folder does not."""
-    if path.exists():
-        raise InputError(f"{option}{path}: is there already; choose another name")
+def check_output(
+    path: Path,
+    option: str = "",
+    *,
+    inputs: Iterable[Path] = (),
+    endings: Sequence[str] = (),
+    replace: bool = False,
+    permission: str = "",
+) -> None:
+    """Raise `InputError` for a file that cannot be written, or that must not be replaced.
+
+    Parameters
+    ----------
+    path : Path
+        File that is going to be written.
+    option : str
+        Text before the path in messages, such as ``--output`` with a space.
+    inputs : iterable of Path
+        Files that are never replaced.
+    endings : sequence of str
+        Endings that the name of a file of frames may have; any name may be given without them.
+    replace : bool
+        Whether an existing file may be replaced, or appended to.
+    permission : str
+        Option by which the user allows that, for the message.
+    """
+    name = f"{option}{path}"
+    if path.is_dir():
+        raise InputError(f"{name}: is a folder")
     if not path.parent.is_dir():
-        raise InputError(f"{option}{path}: there is no folder {path.parent}")
+        raise InputError(f"{name}: there is no folder {path.parent}")
+    if path.exists() and any(file.exists() and path.samefile(file) for file in inputs):
+        raise InputError(f"{name}: is a file that this command reads; choose another name")
+    if path.exists() and not replace:
+        raise InputError(f"{name}: is there already; choose another name{permission and f', or {permission}'}")
+    if endings and path.suffix not in endings:
+        raise InputError(f"{name}: frames go into an extxyz file, {' or '.join(endings)}")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(f"{name}: nothing can be written to that folder ({error.strerror})") from error
 
 
 def _chunks(path: Path) -> Iterator[Chunk]:

@@ -1,1 +1,1 @@
-"""The model side, pure torch: from a host's node features to the distribution of every atom's force."""
+"""The readout, pure torch: from node features of NequIP or MACE to the distribution of every atom's force."""

@@ -1,4 +1,4 @@
-"""Forces that follow from coefficients which are energies: what families of whole potentials are made of."""
+"""Forces that follow from coefficients which are energies, for families whose members are whole potentials."""
 
 from typing import List, Optional
 
@@ -7,26 +7,25 @@ from torch import Tensor
 
 
 def forces_of(energies: Tensor, positions: Tensor, create_graph: bool) -> Tensor:
-    """Minus the gradients of C energies in the positions (N, 3C): x, y and z of the first, then of the second, ….
+    """Return minus the gradients of C energies in the positions (N, 3C): x, y and z of the first, of the second, ….
 
-    The graph of the energies is kept: hosts differentiate the same one for their forces. One backward pass each:
-    PyTorch's batched one goes neither through TorchScript, of which MACE's models have much, nor through the tracer of
-    NequIP, and is no faster on a CPU.
+    The graph of the energies is kept: NequIP and MACE differentiate it for their forces. Each energy takes a backward
+    pass: PyTorch's batched one goes neither through TorchScript nor through NequIP's tracer, and is no faster on a CPU.
 
     Parameters
     ----------
     energies : (N, C)
         Atoms' shares of each energy.
     positions : (N, 3)
-        What they were computed from.
+        Positions that the energies were computed from.
     create_graph : bool
         Whether the forces can be differentiated.
     """
-    found: List[Tensor] = []
+    gradients: List[Tensor] = []
     for k in range(energies.shape[1]):
         gradient: Optional[Tensor] = torch.autograd.grad(
             [energies[:, k].sum()], [positions], retain_graph=True, create_graph=create_graph
         )[0]
         assert gradient is not None
-        found.append(gradient)
-    return -torch.cat(found, dim=1)
+        gradients.append(gradient)
+    return -torch.cat(gradients, dim=1)

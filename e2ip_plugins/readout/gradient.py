@@ -1,16 +1,15 @@
 """Gradients of an uncertainty in the atomic positions: the bias force of uncertainty-driven MD.
 
-Hosts free the graph of everything but the energy outside training, so the adapters evaluate their
-model again for this, without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
+Outside training NequIP and MACE keep the graph of the energy alone. So the adapters evaluate the model again for this,
+without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
-from typing import Callable, Dict, Optional, Tuple, Type, Union
+from typing import Callable, Dict, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.interface import Family
 
 #: An output key, or a function of all of them.
 Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
@@ -19,7 +18,7 @@ Uncertainty = Union[str, Callable[[Dict[str, Tensor]], Tensor]]
 def differentiate(
     outputs: Dict[str, Tensor], positions: Tensor, uncertainty: Uncertainty, create_graph: bool
 ) -> Tuple[Tensor, Tensor]:
-    """Value u of an uncertainty and ∂(Σ u)/∂(positions).
+    """Return the value u of an uncertainty and ∂(Σ u)/∂(positions).
 
     Parameters
     ----------
@@ -57,27 +56,8 @@ def differentiate(
     return value, gradient
 
 
-def in_units(
-    uncertainty: Uncertainty,
-    family: Type[Family],
-    force_factor: float,
-    calibrated: Optional[Callable[[Dict[str, Tensor]], Dict[str, Tensor]]] = None,
-) -> Uncertainty:
-    """The uncertainty of forces that are multiplied by a unit factor: what an ASE calculator's user means.
-
-    With a calibration, ``calibrated`` gives all output keys from the parameters, the unit factor applied.
-    """
-    if calibrated is None:
-        if force_factor == 1.0:
-            return uncertainty
-        calibrated = lambda outputs: family.in_units(outputs, force_factor)  # noqa: E731
-
-    # What is no output of the family, the leverage, has no unit.
-    return lambda outputs: evaluate(uncertainty, {**outputs, **calibrated(outputs)})
-
-
 def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
-    """The uncertainty's value, `InputError` for unknown keys."""
+    """Return the value of an uncertainty; `InputError` for unknown keys."""
     if callable(uncertainty):
         return uncertainty(outputs)
     if uncertainty not in outputs:

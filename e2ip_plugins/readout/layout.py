@@ -1,4 +1,4 @@
-"""Where a host keeps the features that the readout reads. Filled in by adapters; nothing else knows a host's layout."""
+"""Layout of the features that the readout reads, as the adapters describe it: nothing else knows NequIP's or MACE's."""
 
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -10,7 +10,7 @@ Blocks = List[Tuple[int, int]]
 
 
 class Layout(NamedTuple):
-    """Blocks of 0e, 1o and 2e channels in a host's feature tensors; other irreps are never used.
+    """Blocks of 0e, 1o and 2e channels in feature tensors; other irreps are never used.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What the edge pool reads.
+    """Edges, as the edge pool reads them.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Edges(NamedTuple):
 
 
 def blocks(layers: Iterable[Any], l: int, parity: int) -> Blocks:
-    """Blocks of an irrep in features that concatenate layers.
+    """Return the blocks of an irrep in features that concatenate layers.
 
     Parameters
     ----------
@@ -75,25 +75,25 @@ def blocks(layers: Iterable[Any], l: int, parity: int) -> Blocks:
     >>> blocks([[(8, Irrep(l=0, p=1)), (4, Irrep(l=1, p=-1))], [(8, Irrep(l=0, p=1))]], l=0, parity=1)
     [(0, 8), (20, 8)]
     """
-    found, start = [], 0
+    columns, start = [], 0
     for irreps in layers:
         for mul, ir in irreps:
             if mul > 0 and ir.l == l and ir.p == parity:
-                found.append((start, mul))
+                columns.append((start, mul))
             start += mul * (2 * ir.l + 1)
-    return found
+    return columns
 
 
-def count(found: Blocks) -> int:
-    """Channels in all blocks."""
-    return sum(channels for _, channels in found)
+def count(columns: Blocks) -> int:
+    """Return the number of channels in all blocks."""
+    return sum(channels for _, channels in columns)
 
 
-def gather(features: Tensor, found: List[Tuple[int, int]], dim: int, components_first: bool = False) -> Tensor:
-    """Channels (N, C, dim) of one irrep out of features (N, F)."""
+def gather(features: Tensor, columns: List[Tuple[int, int]], dim: int, components_first: bool = False) -> Tensor:
+    """Return the channels (N, C, dim) of one irrep out of features (N, F)."""
     rows = features.shape[0]
     parts: List[Tensor] = []
-    for start, channels in found:
+    for start, channels in columns:
         block = features[:, start : start + channels * dim]
         # explicit sizes: -1 is ambiguous when there are no atoms
         if components_first:
@@ -105,14 +105,14 @@ def gather(features: Tensor, found: List[Tuple[int, int]], dim: int, components_
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def gather_scalars(features: Tensor, found: List[Tuple[int, int]]) -> Tensor:
-    """Channels (N, C) of 0e blocks."""
-    parts = [features[:, start : start + channels] for start, channels in found]
+def gather_scalars(features: Tensor, columns: List[Tuple[int, int]]) -> Tensor:
+    """Return the channels (N, C) of 0e blocks."""
+    parts = [features[:, start : start + channels] for start, channels in columns]
     if len(parts) == 0:
         return features.new_zeros((features.shape[0], 0))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def sum_over_edges(features: Tensor, centre: Tensor, num_atoms: int) -> Tensor:
-    """Edge features (E, F) summed over every atom's edges (N, F), for hosts that have no atoms' features."""
+    """Return edge features (E, F) summed over every atom's edges (N, F), for models without features of atoms."""
     return features.new_zeros((num_atoms, features.shape[1])).index_add_(0, centre, features)

@@ -1,7 +1,7 @@
-"""The readout: a host's features to every output of a predictive family. Layout, trunk and family in one."""
+"""The readout: from features of NequIP or MACE to every output of a family. Layout, trunk and family in one."""
 
 import hashlib
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.settings import Settings, outdated
+from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
 
@@ -26,15 +26,14 @@ class Readout(nn.Module):
         Kept as ``settings``; its family's name also as ``family_name``, which scripted readouts keep.
     layout : Layout
     num_heads : int
-        Data sets of the host (MACE calls them heads): one trunk each, in ``trunks``.
+        Data sets (MACE calls them heads): one trunk each, in ``trunks``.
     seed : int
     double_outputs : bool
         Whether a float32 readout's outputs are float64, from the coefficients on.
     """
 
-    # For models that were pickled before there were such families.
-    takes_forces: Final[bool] = False
-
+    _version = VERSION
+    takes_forces: Final[bool]
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
     tensor_blocks: List[Tuple[int, int]]
@@ -58,8 +57,8 @@ class Readout(nn.Module):
         self.scalar_blocks, self.vector_blocks, self.tensor_blocks = layout[:3]
         self.components_first = layout.components_first
         self.double_outputs = double_outputs
-        self.takes_forces = self.family.takes_forces  # type: ignore[misc]
-        num_scalars, num_vectors, num_tensors = (count(found) for found in layout[:3])
+        self.takes_forces = self.family.takes_forces
+        num_scalars, num_vectors, num_tensors = (count(blocks) for blocks in layout[:3])
         self.has_pool = self.family.num_tensors > 0 and num_tensors == 0
         if self.has_pool:
             self.pool = EdgePool(layout.num_senders or num_scalars, layout.num_radial, seed=seed)
@@ -70,7 +69,6 @@ class Readout(nn.Module):
         )
         self.leverage = Leverage(num_scalars, layout.num_species, num_heads, layout.strictly_local)
         self.register_buffer("force_unit", torch.tensor(float(settings.force_unit)))
-        self._register_load_state_dict_pre_hook(refuse_version_1)
 
     def forward(
         self,
@@ -83,9 +81,9 @@ class Readout(nn.Module):
         positions: Optional[Tensor] = None,
         create_graph: bool = False,
     ) -> Dict[str, Tensor]:
-        """Outputs of the family and ``e2ip_leverage`` (N, …); ``e2ip_force_unit`` (N,), ``e2ip_coefficients`` (N, C).
+        """Return the outputs of the family and ``e2ip_leverage`` (N, …).
 
-        The last two are for the family's loss.
+        For the family's loss also ``e2ip_force_unit`` (N,) and ``e2ip_coefficients`` (N, C).
 
         Parameters
         ----------
@@ -106,7 +104,7 @@ class Readout(nn.Module):
             Whether such outputs are going to be differentiated, in training for example.
         """
         scalars = gather_scalars(invariant, self.scalar_blocks)
-        # Where the host truncates to local atoms, so does everything below.
+        # Where NequIP truncates to local atoms, so does everything below.
         equivariant = equivariant[: scalars.shape[0]]
         vectors = gather(equivariant, self.vector_blocks, 3, self.components_first)
         tensors = gather(equivariant, self.tensor_blocks, 5, self.components_first)
@@ -118,13 +116,13 @@ class Readout(nn.Module):
                 senders = scalars
             pooled = self.pool(edges.vectors, edges.radial, senders, edges.sender, edges.receiver)
         # Every trunk is evaluated: one left out of the graph would stall DDP.
-        found: List[Tensor] = []
+        by_head: List[Tensor] = []
         for trunk in self.trunks:
-            found.append(trunk(scalars, vectors, tensors, pooled))
-        coefficients = found[0]
-        if len(found) > 1:
+            by_head.append(trunk(scalars, vectors, tensors, pooled))
+        coefficients = by_head[0]
+        if len(by_head) > 1:
             assert node_heads is not None
-            coefficients = torch.stack(found)[node_heads, torch.arange(scalars.shape[0], device=scalars.device)]
+            coefficients = torch.stack(by_head)[node_heads, torch.arange(scalars.shape[0], device=scalars.device)]
         force_unit = self.force_unit
         if self.double_outputs:
             coefficients, force_unit = coefficients.double(), force_unit.double()
@@ -144,38 +142,41 @@ class Readout(nn.Module):
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         return outputs
 
+    def _load_from_state_dict(
+        self, state_dict: Dict[str, Tensor], prefix: str, local_metadata: Dict[str, Any], *args: Any
+    ) -> None:
+        # PyTorch keeps the version of every module beside its state; copies of the state may lack it.
+        if local_metadata.get("version", VERSION) != VERSION:
+            raise InputError(outdated("this checkpoint"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
-def unfitted(readout: Any) -> str:
-    """What to say of a readout, None included, that takes a leverage which was never fitted; empty for all others."""
-    # Packaged, pickled or scripted before there was a leverage, it has neither.
-    if not getattr(getattr(readout, "family", None), "takes_support", False) or bool(readout.leverage.fitted):
+
+def unfitted(readout: Optional[nn.Module]) -> str:
+    """Return a warning about a readout that takes a leverage which was never fitted; empty for all others."""
+    # Packages carry their own code, whose families may know no leverage.
+    family: Any = getattr(readout, "family", None)
+    if not getattr(family, "takes_support", False) or bool(cast(Readout, readout).leverage.fitted):
         return ""
     return (
-        "this model's evidence mode is 'leverage', but its leverage was never fitted, or by an earlier version: it "
-        "predicts as in mode 'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at "
-        "its end why it cannot; `e2ip fit` fits any"
+        "this model's evidence mode is 'leverage', but its leverage was never fitted: it predicts as in mode "
+        "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at its end why it "
+        "cannot; `e2ip fit` fits any"
     )
 
 
-def model_name(readout: Any) -> Optional[str]:
-    """What tells a readout from all others in files, ``readout-`` and a hash; None for None.
+def model_name(readout: Optional[nn.Module]) -> Optional[str]:
+    """Return the name of a readout in files, ``readout-`` and a hash; None for None.
 
-    Of its weights and its leverage: the same on every device, in float32 and float64, scripted or not; another one
-    after training, after `e2ip fit`, and where some of the heads are left out.
+    The hash is of its weights and its leverage: the same on every device, in float32 and float64, scripted or not;
+    another one after training, after `e2ip fit`, and where some of the heads are left out.
     """
     if readout is None:
         return None
     digest = hashlib.sha256()
-    # Not by the state: a scripted one has also the buffers that are not saved.
-    fitted = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
-    for name, values in sorted([*readout.named_parameters(), *fitted], key=lambda pair: pair[0]):
+    # Not the state: a scripted one has also the buffers that are not saved.
+    leverage = [(name, values) for name, values in readout.named_buffers() if name.startswith("leverage.")]
+    for name, values in sorted([*readout.named_parameters(), *leverage], key=lambda pair: pair[0]):
         digest.update(name.encode())
         digest.update(values.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     # Not the hash alone: readers of extxyz take 1234e5678901 for a number.
     return f"readout-{digest.hexdigest()[:12]}"
-
-
-def refuse_version_1(state_dict, prefix, *_) -> None:
-    """`InputError` for weights of the readouts before this one, which had no trunks."""
-    if any(key.startswith((f"{prefix}head.", f"{prefix}heads.")) for key in state_dict):
-        raise InputError(outdated("this checkpoint"))

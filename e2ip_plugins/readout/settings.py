@@ -1,26 +1,22 @@
-"""What a readout is: one frozen object, carried by the model and read by loss, metrics, checkpoint checks and tools."""
+"""Settings of a readout: one frozen object that the model carries; loss, metrics and checks of checkpoints read it."""
 
 import math
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import KCAL_PER_MOL
 
-#: A change of meaning of what is saved raises it.
-VERSION = 2
-
-#: Commit that reads what was saved in version 1.
-LAST_COMMIT_OF_VERSION_1 = "e824b4f"
+#: Version of models, checkpoints and readouts in files; a change of what is saved raises it.
+VERSION = 3
 
 #: ``force_unit: auto`` is this fraction of the training forces' component RMS.
 AUTO_FORCE_UNIT_FRACTION = 0.03
 
 
-#: What trains the forces: the likelihood of the readout; the host's own loss alone, to the last bit, while the readout
-#: learns from detached features and residuals; or nothing: they stay those of a given model, and the readout learns
-#: alone.
+#: What trains the forces: the likelihood of the readout; the loss of NequIP or MACE alone, to the last bit, while the
+#: readout learns from detached features and residuals; or nothing: they stay those of a given model.
 FORCES = ("likelihood", "host", "fixed")
 
 
@@ -51,19 +47,12 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, family: str, options: Mapping[str, Any], force_unit: float, forces: Optional[str] = None) -> "Settings":
-        """Settings from a user's options (None: not given); `InputError` for unknown and contradictory ones.
+        """Return settings from a user's options (None: not given); `InputError` for unknown and contradictory ones.
 
         >>> Settings.of("e2ip", {"evidence": None}, 0.05).options["evidence"]
         'leverage'
         """
-        types = {option.name: option.type for option in families.get(family).options}
-        given = {name: value for name, value in options.items() if value is not None}
-        for name, value in given.items():
-            if isinstance(value, str) and name in types:
-                try:
-                    given[name] = types[name](value)
-                except ValueError as error:
-                    raise InputError(f"{name} must be a {types[name].__name__}, got '{value}'") from error
+        converted = _converted(family, options)
         forces = FORCES[0] if forces is None else forces
         if forces not in FORCES:
             raise InputError(f"forces is '{forces}'; choose from: {', '.join(FORCES)}")
@@ -72,23 +61,34 @@ class Settings(NamedTuple):
                 f"forces '{forces}' does not go with readout '{family}', whose members' forces cannot be learned "
                 "without the features that they are derivatives of; leave it out"
             )
-        return cls(family, families.get(family).resolve(given), force_unit, frozenset(given), forces=forces)
+        return cls(family, families.get(family).resolve(converted), force_unit, frozenset(converted), forces=forces)
 
     @property
     def detached(self) -> bool:
-        """Whether nothing but the readout learns from the readout's loss."""
+        """Whether the readout alone learns from its loss."""
         return self.forces != FORCES[0]
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any], where: str) -> "Settings":
-        """Settings from `to_dict`; `InputError` for those of another version, ``where`` names model or file."""
+        """Return settings from `to_dict`, options that the family did not have yet at their defaults.
+
+        Raises
+        ------
+        InputError
+            Another version saved them; ``where`` names model or file.
+        """
         if saved.get("version") != VERSION:
-            raise InputError(outdated(where, saved.get("version", 1)))
-        given, forces = frozenset(saved.get("given", ())), saved.get("forces", FORCES[0])
-        return cls(saved["family"], dict(saved["options"]), saved["force_unit"], given, forces=forces)
+            raise InputError(outdated(where))
+        family, options, given = saved["family"], saved["options"], frozenset(saved["given"])
+        defaults = families.get(family).resolve({name: options[name] for name in given})
+        return cls(family, {**defaults, **options}, saved["force_unit"], given, forces=saved["forces"])
+
+    def __reduce__(self) -> Tuple[Callable[[Mapping[str, Any], str], "Settings"], Tuple[Dict[str, Any], str]]:
+        """Let pickled models come back by `from_dict`, too."""
+        return _unpickled, (self.to_dict(), "this model")
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain Python, for checkpoints."""
+        """Return plain Python, for checkpoints."""
         return {
             "version": self.version,
             "family": self.family,
@@ -99,20 +99,20 @@ class Settings(NamedTuple):
         }
 
     def build(self) -> Family:
-        """The family as a module."""
+        """Return the family as a module."""
         return families.get(self.family)(self.options)
 
     def with_aliases(self, family: Optional[str], options: Mapping[str, Any], owner: str) -> "Settings":
-        """These settings after a look at options that stand elsewhere, too.
+        """Return these settings with the options of the loss that were written elsewhere.
 
-        An option that only the loss reads may stand there alone; every other one must be the model's.
+        An option that only the loss reads may be written with the loss alone; all others must be the model's.
 
         Parameters
         ----------
         family, options
             As written there; None: not written.
         owner : str
-            Where that is, for the message.
+            Name of the place, for the message.
 
         Raises
         ------
@@ -121,12 +121,12 @@ class Settings(NamedTuple):
         """
         if family is not None and family != self.family:
             raise InputError(f"{owner} has readout '{family}', the model '{self.family}': give them the same")
-        given = {name: value for name, value in options.items() if value is not None}
-        own = {option.name: option for option in families.get(self.family).options}
-        families.get(self.family).check_names(given)
+        loss_only = {option.name for option in families.get(self.family).options if option.loss_only}
+        others = _converted(self.family, options)
+        families.get(self.family).check_names(others)
         chosen = {name: self.options[name] for name in self.given}
-        for name, value in given.items():
-            if own[name].loss_only and name not in self.given:
+        for name, value in others.items():
+            if name in loss_only and name not in self.given:
                 chosen[name] = value
             elif value != self.options[name]:
                 raise InputError(
@@ -136,7 +136,7 @@ class Settings(NamedTuple):
         return self.of(self.family, chosen, self.force_unit, self.forces)
 
     def with_leverage(self, where: str) -> "Settings":
-        """The same readout in evidence mode ``leverage``; as it is where its family has no such mode.
+        """Return the same readout in evidence mode ``leverage``, or as it is where its family has no such mode.
 
         Parameters
         ----------
@@ -162,39 +162,50 @@ class Settings(NamedTuple):
         return changed
 
     def differences(self, other: "Settings", weights_only: bool = False) -> List[str]:
-        """Names of what differs; ``weights_only``: of what changes the meaning of a readout's weights."""
+        """Return the names of what differs; ``weights_only``: of what changes the meaning of a readout's weights."""
         if self.family != other.family:
             return ["readout"]
-        skipped = {o.name for o in families.get(self.family).options if weights_only and o.loss_only}
-        own, others = self.options, other.options
+        mine, others = self.options, other.options
         if weights_only:
-            own, others = (families.get(self.family).of_weights(options) for options in (own, others))
-        names = [name for name in own if name not in skipped and own[name] != others[name]]
+            mine, others = (families.get(self.family).of_weights(options) for options in (mine, others))
+        names = [name for name in mine if mine[name] != others[name]]
         # Saved in single precision by some models.
         same_unit = math.isclose(self.force_unit, other.force_unit, rel_tol=1e-6)
         names = names if same_unit else [*names, "force_unit"]
         return names if weights_only or self.forces == other.forces else [*names, "forces"]
 
     def describe(self, name: str) -> Any:
-        """Value of what `differences` names."""
+        """Return the value of what `differences` names."""
         return {"readout": self.family, "force_unit": self.force_unit, "forces": self.forces, **self.options}[name]
 
 
-def outdated(where: str, version: int = 1) -> str:
-    """What to say of something that another version saved."""
-    if version == 1:
-        return (
-            f"{where} was saved by an early version of e2ip-plugins, before its first release: commit "
-            f"{LAST_COMMIT_OF_VERSION_1} of e2ip-plugins reads it; train it anew to use it with this version"
-        )
+def outdated(where: str) -> str:
+    """Return the message about something that another version saved."""
     return (
-        f"{where} was saved by another version of e2ip-plugins (readout version {version}, this installation reads "
-        f"{VERSION}): install a matching e2ip-plugins"
+        f"{where} was saved by another version of e2ip-plugins, and version {VERSION} of the readout cannot read it: "
+        "train it anew, or use the e2ip-plugins that saved it"
     )
 
 
+def _unpickled(saved: Mapping[str, Any], where: str) -> Settings:
+    return Settings.from_dict(saved, where)
+
+
+def _converted(family: str, options: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the options of a family that are not None, strings as the values that they stand for."""
+    types = {option.name: option.type for option in families.get(family).options}
+    converted = {name: value for name, value in options.items() if value is not None}
+    for name, value in converted.items():
+        if isinstance(value, str) and name in types:
+            try:
+                converted[name] = types[name](value)
+            except ValueError as error:
+                raise InputError(f"{name} must be a {types[name].__name__}, got '{value}'") from error
+    return converted
+
+
 def resolve_force_unit(force_unit: Union[float, str, None], forces_rms: Optional[float] = None) -> float:
-    """σ_ref in eV/Å from a number, ``None`` (1 kcal/mol/Å) or ``auto``.
+    """Return σ_ref in eV/Å from a number, ``None`` (1 kcal/mol/Å) or ``auto``.
 
     Parameters
     ----------
@@ -226,11 +237,11 @@ def resolve_force_unit(force_unit: Union[float, str, None], forces_rms: Optional
         value = float(force_unit)
     except (TypeError, ValueError):
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not 0.0 < value < math.inf:
         raise InputError(f"force_unit must be 'auto' or a finite number > 0 in eV/Å, got {force_unit!r}")
     return value
 
 
 def wants_auto_unit(force_unit: Union[float, str, None]) -> bool:
-    """Whether the force unit comes from the training forces."""
+    """Return whether the force unit comes from the training forces."""
     return isinstance(force_unit, str) and force_unit.strip().lower() == "auto"

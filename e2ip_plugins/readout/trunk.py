@@ -32,10 +32,10 @@ class EdgeTensors(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """0e and, where wanted, 2e coefficients from what the host offers, gated by its scalars.
+    """0e and, where wanted, 2e coefficients from equivariant features, gated by the scalars.
 
-    The 2e coefficients are Σ_c g_c(h) (W t)_c over the host's 2e channels (edge pools included) plus
-    Σ_k g_k(h) [a_k ⊗ b_k]_2e over learned pairs of its 1o channels; gates g and the 0e coefficients come from one
+    The 2e coefficients are Σ_c g_c(h) (W t)_c over the 2e channels (edge pools included) plus
+    Σ_k g_k(h) [a_k ⊗ b_k]_2e over learned pairs of the 1o channels; gates g and the 0e coefficients come from one
     hidden layer on the 0e features h. Only invariant weights multiply equivariant features, so a family's Σ transforms
     as R Σ Rᵀ under rotations and reflections.
 
@@ -46,18 +46,17 @@ class Trunk(nn.Module):
     wanted_scalars, wanted_tensors : int
         Coefficients: 0e ones, and 0 or 1 of 2e, for which one of the latter two kinds of features is needed.
     initial_scalars : sequence of float
-        Where the 0e coefficients start. Empty: they have no constants. How large they are is then a weight of its
-        own, on a logarithmic scale: the gradients of untrained features differ by orders of magnitude between models.
+        Where the 0e coefficients start. Empty: they have no constants. Their size is then a further weight on a
+        logarithmic scale: the gradients of untrained features differ by orders of magnitude between models.
     hidden, channels : int
         Width of the hidden layer; 2e terms of each kind.
     seed : int
         Of the initial weights, which are drawn without touching torch's global random stream.
     """
 
-    #: How fast that weight acts; optimisers move all weights alike.
+    #: Speed of that weight: optimisers move all weights alike.
     growth: Final[float] = 3.0
-    # For models that were pickled before there were such coefficients.
-    has_constants: Final[bool] = True
+    has_constants: Final[bool]
     has_vectors: Final[bool]
     has_tensors: Final[bool]
 
@@ -78,7 +77,7 @@ class Trunk(nn.Module):
             raise ValueError("Trunk needs 0e features and, for a 2e coefficient, at least one 1o or 2e channel")
         self.has_vectors = wanted_tensors > 0 and num_vectors > 0
         self.has_tensors = wanted_tensors > 0 and num_tensors > 0
-        self.has_constants = len(initial_scalars) > 0  # type: ignore[misc]
+        self.has_constants = len(initial_scalars) > 0
         self.wanted_scalars = wanted_scalars
         self.channels = channels
         num_gates = channels * (int(self.has_vectors) + int(self.has_tensors))
@@ -87,8 +86,8 @@ class Trunk(nn.Module):
             self.hidden = nn.Linear(num_scalars, hidden)
             # Without constants there is no bias: DDP does not take weights without gradients.
             self.out = nn.Linear(hidden, wanted_scalars + num_gates, bias=self.has_constants)
-            # Plain matrices, scaled to keep variance: a bias would break equivariance. What is not used is not there:
-            # DDP does not take weights without gradients.
+            # Plain matrices, scaled to keep variance: a bias would break equivariance. Only matrices that are used are
+            # made: DDP does not take weights without gradients.
             if self.has_vectors:
                 pairs = torch.cat([torch.randn(num_vectors, channels) for _ in range(2)], dim=1)
                 self.mix_vectors = nn.Parameter(pairs / math.sqrt(num_vectors))
@@ -105,7 +104,7 @@ class Trunk(nn.Module):
         self.traceless_part = SymmetricTracelessPart()
 
     def make_constant(self, scalars: Sequence[float] = ()) -> None:
-        """The same 0e coefficients for every atom, ``scalars`` or where they start, and no 2e ones, until trained."""
+        """Give every atom the same 0e coefficients, ``scalars`` or where they start, and no 2e ones, until trained."""
         if not self.has_constants:
             raise InputError("this readout predicts nothing without a training: its coefficients have no constants")
         with torch.no_grad():
@@ -114,14 +113,14 @@ class Trunk(nn.Module):
             self.out.bias[: len(scalars)] = torch.tensor(scalars).to(self.out.bias)
 
     def forward(self, scalars: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors] = None) -> Tensor:
-        """Coefficients (N, wanted_scalars + 5 wanted_tensors) of N atoms, 0e ones first.
+        """Return the coefficients (N, wanted_scalars + 5 wanted_tensors) of N atoms, 0e ones first.
 
         Parameters
         ----------
         scalars : (N, num_scalars)
         vectors : (N, num_vectors, 3)
         tensors : (N, num_tensors, 5)
-            Without channels of a kind, any tensor will do: it is not read.
+            Without channels of an irrep, any tensor will do: it is not read.
         edges : EdgeTensors, optional
             With num_tensors channels, in place of ``tensors``.
         """
@@ -135,7 +134,7 @@ class Trunk(nn.Module):
     def _anisotropy(
         self, gates: Tensor, vectors: Tensor, tensors: Tensor, edges: Optional[EdgeTensors]
     ) -> Optional[Tensor]:
-        """2e coefficients (N, 5); sums over channels come first, which leaves few and small operations.
+        """Return the 2e coefficients (N, 5); sums over channels come first, which leaves few and small operations.
 
         Products of small matrices are written out: compilers fuse them, and TF32 does not round them.
         """
@@ -171,10 +170,9 @@ class Trunk(nn.Module):
 class EdgePool(nn.Module):
     """2e node channels from the neighbourhood: Σ_j (W_r φ(r_ij)) · (W_h h_j) Y2(r̂_ij).
 
-    A source of anisotropy for models without 2e node features, also at inversion-symmetric sites,
-    where products of two vectors vanish. φ are the host's radial functions, which go to zero at the
-    cutoff, so the result is smooth. What is summed is for the trunk, which sums over channels before it sums over
-    neighbours.
+    A source of anisotropy for models without 2e node features, also at inversion-symmetric sites, where products of two
+    vectors vanish. φ are the model's radial functions, which go to zero at the cutoff, so the result is smooth. The
+    trunk takes the sum, over channels before neighbours.
 
     Parameters
     ----------
@@ -193,7 +191,7 @@ class EdgePool(nn.Module):
     def forward(
         self, edge_vectors: Tensor, radial: Tensor, scalars: Tensor, sender: Tensor, receiver: Tensor
     ) -> EdgeTensors:
-        """Weights of ``channels`` channels, and what they weigh.
+        """Return the weights of ``channels`` channels, and the vectors that they weigh.
 
         Parameters
         ----------

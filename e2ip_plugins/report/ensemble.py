@@ -13,6 +13,7 @@ from ase import Atoms
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import force_views
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
@@ -177,7 +178,7 @@ def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarr
         return member.forces, none, none
     parameters = {name: torch.from_numpy(values) for name, values in member.parameters.items()}
     epistemic = member.family.derive(parameters)["forces_epistemic_cov"].numpy()
-    law = member.family.law(member.parameters)
+    law = law_of(member.family, member.parameters)
     return member.forces + law.mean(), law.covariance(), epistemic
 
 

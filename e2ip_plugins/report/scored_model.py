@@ -7,6 +7,7 @@ from typing import List, Optional
 import numpy as np
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores import references
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
@@ -97,7 +98,7 @@ def score(label: str, p: Predictions, calibration: Optional[Calibration]) -> Sco
     if p.labelled:
         kept = np.isfinite(p.reference_forces).all(-1)
         error = (p.reference_forces - p.forces)[kept]
-    law = p.family.law({name: values[kept] for name, values in p.parameters.items()}) if p.family else None
+    law = law_of(p.family, {name: values[kept] for name, values in p.parameters.items()}) if p.family else None
     energy_error = (p.reference_energy - p.energy) / p.sizes
     return ScoredModel(
         label=label,

@@ -4,6 +4,7 @@ from typing import Dict, Optional
 
 import numpy as np
 
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.report.scored_model import ScoredModel
@@ -57,7 +58,7 @@ def frame_auroc(inside: ScoredModel, outside: ScoredModel) -> dict:
 
 def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
     # All atoms count: no reference is needed to distinguish frames.
-    epistemic = p.family.law(p.parameters).epistemic_std() if p.family else None
+    epistemic = law_of(p.family, p.parameters).epistemic_std() if p.family else None
     # Families without an epistemic part rank nothing by it.
     return frame_scores(p.sizes, p.leverage, epistemic if epistemic is not None and epistemic.any() else None)
 

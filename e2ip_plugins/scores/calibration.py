@@ -21,7 +21,7 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, MODEL_KEY
+from e2ip_plugins.keys import MODEL_KEY
 
 #: First entries of the file; a reader knows one version.
 CALIBRATION_FORMAT, CALIBRATION_VERSION = "e2ip calibration", 1
@@ -200,27 +200,6 @@ class Calibration:
         of_family = {key.name: parameters[key.name] for key in family.parameter_keys}
         calibrated = self.apply(family, family.convert(of_family, force_factor), species)
         return {**calibrated, **family.derive(calibrated)}
-
-    def results(
-        self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Iterable[str]
-    ) -> Dict[str, Any]:
-        """Return results of an ASE calculator: `in_units` as NumPy arrays, and the names of family and calibration."""
-        self.check(family, species, "this structure")
-        outputs = self.in_units(family, parameters, force_factor, species)
-        arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in outputs.items()}
-        return {**arrays, FAMILY_KEY: family.uq_family, CALIBRATION_KEY: Path(self.path).name}
-
-    def with_gradient(
-        self, family: Type[Family], force_factor: float, species: Iterable[str]
-    ) -> Callable[[Dict[str, Tensor]], Dict[str, Tensor]]:
-        """Return `in_units` as a differentiable function of the parameters; `InputError` with a floor."""
-        self.check(family, species, "this structure")
-        if self.floor.value > 0.0:
-            raise InputError(
-                f"{self.path}: has a floor, and uncertainties with a floor have no gradient here; use a calculator "
-                "without it, or a calibration of method scale"
-            )
-        return lambda parameters: self.in_units(family, parameters, force_factor, species)
 
     def apply_numpy(
         self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Iterable[str]

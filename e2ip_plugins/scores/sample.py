@@ -7,7 +7,7 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.families.laws import Law
+from e2ip_plugins.families.laws import Law, law_of
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores import references
 from e2ip_plugins.scores.calibration import Calibration
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
     def law(self) -> Law:
         """Return the predicted distributions."""
-        return self.family.law(self.parameters)
+        return law_of(self.family, self.parameters)
 
     def calibrated(self, calibration: Calibration) -> "Sample":
         """Return the sample with calibrated covariances."""

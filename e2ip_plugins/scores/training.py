@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.scores.metrics import spearman
 
@@ -24,6 +25,10 @@ class TrainingFigure(NamedTuple):
     form: str
     heading: str
     meaning: str
+
+    def key(self, family: str) -> str:
+        """Return the name under which NequIP and MACE log the figure of a family."""
+        return f"{family}_{self.name}"
 
 
 FIGURES = (
@@ -58,7 +63,7 @@ def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[
 
 
 def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[str, float]:
-    """Return the value of every figure of `FIGURES`, and the number of ``masked`` atoms.
+    """Return the value of every figure of `FIGURES`.
 
     NaN while no atom counts and where predictions are not finite.
 
@@ -73,12 +78,11 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     table = table.reshape(-1, where["plateau"].stop)
     counts = table[:, where["counts"]][:, 0] == 1.0
     result = {figure.name: float("nan") for figure in FIGURES}
-    result["masked"] = float(np.count_nonzero(~counts))
     table = table[counts]
     if len(table) == 0 or not np.isfinite(table).all():
         return result
     parameters = {key.name: table[:, where[key.name]].reshape(-1, *key.shape) for key in family.parameter_keys}
-    law, error = family.law(parameters), table[:, where["error"]]
+    law, error = law_of(family, parameters), table[:, where["error"]]
     result["nll"] = float(law.negative_log_likelihood(error).mean())
     result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
     std = law.epistemic_std()

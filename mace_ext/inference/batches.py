@@ -1,24 +1,30 @@
-"""A ``.model`` file for ``e2ip evaluate``: batches of any frames, as `mace_eval_configs` makes them."""
+"""A ``.model`` file for ``e2ip evaluate`` and ``e2ip select``: batches of frames."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 from ase import Atoms
 from mace import data
+from mace.modules import models
 from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
+from e2ip_plugins.fitting.batches import in_order
+from e2ip_plugins.fitting.features import Passes, required_readout
+from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import unfitted
+from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
-from mace_ext.model.readout import find_family, find_name, find_readout, output_keys
+from mace_ext.model.readout import find_family, find_name, find_readout
 
 
 class Batches:
-    """What `e2ip_plugins.evaluation.evaluate.Model` asks for."""
+    """What `e2ip_plugins.evaluation.options.BatchModel` asks for."""
 
-    def __init__(self, net: Any, device: str, head: str) -> None:
+    def __init__(self, net: models.ScaleShiftMACE, device: str, head: str) -> None:
         self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head
         self.family = find_family(net)
         self.warning, self.uq_model = unfitted(find_readout(net)), find_name(net, head)
@@ -30,14 +36,15 @@ class Batches:
         self._warm = False
 
     def graph(self, atoms: Atoms) -> Tuple[data.AtomicData, int]:
-        """MACE's graph of a frame, and its number of edges."""
+        """Return MACE's graph of a frame, and its number of edges."""
         config = configuration(atoms, self.net, self.head)
         with precision_of(self.net):
             graph = data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
         return graph, graph.edge_index.shape[1]
 
     def evaluate(self, graphs: Sequence[data.AtomicData], stress: bool) -> Dict[str, Tensor]:
-        """Results of a batch."""
+        """Return the results of a batch."""
+        assert self.family is not None
         with precision_of(self.net):
             batch = Batch.from_data_list(list(graphs)).to(self.device)
             if not self._warm:
@@ -46,17 +53,17 @@ class Batches:
                 self.net(batch.to_dict(), compute_stress=stress)
                 self._warm = True
             output = self.net(batch.to_dict(), compute_stress=stress)
-        assert self.family is not None
-        wanted = ["energy", "forces", *(["stress"] if stress else ())]
-        keys = [key.name for key in output_keys(self.family, output)]
-        return {name: output[name].detach() for name in (*wanted, *keys)}
+        names = ["energy", "forces", *(["stress"] if stress else ())]
+        names += [key.name for key in (*self.family.output_keys(), LEVERAGE)]
+        return {name: output[name].detach() for name in names}
 
 
 def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:
-    """A ``.model`` file, with a readout or without.
+    """Open a ``.model`` file, with a readout or without.
 
     Parameters
     ----------
+    path : Path
     device : str
     dtype : str, optional
         Precision to convert it to; default: its own.
@@ -66,7 +73,23 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     Raises
     ------
     InputError
-        For other files, and heads that are not there.
+        For other files, and unknown heads.
     """
     net = open_file(path, device)
     return Batches(net if dtype is None else net.to(getattr(torch, dtype)), device, choose_head(path, net, head))
+
+
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+    """Open a ``.model`` file for passes over features; `InputError` for unknown heads and models without a readout."""
+    net = open_file(path, device).eval().requires_grad_(False)
+    head = choose_head(path, net, head)
+
+    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+        with precision_of(net):
+            for batch in in_order([Graphs(frames, net, head)], batching(batch_size)):
+                batch = batch.to(device)
+                if not forces:
+                    run_features(net, batch)
+                yield forces_of(net, batch) if forces else None
+
+    return Passes(str(path), required_readout(find_readout(net), path), run)

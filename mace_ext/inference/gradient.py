@@ -1,28 +1,30 @@
 """``uncertainty_gradient``: how the uncertainty of a MACE model changes when atoms move."""
 
-from typing import Any, Dict, Tuple
+from typing import Dict, Tuple
 
 import torch
+from mace.modules import models
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
-from mace_ext.model.readout import find_family, has_leverage, output_keys
+from mace_ext.model.readout import find_family, has_leverage
 
 
 def uncertainty_gradient(
-    model: Any,
+    model: models.ScaleShiftMACE,
     data: Dict[str, Tensor],
     uncertainty: Uncertainty = "forces_epistemic_std",
     create_graph: bool = False,
 ) -> Tuple[Tensor, Tensor]:
-    """An uncertainty and the gradient of its sum in the positions, for uncertainty-biased MD.
+    """Return an uncertainty and the gradient of its sum in the positions, for uncertainty-biased MD.
 
     Forces are not computed. `MACECalculator.uncertainty_gradient` is the same for ASE frames.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : ScaleShiftMACE
         An e²IP model from a ``.model`` file or checkpoint, not the TorchScript file.
     data : dict
         A batch as the model takes it, ``batch.to_dict()``.
@@ -54,6 +56,6 @@ def uncertainty_gradient(
         if not data["positions"].requires_grad:
             data["positions"] = data["positions"].detach().requires_grad_(True)
         computed = model.uncertainty_outputs(data)
-        keys = output_keys(family, computed) if has_leverage(model) else family.output_keys()
+        keys = family.output_keys() + ((LEVERAGE,) if has_leverage(model) else ())
         outputs = {key.name: computed[key.name] for key in keys}
         return differentiate(outputs, data["positions"], uncertainty, create_graph)

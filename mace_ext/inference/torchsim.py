@@ -4,26 +4,27 @@ torch-sim (https://github.com/TorchSim/torch-sim) runs dynamics and relaxations 
 and finds by itself how many fit. It is the extra ``torchsim``; docs/mace-inference.md has examples.
 """
 
-import logging
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Union
 
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.readout.readout import model_name, unfitted
+from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.results import warn_if_unfitted
 from mace_ext.model.files import open_file
-from mace_ext.model.readout import find_family, find_readout, output_keys
+from mace_ext.model.readout import find_family, find_readout
 
 try:
     from torch_sim.models.mace import MaceModel
 except ModuleNotFoundError as error:
-    told = 'mace_ext.inference.torchsim needs torch-sim: pip install "e2ip-plugins[mace,torchsim]"'
-    raise ModuleNotFoundError(told, name=error.name) from error
+    message = 'mace_ext.inference.torchsim needs torch-sim: pip install "e2ip-plugins[mace,torchsim]"'
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 
 class TorchSimModel(MaceModel):
@@ -56,8 +57,8 @@ class TorchSimModel(MaceModel):
         self, model: Union[str, Path, torch.nn.Module], calibration: Union[str, Path, None] = None, **options: Any
     ) -> None:
         where = "the model" if isinstance(model, torch.nn.Module) else str(model)
-        net = model if isinstance(model, torch.nn.Module) else open_file(Path(model), "cpu")
-        family, name = find_family(net), model_name(find_readout(net))
+        net = model if isinstance(model, torch.nn.Module) else open_file(Path(model))
+        family, readout = find_family(net), find_readout(net)
         if family is None:
             raise InputError(
                 f"{where}: has no readout of e2ip-plugins; e2ip fit gives it one, MaceModel runs it without"
@@ -67,30 +68,29 @@ class TorchSimModel(MaceModel):
             raise InputError(
                 f"{where}: has {len(heads)} heads, and torch-sim knows of none; choose one with mace_select_head"
             )
+        self._family, self.uq_family, self.uq_model = family, family.uq_family, model_name(readout)
         self._calibration = None if calibration is None else Calibration.read(calibration)
         if self._calibration is not None:
-            self._calibration.check(family, (), where, name)
+            self._calibration.check(family, (), where, self.uq_model)
         super().__init__(net, **options)
-        self._family, self.uq_family, self.uq_model = family, family.uq_family, name
-        warning = unfitted(find_readout(net))
-        if warning:
-            logging.warning(warning)
+        warn_if_unfitted(readout)
         self.model.requires_grad_(False)
 
     def forward(self, state: Any, **options: Any) -> Dict[str, Tensor]:
-        """torch-sim's results, and every output of the family and ``e2ip_leverage`` (N, …) by their usual names.
+        """Return torch-sim's results, and every output of the family and ``e2ip_leverage`` (N, …) by their usual names.
 
         Units are those of the package: eV and Å. ``N`` counts the atoms of all structures, as the forces do.
         """
         self._check(state)
-        seen: Dict[str, Optional[Tensor]] = {}
-        handle = self.model.register_forward_hook(lambda module, inputs, output: seen.update(output))
+        output: Dict[str, Tensor] = {}
+        handle = self.model.register_forward_hook(lambda module, inputs, result: output.update(result))
         try:
             results = super().forward(state, **options)
         finally:
             handle.remove()
-        found = {key.name: seen.get(key.name) for key in output_keys(self._family, seen)}
-        outputs = {name: value.detach() for name, value in found.items() if value is not None}
+        keys = (*self._family.output_keys(), LEVERAGE)
+        # Without forces, families that take forces put out nothing.
+        outputs = {key.name: output[key.name].detach() for key in keys if output.get(key.name) is not None}
         if self._calibration is not None:
             species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]
             self._calibration.check_species(species, "the batch")
@@ -98,7 +98,7 @@ class TorchSimModel(MaceModel):
         return {**results, **outputs}
 
     def _check(self, state: Any) -> None:
-        """`InputError` for what MACE would predict numbers of that mean nothing."""
+        """Raise `InputError` for structures without meaning for the model, of which MACE would predict numbers."""
         numbers, positions = (
             state[name] if isinstance(state, dict) else getattr(state, name) for name in ("atomic_numbers", "positions")
         )

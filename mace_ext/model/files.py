@@ -15,15 +15,15 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 
 def open_file(path: Path, device: str = "cpu") -> Any:
-    """A stock or an e²IP `ScaleShiftMACE`; `InputError` for anything else."""
+    """Open a stock or an e²IP `ScaleShiftMACE`; raise `InputError` for anything else."""
     try:
         with warnings.catch_warnings():
-            # That it is a TorchScript file is said below.
+            # TorchScript files are refused below.
             warnings.filterwarnings("ignore", message=".*TorchScript archive", category=UserWarning)
             net = torch.load(path, map_location=device, weights_only=False)
-    except InputError:
-        raise
-    # Unpickling lets whatever goes wrong inside it through.
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    # Unpickling raises whatever goes wrong inside it.
     except Exception as error:
         raise InputError(f"{path}: is not a model file of mace_run_train ({type(error).__name__}: {error})") from error
     if isinstance(net, torch.jit.ScriptModule):
@@ -32,18 +32,18 @@ def open_file(path: Path, device: str = "cpu") -> Any:
         raise InputError(f"{path}: is a {type(net).__name__}; only ScaleShiftMACE models have readouts")
     if not hasattr(net, "heads"):  # published before MACE had any
         net.heads = ["Default"]
-    # What e3nn has compiled unpickles itself where it was.
+    # Modules that e3nn has compiled ignore map_location.
     return net.to(device)
 
 
 def species_of(net: Any) -> List[str]:
-    """What a model knows, in the order of its types."""
+    """Return the chemical symbols that a model knows, in the order of its types."""
     return [chemical_symbols[int(z)] for z in net.atomic_numbers]
 
 
 @contextmanager
 def precision_of(net: Any) -> Iterator[None]:
-    """torch's default precision is the model's: MACE's graphs have it, and what e3nn makes on the way."""
+    """Make the model's precision torch's default, in which MACE and e3nn make graphs and intermediate tensors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(next(net.parameters()).dtype)
     try:
@@ -53,7 +53,7 @@ def precision_of(net: Any) -> Iterator[None]:
 
 
 def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
-    """The head that is wanted, or the only one; `InputError` where it is none or there are more."""
+    """Return the head asked for, or the only one; raise `InputError` if it does not exist or must be chosen."""
     if head is None and len(net.heads) == 1:
         return net.heads[0]
     if head is None or head not in net.heads:
@@ -62,13 +62,18 @@ def choose_head(path: Path, net: Any, head: Optional[str]) -> str:
     return head
 
 
-#: Of what a model may embed, MACE's graphs have these without a label.
+#: Embedded quantities for which MACE has a default.
 _WITH_DEFAULTS = ("total_charge", "total_spin", "elec_temp", "external_field")
 
 
 def embedded(net: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
-    """Where a frame has what a model embeds beside the species, charge and spin for example (MACE's
-    ``--embedding_specs``): by MACE's name, keys of the info, and of per-atom columns."""
+    """Return where frames hold what a model embeds beside the species (``--embedding_specs``: charge, spin, ...).
+
+    Returns
+    -------
+    of_frame, of_atoms : dict
+        By MACE's names: keys of ``atoms.info``, and of ``atoms.arrays``.
+    """
     specs = getattr(net, "embedding_specs", None) or {}
     of_frame, of_atoms = (
         {name: spec.get("key", name) for name, spec in specs.items() if spec["per"] == per} for per in ("graph", "atom")
@@ -77,9 +82,9 @@ def embedded(net: Any) -> Tuple[Dict[str, str], Dict[str, str]]:
 
 
 def configuration(atoms: Atoms, net: Any, head: str) -> data.Configuration:
-    """A frame as MACE has it, without labels, with what the model embeds.
+    """Return MACE's form of a frame, without labels, with what the model embeds.
 
-    Where the frame lacks that, a warning, or `InputError` where MACE has no default for it.
+    What the frame lacks of that gives a warning, or an `InputError` where MACE has no default for it.
     """
     of_frame, of_atoms = embedded(net)
     if not of_frame and not of_atoms:

@@ -11,7 +11,7 @@ from mace_ext.model.readout import find_readout
 
 
 def without_readout(model: Any) -> Any:
-    """A stock model that shares the weights of an e²IP model; anything else is handed back as it is."""
+    """Return a stock model that shares the weights of an e²IP model; anything else is returned as it is."""
     if find_readout(model) is None:
         return model
     plain = models.ScaleShiftMACE.__new__(models.ScaleShiftMACE)
@@ -21,20 +21,25 @@ def without_readout(model: Any) -> Any:
 
 
 def with_readout_of_head(model: Any, readout: Readout, head: int) -> None:
-    """Give a stock model with one MACE head what a model with several has for one of them."""
+    """Give a stock model with one MACE head the readout that a model with several heads has for one of them."""
     add_readout(model, readout.settings)
-    own = model.e2ip_readout
-    if readout.has_pool:
-        own.pool.load_state_dict(readout.pool.state_dict())
-    own.trunks[0].load_state_dict(readout.trunks[head].state_dict())
-    own.leverage.take_head(readout.leverage, head)
+    _copy_weights(readout, head, model.e2ip_readout)
+    model.e2ip_readout.leverage.take_head(readout.leverage, head)
+
+
+def _copy_weights(source: Readout, head: int, target: Readout) -> None:
+    """Copy the pool and the trunk of one head into all heads of another readout."""
+    if source.has_pool:
+        target.pool.load_state_dict(source.pool.state_dict())
+    for trunk in target.trunks:
+        trunk.load_state_dict(source.trunks[head].state_dict())
 
 
 def load_foundation_readout(model: ScaleShiftMACE, foundation: Any) -> None:
     """Copy the readout of an e²IP foundation model into every MACE head of ``model``.
 
-    MACE has by then reduced the foundation model to one head. Where the settings give the same weights another
-    meaning, the readout is left out, and the log says so.
+    MACE has by then reduced the foundation model to one head. The readout is left out, with a warning in the log, where
+    the settings give the same weights another meaning.
     """
     source, target = find_readout(foundation), model.e2ip_readout
     if source is None:
@@ -43,8 +48,5 @@ def load_foundation_readout(model: ScaleShiftMACE, foundation: Any) -> None:
     if differing:
         logging.warning(f"e2ip readout of the foundation model not used, it differs in: {', '.join(differing)}")
         return
-    for trunk in target.trunks:
-        trunk.load_state_dict(source.trunks[0].state_dict())
-    if source.has_pool:
-        target.pool.load_state_dict(source.pool.state_dict())
+    _copy_weights(source, 0, target)
     logging.info("e2ip readout taken over from the foundation model")

@@ -11,17 +11,17 @@ from mace.modules.utils import get_edge_vectors_and_lengths
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Edges
 from e2ip_plugins.readout.readout import Readout
-from e2ip_plugins.readout.settings import Settings, outdated
+from e2ip_plugins.readout.settings import Settings
 from mace_ext import seams
 from mace_ext.model.pickling import constructor
 from mace_ext.model.readout import build_readout
 
 
 def _renamed(function: Callable, name: str) -> Callable:
-    """A method under another name. TorchScript knows no ``super()`` and compiles methods by ``__name__``."""
+    """Return a method under another name: TorchScript knows no ``super()`` and compiles methods by ``__name__``."""
     copied = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
     copied.__annotations__ = function.__annotations__
     return copied
@@ -31,18 +31,16 @@ def _renamed(function: Callable, name: str) -> Callable:
 class ScaleShiftMACE(models.ScaleShiftMACE):
     """MACE's model with an e²IP readout on its node features; energy and forces are MACE's to the last bit.
 
-    MACE tells models apart by the name of their class, hence the name. Saved models are pickles of the
-    whole object: the class stays importable under this path for ever.
+    It has the name of the stock class because MACE tells models apart by that name.
 
     Parameters
     ----------
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
     e2ip_axes, e2ip_regions : int
-        Kinds' axes, and regions of each kind, that its leverage has room for: MACE then copies tensors of the same
-        shape.
+        Numbers of axes, and of regions of each kind, in the leverage: MACE then copies tensors of the same shape.
     **kwargs
-        Of the stock class.
+        Arguments of the stock class.
     """
 
     #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
@@ -58,22 +56,12 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         self.e2ip_readout.leverage.resize(e2ip_axes, e2ip_regions)
 
     def set_readout(self, readout: Readout) -> None:
-        """Take a readout that `mace_ext.model.readout.build_readout` made for this model."""
+        """Attach a readout that `mace_ext.model.readout.build_readout` made for this model."""
         self.e2ip_readout = readout
         self.learns_alone = readout.settings.detached  # type: ignore[misc]
 
     def __reduce__(self):
         return constructor("model.model", "open_model"), (self.e2ip_readout.settings.to_dict(),), self.__dict__
-
-    def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(state)
-        readout = self.e2ip_readout
-        if not hasattr(readout, "leverage"):  # saved before there was one
-            parameter: Tensor = readout.trunks[0].hidden.weight  # type: ignore[assignment, union-attr]
-            leverage = Leverage(parameter.shape[1], len(self.atomic_numbers), len(readout.trunks))
-            readout.leverage = leverage.to(dtype=parameter.dtype, device=parameter.device)
-            # TorchScript reads attributes of the object alone, and the saved one lacks the later ones.
-            readout.family = readout.settings.build()
 
     def forward(
         self,
@@ -92,7 +80,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         outputs: Dict[str, Tensor] = {}
         takes_forces = self.e2ip_readout.takes_forces and compute_force and not lammps_mliap
         if takes_forces and not training:
-            # A pass of its own: MACE frees the graph that this needs, or with ``training`` rounds forces otherwise.
+            # A second pass: MACE frees the graph that this needs, or with ``training`` rounds forces differently.
             outputs = self._outputs_with_forces(data.copy(), False)
         output = self.host_forward(
             data,
@@ -109,23 +97,23 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         node_feats = output["node_feats"]
         if lammps_mliap or node_feats is None:
             return output
-        if takes_forces:
-            if training:
-                positions = data["positions"]
-                outputs = self._outputs(data, node_feats, positions.detach(), data["shifts"].detach(), positions, True)
-        else:
-            if self.learns_alone or not training:
+        if training or not takes_forces:
+            differentiated: Optional[Tensor] = None
+            if takes_forces:
+                differentiated = data["positions"]
+            elif self.learns_alone or not training:
                 node_feats = node_feats.detach()
-            # Detached: nothing before the pool's own weights learns from its edges.
-            outputs = self._outputs(data, node_feats, data["positions"].detach(), data["shifts"].detach(), None, False)
+            # Detached, so that nothing before the weights of the pool learns from its edges.
+            positions, shifts = data["positions"].detach(), data["shifts"].detach()
+            outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces)
         for key, value in outputs.items():
             output[key] = value
         return output
 
     def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
-        """The readout's outputs with their graph back to ``data["positions"]``; no forces.
+        """Return the readout's outputs with their graph back to ``data["positions"]``; forces are not computed.
 
-        Without gradients a readout that takes forces gives its leverage alone.
+        Without gradients a readout that takes forces returns its leverage alone.
         """
         return self._outputs_with_forces(data, True)
 
@@ -149,14 +137,14 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         differentiated: Optional[Tensor],
         create_graph: bool,
     ) -> Dict[str, Tensor]:
-        """The readout's outputs for node features (N, F), the last two as `Readout` takes them."""
+        """Return the readout's outputs for node features (N, F); the last two arguments are those of `Readout`."""
         index = data["edge_index"]
         vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
         cutoff = self.radial_embedding.cutoff_fn(lengths)
         neighbours = Neighbours(lengths.squeeze(-1), cutoff.squeeze(-1), index[0], index[1])
         edges: Optional[Edges] = None
         if self.e2ip_readout.has_pool:
-            # As its own radial embedding, but with the cutoff that is there already.
+            # The same as MACE's radial embedding, but the cutoff has been computed already.
             reach = lengths
             if hasattr(self.radial_embedding, "distance_transform"):
                 reach = self.radial_embedding.distance_transform(
@@ -174,7 +162,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
 
 def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:
-    """A model without any state, once its settings are known to be readable: what a ``.model`` file calls first.
+    """Return a model without any state if its settings can be read: what opening a ``.model`` file calls first.
 
     See `mace_ext.model.pickling`.
     """
@@ -187,13 +175,8 @@ def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:
     return ScaleShiftMACE.__new__(ScaleShiftMACE)
 
 
-def empty_model() -> ScaleShiftMACE:
-    """What ``.model`` files of version 1 call first."""
-    raise InputError(outdated("this model"))
-
-
 def add_readout(model: models.ScaleShiftMACE, settings: Settings, seed: int = 0) -> None:
-    """Turn a stock model into an e²IP model in place, its weights untouched.
+    """Turn a stock model into an e²IP model in place; its weights stay as they are.
 
     Raises
     ------

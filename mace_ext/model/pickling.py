@@ -14,13 +14,13 @@ HINT = "this MACE model has an e2IP readout: install e2ip-plugins to open it (pi
 
 
 class _Call:
-    """A call that is made when it is unpickled."""
+    """A call that unpickling makes."""
 
     def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments
 
     def __call__(self, *arguments):
-        """What unpickling evaluates to, called: `copy.deepcopy` rebuilds without a pickle in between."""
+        """Call what unpickling evaluates to: `copy.deepcopy` rebuilds objects without a pickle in between."""
         return self._value()(*arguments)
 
     def _value(self):
@@ -34,10 +34,9 @@ class _Call:
 
 
 def constructor(module, function):
-    """Stand-in for ``function`` of ``mace_ext.<module>`` that pickles with the hint.
+    """Return a stand-in for ``function`` of ``mace_ext.<module>`` that pickles with the hint.
 
-    For the first item of a ``__reduce__`` tuple. Paths in files are for ever: modules and functions named
-    here must stay importable.
+    It is meant for the first item of a ``__reduce__`` tuple.
     """
     package = _Call(getattr, _Call(importlib.util.find_spec, "mace_ext"), "name", HINT)
     return _Call(getattr, _Call(importlib.import_module, "." + module, package), function)

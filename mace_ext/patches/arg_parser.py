@@ -10,11 +10,11 @@ from mace_ext.training.options import add_options
 
 def apply(module):
     """Patch ``build_default_arg_parser``; ``--config`` files go through the same parser."""
-    wrap(module, "build_default_arg_parser", build_default_arg_parser)
+    wrap(module, build_default_arg_parser=build_default_arg_parser)
 
 
 def build_default_arg_parser(stock):
-    """The stock parser with our options, which it checks."""
+    """Return the stock parser with our options, which it checks after parsing."""
     parser = stock()
     add_options(parser)
     stock_parse = parser.parse_args

@@ -6,11 +6,11 @@ from mace_ext.patches import wrap
 
 def apply(module):
     """Patch ``inject_LoRAs``, which otherwise freezes the readout's weights under adapters of its own."""
-    wrap(module, "inject_LoRAs", inject_LoRAs)
+    wrap(module, inject_LoRAs=inject_LoRAs)
 
 
 def inject_LoRAs(stock, model, *args, **kwargs):
-    """Out of the stock function's sight, the readout stays as it is."""
+    """Inject adapters into everything except the readout, which is taken off meanwhile."""
     readout = find_readout(model)
     if readout is None:
         return stock(model, *args, **kwargs)

@@ -8,11 +8,11 @@ from mace_ext.training.options import has_readout
 
 def apply(module):
     """Patch ``configure_model``."""
-    wrap(module, "configure_model", configure_model)
+    wrap(module, configure_model=configure_model)
 
 
 def configure_model(stock, args, train_loader, atomic_energies, model_foundation=None, *rest, **kwargs):
-    """Of an e²IP foundation model, the stock function sees the stock part."""
+    """Build the model with its readout; of an e²IP foundation model the stock function gets the stock part."""
     from mace_ext.model.foundation import without_readout
     from mace_ext.training.configure import configure_e2ip_model
 

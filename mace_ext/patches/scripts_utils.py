@@ -8,9 +8,9 @@ from mace_ext.training.options import has_readout, settings_of
 
 
 def apply(module):
-    """Patch the five functions."""
-    for function in (get_loss_fn, get_swa, get_params_options, extract_config_mace_model, remove_pt_head):
-        wrap(module, function.__name__, function)
+    """Patch five functions."""
+    wrap(module, get_loss_fn=get_loss_fn, get_swa=get_swa, get_params_options=get_params_options)
+    wrap(module, extract_config_mace_model=extract_config_mace_model, remove_pt_head=remove_pt_head)
 
 
 def _with_force_term(args, loss_fn):
@@ -20,12 +20,12 @@ def _with_force_term(args, loss_fn):
 
 
 def get_loss_fn(stock, args, *rest, **kwargs):
-    """With the force term of the readout's family."""
+    """Return the stock loss with the force term of the readout's family."""
     return _with_force_term(args, stock(args, *rest, **kwargs))
 
 
 def get_swa(stock, args, *rest, **kwargs):
-    """The same for stage two."""
+    """Return stage two with the same force term in its loss."""
     swa, swas = stock(args, *rest, **kwargs)
     swa.loss_fn = _with_force_term(args, swa.loss_fn)
     if has_readout(args):
@@ -34,7 +34,7 @@ def get_swa(stock, args, *rest, **kwargs):
 
 
 def get_params_options(stock, args, model, *rest, **kwargs):
-    """With the readout's weights: what the stock code does not list is never optimised, without a word."""
+    """Return the optimiser's options with the readout's weights: MACE silently leaves out what it does not list."""
     options = stock(args, model, *rest, **kwargs)
     readout = find_readout(model)
     if readout is not None:
@@ -44,7 +44,7 @@ def get_params_options(stock, args, model, *rest, **kwargs):
 
 
 def extract_config_mace_model(stock, model, *rest, **kwargs):
-    """With the readout's settings, for `model.__class__(**config)`, by which MACE converts and copies models."""
+    """Return the config with the readout's settings: MACE converts and copies models by `model.__class__(**config)`."""
     config = stock(model, *rest, **kwargs)
     readout = find_readout(model)
     if readout is not None:
@@ -55,7 +55,7 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
 
 
 def remove_pt_head(stock, model, *args, **kwargs):
-    """With the kept MACE head's trunk and leverage."""
+    """Return the model of one MACE head, with the trunk and leverage of that head."""
     from mace_ext.model.foundation import with_readout_of_head, without_readout
 
     new, readout = stock(without_readout(model), *args, **kwargs), find_readout(model)

@@ -1,8 +1,8 @@
 """`mace.tools.tables_utils`: our columns in the error tables."""
 
-from mace_ext.patches import wrap
+from mace_ext.patches import replaced, wrap
 from mace_ext.training import metrics
-from mace_ext.training.remembered import remembering
+from mace_ext.training.frozen_features import remembering
 
 
 def apply(module):
@@ -17,12 +17,9 @@ def apply(module):
             rows.append(figures)
             return loss, figures
 
-        module.evaluate = evaluate
-        try:
+        with replaced(module, "evaluate", evaluate):
             table = stock(*args, **kwargs)
-        finally:
-            module.evaluate = stock_evaluate
         metrics.add_table_columns(table, rows)
         return table
 
-    wrap(module, "create_error_table", create_error_table)
+    wrap(module, create_error_table=create_error_table)

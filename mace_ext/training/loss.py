@@ -9,7 +9,7 @@ from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
-from e2ip_plugins.readout.loss import force_loss
+from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
 
 
@@ -35,33 +35,24 @@ class E2IPLoss(nn.Module):
         self.family = settings.build()
 
     def forward(self, ref: Batch, pred: TensorDict, ddp: Optional[bool] = None) -> Tensor:
-        """Scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
-        if self.settings.forces == "host":
-            return self._beside_stock(ref, pred, ddp)
+        """Return the scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
         if self.settings.forces == "fixed":
-            return self._of_readout(ref, pred, pred["forces"].detach(), ddp)
-        # With equal forces on both sides the stock force term is exactly zero, whatever its form.
-        no_forces = torch.zeros_like(ref["forces"])
-        without = copy.copy(ref)
-        without["forces"] = no_forces
-        others = self.stock(ref=without, pred={**pred, "forces": no_forces}, ddp=ddp)
+            return self._force_term(ref, pred, ddp)
+        # The stock force term of atoms whose forces are equal on both sides is exactly zero, whatever its form.
+        others = copy.copy(ref)
+        if self.settings.forces == "host":
+            finite = torch.isfinite(ref["forces"]).all(dim=-1, keepdim=True)
+            others["forces"] = torch.where(finite, ref["forces"], pred["forces"].detach())
+            return add_gradient(self.stock(ref=others, pred=pred, ddp=ddp), self._force_term(ref, pred, ddp))
+        others["forces"] = torch.zeros_like(ref["forces"])
+        value = self.stock(ref=others, pred={**pred, "forces": others["forces"]}, ddp=ddp)
+        return value + self._force_term(ref, pred, ddp)
 
-        return others + self._of_readout(ref, pred, pred["forces"], ddp)
-
-    def _of_readout(self, ref: Batch, pred: TensorDict, forces: Tensor, ddp: Optional[bool]) -> Tensor:
+    def _force_term(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
+        forces = pred["forces"].detach() if self.settings.detached else pred["forces"]
         per_atom, _ = force_loss(self.family, ref["forces"], forces, pred)
         weight = (ref.weight * ref.forces_weight)[ref.batch]
         return self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
-
-    def _beside_stock(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
-        forces, reference = pred["forces"].detach(), ref["forces"]
-        finite = torch.isfinite(reference).all(dim=-1, keepdim=True)
-        masked = copy.copy(ref)
-        masked["forces"] = torch.where(finite, reference, forces)
-        loss = self.stock(ref=masked, pred=pred, ddp=ddp)
-        own = self._of_readout(ref, pred, forces, ddp)
-        # Zero, with the readout's gradient; schedulers and the choice of checkpoints see the stock loss.
-        return loss + torch.nan_to_num(own - own.detach()) if own.requires_grad else loss
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.settings.options.items())

@@ -23,7 +23,7 @@ class Logged(NamedTuple):
 
 
 def mace_loss_with_figures(stock: type) -> type:
-    """`MACELoss` that also measures the force distributions, when the loss is `mace_ext.training.loss.E2IPLoss`.
+    """Return a `MACELoss` that also measures force distributions when the loss is `mace_ext.training.loss.E2IPLoss`.
 
     Atoms whose reference force is not finite are left out of the stock force errors, too.
     """
@@ -62,7 +62,7 @@ def mace_loss_with_figures(stock: type) -> type:
                 from e2ip_plugins.scores.training import FIGURES, figures
 
                 values = figures(self.uq_family, self.e2ip_atoms)
-                aux.update({f"{self.uq_family.name}_{figure.name}": values[figure.name] for figure in FIGURES})
+                aux.update({figure.key(self.uq_family.name): values[figure.name] for figure in FIGURES})
             return loss, aux
 
     MACELoss.__qualname__ = stock.__qualname__
@@ -71,26 +71,23 @@ def mace_loss_with_figures(stock: type) -> type:
 
 
 def find_figures(metrics: Dict[str, Any]) -> List[Logged]:
-    """Our figures among MACE's validation metrics."""
+    """Return our figures among MACE's validation metrics."""
     from e2ip_plugins.scores.training import FIGURES
 
-    return [
-        Logged(f"{name}_{figure.name}", f"{name} {figure.heading}", f"{metrics[f'{name}_{figure.name}']:{figure.form}}")
-        for name in families.table()
-        for figure in FIGURES
-        if f"{name}_{figure.name}" in metrics
-    ]
+    keys = [(figure.key(name), name, figure) for name in families.table() for figure in FIGURES]
+    logged = [(key, name, figure) for key, name, figure in keys if key in metrics]
+    return [Logged(key, f"{name} {figure.heading}", f"{metrics[key]:{figure.form}}") for key, name, figure in logged]
 
 
 def log_validation(metrics: Dict[str, Any], epoch: Any, head: str) -> None:
-    """The line after the stock validation line, and W&B where a run is open."""
-    found = find_figures(metrics)
-    if not found:
+    """Log the line after the stock validation line, and to W&B where a run is open."""
+    figures = find_figures(metrics)
+    if not figures:
         return
     phrase = "Initial" if epoch is None else f"Epoch {epoch}"
-    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in found)}")
+    logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in figures)}")
     if epoch is not None:
-        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in found}, commit=False)
+        log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in figures}, commit=False)
 
 
 def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
@@ -101,11 +98,11 @@ def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
 
 
 def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
-    """Our columns at the right of the stock error table; ``metrics`` has one dict per row."""
-    found = [find_figures(row) for row in metrics]
-    if len(metrics) != len(table.rows) or not all(found):
+    """Add our columns at the right of the stock error table; ``metrics`` has one dict per row."""
+    rows = [find_figures(row) for row in metrics]
+    if len(metrics) != len(table.rows) or not all(rows):
         return
-    for column in zip(*found, strict=True):
+    for column in zip(*rows, strict=True):
         table.add_column(column[0].heading, [cell.text for cell in column])
-    for row, values, cells in zip(table.rows, metrics, found, strict=True):
+    for row, values, cells in zip(table.rows, metrics, rows, strict=True):
         log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)

@@ -24,16 +24,16 @@ COMMON = (FORCE_UNIT, FORCES)
 
 
 def known_options() -> Dict[str, Dict[str, Option]]:
-    """Every option by its name, then by the families that have it."""
-    found: Dict[str, Dict[str, Option]] = {}
+    """Return every option by its name, then by the families that have it."""
+    known: Dict[str, Dict[str, Option]] = {}
     for readout, family in families.table().items():
         for option in (*family.options, *COMMON):
-            found.setdefault(option.name, {})[readout] = option
-    return found
+            known.setdefault(option.name, {})[readout] = option
+    return known
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """``--readout`` and ``--e2ip_*``; by default everything is stock MACE."""
+    """Add ``--readout`` and ``--e2ip_*``; by default everything is stock MACE."""
     group = parser.add_argument_group("e2ip", "force uncertainties (e2ip-plugins)")
     group.add_argument(
         "--readout",
@@ -54,18 +54,18 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def has_readout(args: Namespace) -> bool:
-    """Whether a run is to have a readout."""
+    """Return whether a run is to have a readout."""
     return getattr(args, "readout", STOCK) != STOCK
 
 
 def given_options(args: Namespace) -> Dict[str, Any]:
-    """Options of any readout that the user wrote, without their prefix."""
+    """Return options of any readout that the user wrote, without their prefix."""
     values = {name: getattr(args, f"e2ip_{name}", None) for name in known_options()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def settings_of(args: Namespace, force_unit: float = math.nan) -> Settings:
-    """Settings of the readout; what is not this family's option is left to `mace_ext.training.checks`.
+    """Return the settings of the readout; what is not this family's option is left to `mace_ext.training.checks`.
 
     Parameters
     ----------
@@ -79,6 +79,6 @@ def settings_of(args: Namespace, force_unit: float = math.nan) -> Settings:
     InputError
         For values that mean nothing or do not go together.
     """
-    own = [option.name for option in families.get(args.readout).options]
-    options = {name: value for name, value in given_options(args).items() if name in own}
+    names = [option.name for option in families.get(args.readout).options]
+    options = {name: value for name, value in given_options(args).items() if name in names}
     return Settings.of(args.readout, options, force_unit, args.e2ip_forces)

@@ -7,17 +7,19 @@ from typing import Any, Dict
 
 from hydra.utils import get_method
 from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.nn._graph_mixin import GraphModuleMixin
+from nequip.train import NequIPLightningModule
 from nequip.train.lightning import _SOLE_MODEL_KEY
 from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from nequip_ext.fitting.fit import MODEL, read_checkpoint, training_module
+from nequip_ext.fitting.file import MODEL, drop_optimiser, read_checkpoint, training_module
 from nequip_ext.fitting.package import Package
 from nequip_ext.model.checkpoints import averages_for, explained, rebuild
 from nequip_ext.model.readout import find_readout
 
-#: What takes the place of ours, with the arguments that both know.
+#: NequIP's classes that replace ours, with the arguments that both know.
 _OURS = {
     "nequip_ext.E2IPLoss": "nequip.train.EnergyForce{}Loss",
     "nequip_ext.E2IPMetrics": "nequip.train.EnergyForce{}Metrics",
@@ -54,13 +56,9 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
     kind, hparams = training_module(checkpoint, model, free_standing=True)
     if hparams["model"]["_target_"] != MODEL:
         source = hparams["model"].get("package_path")
-        told = f"; if it is in {source}, strip that package" if source else ""
-        raise InputError(f"{model}: has no readout to be stripped of{told}")
-    if "schedulefree_optimizer_state_dict" in checkpoint:
-        raise InputError(
-            f"{model}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
-            "package it with nequip-package and strip the package"
-        )
+        way_out = f"; if it is in {source}, strip that package" if source else ""
+        raise InputError(f"{model}: has no readout to be stripped of{way_out}")
+    drop_optimiser(checkpoint, model, "strip")
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin = rebuild(kind, hparams, checkpoint)
         hparams = _stock(hparams)
@@ -71,14 +69,11 @@ def _strip_checkpoint(model: Path, output: Path) -> None:
         stock = kind(**copy.deepcopy(hparams))
     checkpoint["state_dict"] = _without_readout(twin, stock)
     checkpoint["hyper_parameters"] = hparams
-    # Of an optimiser that knew the readout.
-    for name in ("optimizer_states", "lr_schedulers"):
-        checkpoint.pop(name, None)
     save(checkpoint, output)
 
 
 def _stock(config: Any) -> Any:
-    """A config without anything of this plugin."""
+    """Return a config without anything of this plugin."""
     if isinstance(config, (list, tuple)):
         return type(config)(_stock(value) for value in config if not _is_callback(value))
     if not isinstance(config, dict):
@@ -88,25 +83,25 @@ def _stock(config: Any) -> Any:
         inner = {**config["model"], **{k: config[k] for k in ("model_dtype", "compile_mode") if config.get(k)}}
         return _stock(inner)
     if target in _OURS:
-        found = {name: value for name, value in config.items() if value is not None}
-        coeffs = found.pop("coeffs", None) or {}
-        theirs_alone = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
-        if any(value is not None for value in theirs_alone.values()):
-            found["coeffs"] = theirs_alone  # without weights, the host's own
-        theirs = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
-        known = inspect.signature(get_method(theirs)).parameters
-        return {"_target_": theirs, **{name: value for name, value in found.items() if name in known}}
+        coeffs = config.get("coeffs") or {}
+        stock_target = _OURS[target].format("Stress" if any(name.startswith("stress") for name in coeffs) else "")
+        known = inspect.signature(get_method(stock_target)).parameters
+        arguments = {name: value for name, value in config.items() if name in known and value is not None}
+        arguments["coeffs"] = {name: value for name, value in coeffs.items() if name.startswith(_FIELDS)}
+        if all(value is None for value in arguments["coeffs"].values()):
+            del arguments["coeffs"]  # without weights, NequIP's own
+        return {"_target_": stock_target, **arguments}
     return {name: None if _is_callback(value) else _stock(value) for name, value in config.items()}
 
 
 def _is_callback(config: Any) -> bool:
-    """Whether a config is of something of this plugin that nothing takes the place of."""
+    """Return whether a config is of a part of this plugin that nothing replaces, a callback for example."""
     target = str(config.get("_target_", "")) if isinstance(config, dict) else ""
     return target.startswith("nequip_ext.") and target not in (MODEL, *_OURS, *_BACKBONES)
 
 
-def _without_readout(twin: Any, stock: Any) -> Dict[str, Any]:
-    """State of a training module in one whose model has no readout."""
+def _without_readout(twin: NequIPLightningModule, stock: NequIPLightningModule) -> Dict[str, Any]:
+    """Return the state of a training module in one whose model has no readout."""
     before, state = twin.state_dict(), stock.state_dict()
     state.update({name: before[name] for name in state if name in before and not name.startswith(("ema.", "loss."))})
     state.update(averages_for(stock, twin))
@@ -118,7 +113,7 @@ def _strip_package(model: Path, output: Path) -> None:
     if not output.name.endswith(".nequip.zip"):
         raise InputError(f"--output {output}: what is made of {model} is a package: its name must end with .nequip.zip")
     for models in package.models.values():
-        graph_model = models[_SOLE_MODEL_KEY]
+        graph_model: Any = models[_SOLE_MODEL_KEY]  # of a class in the package
         if find_readout(graph_model) is None:
             raise InputError(f"{model}: has no readout to be stripped of")
         force_module = graph_model.model
@@ -134,5 +129,5 @@ def _strip_package(model: Path, output: Path) -> None:
     package.write(output)
 
 
-def _added(module: Any) -> set:
+def _added(module: GraphModuleMixin) -> set:
     return set(module.irreps_out) - set(module.irreps_in)

@@ -1,10 +1,11 @@
-"""``e2ip fit`` for packages of NequIP: a new package where there is a readout, else a checkpoint that reads it."""
+"""``e2ip fit`` for packages of NequIP: a new package of one with a readout, a checkpoint that reads a stock one."""
 
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import lightning
 import torch
+from nequip.data import AtomicDataDict
 from nequip.model.saved_models.package import (
     ModelFromPackage,
     _get_package_metadata,
@@ -19,11 +20,12 @@ from nequip.utils.global_state import get_latest_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
-from e2ip_plugins.fitting.fit import Report, is_constant
+from e2ip_plugins.fitting.batches import OnProgress
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.compat import IS_0_16, cpu_deserialize
-from nequip_ext.fitting.passes import batches_of, fit_model
+from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import explained
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_readout, settings_of
@@ -33,21 +35,21 @@ _KINDS = {"train": 1, "val": 0, "test": 0, "predict": 0}
 
 
 class Package(NamedTuple):
-    """What is in a package: models by the way in which they are to be compiled, and their example."""
+    """Content of a package: models by the way in which they are to be compiled, and an example of their input."""
 
-    importer: Any
-    models: Dict[str, Any]
-    example: Any
+    importer: torch.package.PackageImporter
+    models: Dict[str, torch.nn.ModuleDict]
+    example: AtomicDataDict.Type
 
     @classmethod
     def read(cls, path: Path) -> "Package":
-        """On the CPU; `InputError` for files that are none."""
+        """Read a package on the CPU; `InputError` for other files."""
         register()  # for `write`: which libraries stay outside
         with _suppress_package_importer_exporter_warnings():
             try:
                 importer = torch.package.PackageImporter(str(path))
                 names = _get_package_metadata(importer)["available_models"]
-            # Reading a broken archive lets through whatever goes wrong in it.
+            # Reading a broken archive raises whatever goes wrong in it.
             except Exception as error:
                 kind = type(error).__name__
                 raise InputError(f"{path}: is no package of nequip-package ({kind}: {error})") from error
@@ -58,7 +60,7 @@ class Package(NamedTuple):
                 return cls(importer, models, importer.load_pickle("model", "example_data.pkl"))
 
     def write(self, path: Path) -> None:
-        """The models as they are now, with the code that they use and all else that the package had."""
+        """Write the models as they are now, with the code that they use and all else that the package had."""
         with replacing(path) as unfinished, _suppress_package_importer_exporter_warnings():
             # As `nequip-package modify` does it.
             importers = (self.importer, torch.package.importer.sys_importer)
@@ -74,14 +76,17 @@ class Package(NamedTuple):
 
 
 def fit_package(
-    path: Path, training: Sequence[Frame], validation: Sequence[Frame], output: Path, device: str, batch_size: int
-) -> Optional[Report]:
+    path: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    device: str,
+    batch_size: int,
+    on_progress: OnProgress,
+) -> Optional[FitReport]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
-    Raises
-    ------
-    InputError
-        See `nequip_ext.fitting.fit.fit_file`.
+    Parameters, and what is raised: see `nequip_ext.fitting.file.fit_file`.
     """
     package = Package.read(path)
     models = package.models
@@ -99,26 +104,23 @@ def fit_package(
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     with explained(path):
-        batches = batches_of(model, training, validation, device, batch_size, types_of(path))
-    report = fit_model(model, *batches, constant=is_constant(readout))
+        report = fit_frames(model, training, validation, batch_size, types_of(path), on_progress)
     model.cpu()
-    for modules in models.values():
-        other = find_readout(modules)
-        assert other is not None
-        other.load_state_dict(readout.state_dict())
+    for other in map(find_readout, models.values()):
+        other.load_state_dict(readout.state_dict())  # type: ignore[union-attr]
     package.write(output)
     return report
 
 
 def _into_mode_leverage(readout: Any, path: Path) -> None:
-    """Its settings and its family, of the classes that the package carries."""
+    """Change settings and family of a readout, which are of the classes that the package carries."""
     changed = settings_of(readout).with_leverage(str(path))
     readout.settings = type(readout.settings)(*changed)
     readout.family.takes_support = changed.build().takes_support
 
 
 def wrap_package(path: Path) -> Dict[str, Any]:
-    """The checkpoint of a stock package, as if it had been trained for no step: its model is read from the package."""
+    """Return a checkpoint of a stock package, as of a training without steps: its model is read from the package."""
     if IS_0_16:
         raise InputError(f"{path}: NequIP 0.16 cannot have a stock package fitted: fit the checkpoint it was made of")
     config = {"_target_": f"nequip.model.{ModelFromPackage.__name__}", "package_path": str(path.resolve())}
@@ -143,7 +145,7 @@ def wrap_package(path: Path) -> Dict[str, Any]:
 
 
 class ExampleOfPackage:
-    """Data of such a checkpoint, for ``nequip-compile``: the frame that the package brings along."""
+    """Data of such a checkpoint, for ``nequip-compile``: the frame in the package."""
 
     def __init__(self, package_path: str, train_dataloader: Optional[Dict[str, Any]] = None) -> None:
         self.package_path = package_path
@@ -157,6 +159,6 @@ class ExampleOfPackage:
     def teardown(self, stage: str) -> None:
         """Nothing to do."""
 
-    def train_dataloader(self) -> Any:
-        """The one frame."""
+    def train_dataloader(self) -> List[AtomicDataDict.Type]:
+        """Return the one frame."""
         return [data_dict_from_package(self.package_path)]

@@ -1,7 +1,9 @@
-"""A checkpoint, package or compiled file for ``e2ip evaluate``: batches of any frames."""
+"""A checkpoint, package or compiled file for ``e2ip evaluate`` and ``e2ip select``: batches of any frames."""
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
 
 import torch
 from ase import Atoms
@@ -14,17 +16,23 @@ from torch import Tensor
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.fitting.batches import in_order
+from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import IS_0_16
+from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import Types, by_element, types_of
 from nequip_ext.model.inputs import transforms_of
-from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.model.readout import find_name, find_readout
 
 
+@dataclass
 class Batches:
-    """What `e2ip_plugins.evaluation.evaluate.Model` asks for.
+    """What `e2ip_plugins.evaluation.options.BatchModel` asks for.
 
     Parameters
     ----------
@@ -33,62 +41,54 @@ class Batches:
     species : sequence of str
     transforms : list of callable
         From NequIP's dictionary of a frame to one with types and neighbours, on the CPU.
-    family : str or None
+    family : subclass of Family, optional
         Of the readout.
+    dtype, device : str
     one_by_one : bool
         Whether the model takes a frame at a time.
     """
 
+    model: torch.nn.Module
+    species: Sequence[str]
+    transforms: Sequence[Callable]
+    family: Optional[Type[Family]]
+    dtype: str
+    device: str
+    one_by_one: bool = False
     reads: Sequence[str] = ()
 
-    def __init__(
-        self,
-        model: Any,
-        species: Sequence[str],
-        transforms: Sequence[Callable],
-        family: Optional[str],
-        dtype: str,
-        device: str,
-        one_by_one: bool = False,
-    ) -> None:
-        self.model, self.species, self.transforms, self.device = model, list(species), transforms, torch.device(device)
-        self.family = None if family is None else families.get(family)
-        self.dtype, self.one_by_one = dtype, one_by_one
-        self.warning, self.uq_model = unfitted(find_readout(model)), find_model_name(model)
+    def __post_init__(self) -> None:
+        self.warning, self.uq_model = unfitted(find_readout(self.model)), find_name(self.model)
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
-        """NequIP's dictionary of a frame, and its number of edges."""
+        """Return NequIP's dictionary of a frame, and its number of edges."""
         data = from_ase(atoms)
         for transform in self.transforms:
             data = transform(data)
         return data, AtomicDataDict.num_edges(data)
 
     def evaluate(self, graphs: Sequence[AtomicDataDict.Type], stress: bool) -> Dict[str, Tensor]:
-        """Results of a batch."""
-        batches: List[AtomicDataDict.Type] = (
-            list(graphs) if self.one_by_one else [AtomicDataDict.batched_from_list(list(graphs))]
-        )
-        found = [self._evaluate(batch, stress) for batch in batches]
-        return {name: torch.cat([results[name] for results in found]) for name in found[0]}
+        """Return the results of a batch."""
+        batches = [[graph] for graph in graphs] if self.one_by_one else [list(graphs)]
+        results = [self._evaluate(AtomicDataDict.batched_from_list(batch), stress) for batch in batches]
+        return {name: torch.cat([part[name] for part in results]) for name in results[0]}
 
     def _evaluate(self, data: AtomicDataDict.Type, stress: bool) -> Dict[str, Tensor]:
-        output = self.model(AtomicDataDict.to_(dict(data), self.device))
         assert self.family is not None
+        output = self.model(AtomicDataDict.to_(dict(data), torch.device(self.device)))
         results = {
             "energy": output[AtomicDataDict.TOTAL_ENERGY_KEY].reshape(-1),
             "forces": output[AtomicDataDict.FORCE_KEY],
         }
         if stress and AtomicDataDict.STRESS_KEY in output:
             results["stress"] = output[AtomicDataDict.STRESS_KEY].reshape(-1, 3, 3)
-        for key in self.family.output_keys():
+        for key in (*self.family.output_keys(), LEVERAGE):
             results[key.name] = output[key.name].reshape(-1, *key.shape)
-        if LEVERAGE.name in output:  # not in what was saved before there was one
-            results[LEVERAGE.name] = output[LEVERAGE.name].reshape(-1)
         return {name: value.detach() for name, value in results.items()}
 
 
 def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:
-    """A checkpoint, package or compiled file, with a readout or without.
+    """Open a checkpoint, package or compiled file, with a readout or without.
 
     Parameters
     ----------
@@ -110,10 +110,25 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     return opened
 
 
-def of_model(model: Any, device: str = "cpu", types: Types = True) -> Batches:
-    """An eager ``GraphModel``, with a readout or without, and its types by element."""
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+    """Open a checkpoint or package for passes over features; `InputError` for models without a readout."""
+    model = open_model(path, device=device, head=head).model
+    types = types_of(path)
+
+    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+        for batch in in_order([Graphs(frames, model, types)], batching(batch_size)):
+            batch = AtomicDataDict.to_(batch, torch.device(device))
+            if not forces:
+                run_features(model, batch)
+            yield forces_of(model, batch) if forces else None
+
+    return Passes(str(path), required_readout(find_readout(model), path), run)
+
+
+def of_model(model: graph_model.GraphModel, device: str = "cpu", types: Types = True) -> Batches:
+    """Return batches of an eager model, with a readout or without; ``types`` are the model's by element."""
     readout = find_readout(model)
-    family = None if readout is None else readout.settings.family
+    family = None if readout is None else families.get(readout.settings.family)
     dtype = model.metadata[graph_model.MODEL_DTYPE_KEY]
     names = list(model.type_names)
     known = by_element(types, names)
@@ -121,40 +136,42 @@ def of_model(model: Any, device: str = "cpu", types: Types = True) -> Batches:
     return Batches(frozen, list(known), transforms_of(model.metadata, names, known), family, dtype, device)
 
 
-def _saved(path: Path, device: str) -> Batches:
+@contextmanager
+def _openable(path: Path, kind: str) -> Iterator[None]:
+    """Raise `InputError` for a file that cannot be opened: unpickling and unpacking raise whatever goes wrong."""
     try:
-        set_global_state(allow_tf32=False)
-        with explained(path):
-            return of_model(load_saved_model(str(path)), device, types_of(path))
+        yield
     except InputError:
         raise
-    # Unpickling and unpacking let whatever goes wrong in them through.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{path}: cannot be opened as a model of NequIP ({reason})") from error
+        raise InputError(f"{path}: cannot be opened as {kind} of NequIP ({reason})") from error
+
+
+def _saved(path: Path, device: str) -> Batches:
+    with _openable(path, "a model"), explained(path):
+        set_global_state(allow_tf32=False)
+        return of_model(load_saved_model(str(path)), device, types_of(path))
 
 
 def _compiled(path: Path, device: str) -> Batches:
     if IS_0_16:
         raise InputError(f"{path}: NequIP 0.16 opens compiled models for ASE alone: give the checkpoint or a package")
-    try:
+    # The message also names the device that the model was compiled for.
+    with _openable(path, "a compiled model"):
         model, metadata = load_compiled_model(str(path), device)
-    # Its loader, too, and it names the device that it was compiled for.
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{path}: cannot be opened as a compiled model of NequIP ({reason})") from error
-    found = families.of_outputs(model.output_keys)
-    if found is None:
+    family = families.of_outputs(model.output_keys)
+    if family is None:
         raise InputError(
             f"{path}: puts out no uncertainties: compile a model with a readout anew, with nequip-compile --target "
             f"{families.DEFAULT}_batch"
         )
     if AtomicDataDict.TOTAL_ENERGY_KEY not in model.output_keys:
         raise InputError(
-            f"{path}: was compiled for LAMMPS: compile the model anew with nequip-compile --target {found.name}_batch"
+            f"{path}: was compiled for LAMMPS: compile the model anew with nequip-compile --target {family.name}_batch"
         )
     names, dtype = metadata[graph_model.TYPE_NAMES_KEY], metadata[graph_model.MODEL_DTYPE_KEY]
     single = AtomicDataDict.BATCH_KEY not in model.input_keys
     with explained(path):
         transforms = transforms_of(metadata, names, by_element(True, names))
-    return Batches(model, names, transforms, found.name, dtype, device, single)
+    return Batches(model, names, transforms, family, dtype, device, single)

@@ -1,6 +1,5 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Dict, Iterable, List, Optional, Tuple, Type, Union
 
@@ -11,20 +10,20 @@ from nequip.data import AtomicDataDict
 from nequip.nn import graph_model
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.checks import check_structure
-from e2ip_plugins.readout.gradient import Uncertainty, in_units
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.readout.gradient import Uncertainty
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.results import in_units, model_results, warn_if_unfitted
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.inference.gradient import uncertainty_gradient
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import types_of
-from nequip_ext.model.readout import find_model_name, find_readout
+from nequip_ext.model.readout import find_name, find_readout
 from nequip_ext.registration import register
-from nequip_ext.training.reference import known_species
+from nequip_ext.training.data_sets import known_species
 
 
 def _properties(of: Iterable[Type[Family]]) -> List[str]:
@@ -50,7 +49,7 @@ class E2IPCalculator(NequIPCalculator):
         """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
         self.calibration = None if calibration is None else Calibration.read(calibration)
         super().__init__(*args, **settings)
-        self._uq_model = find_model_name(self.model)
+        self._uq_model = find_name(self.model)
         if self.calibration is not None:
             self.calibration.check_model(self._uq_model, "the model")
         readout = find_readout(self.model)
@@ -61,7 +60,7 @@ class E2IPCalculator(NequIPCalculator):
     def from_compiled_model(
         cls, compile_path: str, *args: Any, readout: str = families.DEFAULT, **settings: Any
     ) -> "E2IPCalculator":
-        """Calculator with a model that was compiled with ``--target <readout>_ase``.
+        """Return a calculator with a model that was compiled with ``--target <readout>_ase``.
 
         Parameters
         ----------
@@ -73,9 +72,9 @@ class E2IPCalculator(NequIPCalculator):
             As for ``NequIPCalculator.from_compiled_model``, and ``calibration``, a file of ``e2ip calibrate``.
         """
         # NequIP asks the class for the target.
-        made = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
+        subclass = type(cls.__name__, (cls,), {"readout": families.get(readout).name, "__module__": cls.__module__})
         try:
-            return super(E2IPCalculator, made).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
+            return super(E2IPCalculator, subclass).from_compiled_model(compile_path, *args, **settings)  # type: ignore[misc]
         except ValueError as error:
             if "keys do not match" not in str(error):
                 raise
@@ -86,7 +85,7 @@ class E2IPCalculator(NequIPCalculator):
 
     @classmethod
     def from_saved_model(cls, path: str, **settings) -> "E2IPCalculator":
-        """Calculator with the eager model of a checkpoint or package; slower than a compiled one, but with gradients.
+        """Return a calculator with the eager model of a checkpoint or package: slower than compiled, with gradients.
 
         Parameters
         ----------
@@ -106,9 +105,7 @@ class E2IPCalculator(NequIPCalculator):
         with explained(path):
             settings.setdefault("chemical_species_to_atom_type_map", types_of(path))
             calculator = cls._from_saved_model(path, **settings)
-        warning = unfitted(find_readout(calculator.model))
-        if warning:
-            warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
+        warn_if_unfitted(find_readout(calculator.model), f"{path}: ")
         return calculator
 
     @classmethod
@@ -119,8 +116,13 @@ class E2IPCalculator(NequIPCalculator):
         register()
         return COMPILE_TARGET_DICT[f"{cls.readout}_ase"]
 
-    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes) -> None:
-        """As ``NequIPCalculator``; `InputError` for a structure that NequIP would predict meaningless numbers of."""
+    def calculate(
+        self,
+        atoms: Optional[Atoms] = None,
+        properties: Optional[List[str]] = None,
+        system_changes: List[str] = all_changes,
+    ) -> None:
+        """Calculate as ``NequIPCalculator``; `InputError` for a structure without meaning for the model."""
         self._check(atoms)
         super().calculate(atoms, properties, system_changes)
 
@@ -131,22 +133,22 @@ class E2IPCalculator(NequIPCalculator):
     def uncertainty_gradient(
         self, atoms: Atoms, uncertainty: Uncertainty = "forces_epistemic_std"
     ) -> Tuple[np.ndarray, np.ndarray]:
-        """An uncertainty of an ASE frame, and the gradient of its sum in the positions, in eV and Å.
+        """Return an uncertainty of an ASE frame, and the gradient of its sum in the positions, in eV and Å.
 
         See `nequip_ext.uncertainty_gradient`. Needs an eager model, not a compiled file. Positions are read as they
         are, like NequIP's own forces: with ``length_units_to_A`` other than 1 they are in the model's length unit.
         """
         self._check(atoms)
-        factor = self.energy_units_to_eV / self.length_units_to_A
         data = self.atoms_to_data(atoms)
         readout = find_readout(self.model)
         if readout is not None:
-            family, calibrated = families.get(readout.settings.family), None
-            if self.calibration is not None:
-                calibrated = self.calibration.with_gradient(family, factor, atoms.symbols)
-            uncertainty = in_units(uncertainty, family, factor, calibrated)
+            family = families.get(readout.settings.family)
+            uncertainty = in_units(uncertainty, family, self._force_factor(), self.calibration, atoms.symbols)
         value, gradient = uncertainty_gradient(self.model, data, uncertainty)
         return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
+
+    def _force_factor(self) -> float:
+        return self.energy_units_to_eV / self.length_units_to_A
 
     def save_extra_outputs(self, out: AtomicDataDict.Type) -> None:
         """Put the outputs of the readout into ``results``, in eV and Å like everything else there."""
@@ -156,19 +158,11 @@ class E2IPCalculator(NequIPCalculator):
                 "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, give it one (e2ip fit), or "
                 "use NequIPCalculator"
             )
-        keys = [key for key in family.output_keys() if key.name in out]
+        # A compiled file may lack views.
+        keys = [key for key in (*family.output_keys(), LEVERAGE) if key.name in out]
         outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
-        factor = self.energy_units_to_eV / self.length_units_to_A
-        if self.calibration is not None:
-            self.results.update(self.calibration.results(family, outputs, factor, self.atoms.symbols))
-        else:
-            found = family.outputs_in_units(outputs, factor)
-            self.results.update({name: value.numpy() for name, value in found.items()})
-        if LEVERAGE.name in out:  # not in what was saved before there was one
-            self.results[LEVERAGE.name] = out[LEVERAGE.name].detach().cpu().reshape(-1).numpy()
-        self.results[FAMILY_KEY] = family.uq_family
-        if self._uq_model is not None:
-            self.results[MODEL_KEY] = self._uq_model
+        options = {"calibration": self.calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
+        self.results.update(model_results(family, outputs, self._force_factor(), **options))
 
 
 def open_model(
@@ -178,29 +172,23 @@ def open_model(
     head: Optional[str] = None,
     dtype: Optional[str] = None,
 ) -> NequIPCalculator:
-    """Calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``.
+    """Return a calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``.
 
     ``head`` and ``dtype`` are for MACE: `InputError` for a head, and for a precision that is not the model's.
     """
     refuse_head(head)
-    if Path(path).suffix == ".pt2":
-        with explained(path):
-            compiled = E2IPCalculator.from_compiled_model(
+    compiled = Path(path).suffix == ".pt2"
+    with explained(path):
+        if compiled:
+            calculator = E2IPCalculator.from_compiled_model(
                 str(path), device=device, chemical_species_to_atom_type_map=True, calibration=calibration
             )
-        refuse_conversion(compiled.model.model.get_metadata()[graph_model.MODEL_DTYPE_KEY], dtype, path)
-        return compiled
-    with explained(path):
-        calculator = NequIPCalculator._from_saved_model(
-            str(path), device=device, chemical_species_to_atom_type_map=types_of(path)
-        )
-    refuse_conversion(calculator.model.metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
-    readout = find_readout(calculator.model)
-    if readout is None:
-        if calibration is not None:
-            raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")
+        else:
+            calculator = E2IPCalculator.from_saved_model(str(path), device=device, calibration=calibration)
+    metadata = calculator.model.model.get_metadata() if compiled else calculator.model.metadata
+    refuse_conversion(metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
+    if compiled or find_readout(calculator.model) is not None:
         return calculator
-    warning = unfitted(readout)
-    if warning:
-        warnings.warn(f"{path}: {warning}", UncertaintyWarning, stacklevel=2)
-    return E2IPCalculator(calculator.model, device, transforms=calculator.transforms, calibration=calibration)
+    if calibration is not None:
+        raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")
+    return NequIPCalculator(calculator.model, device, transforms=calculator.transforms)

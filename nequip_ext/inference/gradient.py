@@ -1,9 +1,10 @@
 """``uncertainty_gradient``: how the uncertainty of a NequIP model changes when atoms move."""
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 from nequip.data import AtomicDataDict
+from nequip.nn import graph_model
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -14,19 +15,19 @@ from nequip_ext.model.readout import KEEP_GRAPH_KEY, find_readout
 
 
 def uncertainty_gradient(
-    model: Any,
+    model: graph_model.GraphModel,
     data: AtomicDataDict.Type,
     uncertainty: Uncertainty = "forces_epistemic_std",
     create_graph: bool = False,
 ) -> Tuple[Tensor, Tensor]:
-    """An uncertainty and the gradient of its sum in the positions, for uncertainty-biased MD.
+    """Return an uncertainty and the gradient of its sum in the positions, for uncertainty-biased MD.
 
     Energies and forces are not computed. `E2IPCalculator.uncertainty_gradient` is the same for ASE frames.
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A ``GraphModel`` built by `E2IPModel`, eager: compiled files have no graph to differentiate.
+    model : GraphModel
+        One built by `E2IPModel`, eager: compiled files have no graph to differentiate.
     data : dict
         One frame or a batch as the model takes it, neighbour list included.
     uncertainty : str or callable

@@ -11,7 +11,8 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import CALIBRATION_KEY
 from e2ip_plugins.scores.calibration import Calibration
-from nequip_ext.model.readout import find_model_name
+from e2ip_plugins.scores.results import calibrated_columns
+from nequip_ext.model.readout import find_name
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -36,7 +37,7 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
         self.calibration.check(families.of_outputs(self.extra_fields), (), "what extra_fields name")
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """`InputError` for a calibration of a model that is there already, while another one is going to be tested."""
+        """Raise `InputError` for a calibration of an existing model, because another one is going to be tested."""
         if self.calibration.uq_model is not None:
             raise InputError(
                 f"{self.calibration.path}: was fitted to predictions of a trained model, not of the one that this "
@@ -44,8 +45,8 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
             )
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """`InputError` for a calibration of another model."""
-        self.calibration.check_model(find_model_name(pl_module), "the one that is tested")
+        """Raise `InputError` for a calibration of another model."""
+        self.calibration.check_model(find_name(pl_module), "the one that is tested")
         logger.info(f"the uncertainties that are written are calibrated by {self.calibration.path}")
 
     def on_test_batch_end(
@@ -57,19 +58,17 @@ class E2IPXYZFileWriter(write_xyz.TestTimeXYZFileWriter):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """As in the stock callback."""
+        """Write as the stock callback does, with calibrated uncertainties."""
         key = f"test_{dataloader_idx}_output"
         calibrated = {**outputs, key: self.calibrated(outputs[key], batch)}
         super().on_test_batch_end(trainer, pl_module, calibrated, batch, batch_idx, dataloader_idx)
 
     def calibrated(self, output: Dict[str, Any], batch: Dict[str, Any]) -> Dict[str, Any]:
-        """A model's output with calibrated uncertainties, in NequIP's shapes."""
+        """Return a model's output with calibrated uncertainties, in NequIP's shapes."""
         family = families.of_outputs(output)
         types = batch[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1).tolist()
         species = [self.chemical_symbols[number] for number in types]
         self.calibration.check(family, species, "the data")
         assert family is not None
-        parameters = {key.name: output[key.name].reshape(-1, *key.shape) for key in family.parameter_keys}
-        found = self.calibration.in_units(family, parameters, 1.0, species)
-        found = {name: value.reshape(output[name].shape) for name, value in found.items() if name in output}
-        return {**output, **found, CALIBRATION_KEY: Path(self.calibration.path).name}
+        changed = calibrated_columns(self.calibration, family, output, species)
+        return {**output, **changed, CALIBRATION_KEY: Path(self.calibration.path).name}

@@ -12,18 +12,17 @@ from e2ip_plugins.contract import installed
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.readout.settings import outdated
 from nequip_ext.model.readout import graph_readouts
 
 
 def leverages(pl_module: torch.nn.Module) -> Dict[str, Leverage]:
-    """The leverage of every readout, by its prefix in the state dictionary; readouts packaged without one have none."""
-    found = graph_readouts(pl_module).items()
-    return {f"{name}.readout.leverage.": m.readout.leverage for name, m in found if hasattr(m.readout, "leverage")}
+    """Return the leverage of every readout, by its prefix in the state dictionary."""
+    return {f"{name}.readout.leverage.": part.readout.leverage for name, part in graph_readouts(pl_module).items()}
 
 
 def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> NequIPLightningModule:
-    """A training module, on the CPU and not compiled, as `ModelFromCheckpoint` would make it; the checkpoint is loaded
-    already."""
+    """Return the training module of a loaded checkpoint, on the CPU and not compiled, as `ModelFromCheckpoint` does."""
     with override_model_compile_mode("eager"):
         twin = kind(**copy.deepcopy(hparams))
     twin.on_load_checkpoint(checkpoint)
@@ -32,40 +31,42 @@ def rebuild(kind: Any, hparams: Dict[str, Any], checkpoint: Dict[str, Any]) -> N
 
 
 def averages_for(target: NequIPLightningModule, source: Any) -> Dict[str, Any]:
-    """Entries of a training module's state dictionary: averages of its weights as another has them, by name, or its
-    own weights where the other has none of a name; empty where the other averages nothing."""
+    """Return entries of a state dictionary: averages of the weights of one training module as another has them.
+
+    A weight that ``source`` lacks is its own average; without averages in ``source`` there are no entries.
+    """
     if not hasattr(source, "ema"):
         return {}
-    # By number, in the order of the weights.
-    numbers = {name: number for number, (name, _) in enumerate(source.model.named_parameters())}
+    # NequIP numbers averages in the order of the weights.
+    averages = {name: source.ema.ema_weights[i] for i, (name, _) in enumerate(source.model.named_parameters())}
     state = {"ema._extra_state": source.ema.get_extra_state()}
     for number, (name, value) in enumerate(target.model.named_parameters()):
-        found = source.ema.ema_weights[numbers[name]] if name in numbers else value
-        state[f"ema.ema_weight_{number}"] = found.detach().clone()
+        state[f"ema.ema_weight_{number}"] = averages.get(name, value).detach().clone()
     return state
 
 
 def refuse_head(head: Optional[str]) -> None:
-    """`InputError` where somebody names one; MACE's models have them."""
+    """Raise `InputError` for a head: only models of MACE have them."""
     if head is not None:
         raise InputError(f"--head {head}: models of NequIP have no heads")
 
 
-def refuse_conversion(own: str, wanted: Optional[str], path: Any) -> None:
-    """`InputError` where somebody wants another precision than the model's own."""
-    if wanted not in (None, own):
-        raise InputError(f"--dtype {wanted}: models of NequIP cannot be converted, and {path} is {own}")
+def refuse_conversion(dtype: str, wanted: Optional[str], path: Any) -> None:
+    """Raise `InputError` for a precision other than the model's."""
+    if wanted not in (None, dtype):
+        raise InputError(f"--dtype {wanted}: models of NequIP cannot be converted, and {path} is {dtype}")
 
 
 @contextmanager
 def explained(path: Any) -> Iterator[None]:
-    """`InputError` where a checkpoint does not fit into what the installed NequIP makes of the config in it, and where
-    the types of a model are no elements.
-
-    Releases have different defaults, and a checkpoint says no more than its config did.
-    """
+    """Raise `InputError` for a checkpoint of another format, one that does not fit the model which the installed NequIP
+    builds from its config (releases have different defaults), and for types that are no elements."""
     try:
         yield
+    except InputError as error:
+        if str(error) != outdated("this checkpoint"):  # of a readout, which knows no path
+            raise
+        raise InputError(outdated(str(path))) from error
     except ValueError as error:
         if "chemical symbol" not in str(error):
             raise
@@ -78,17 +79,17 @@ def explained(path: Any) -> Iterator[None]:
             raise
         checkpoint = torch.load(path, map_location="cpu", weights_only=False)
         saved = checkpoint["hyper_parameters"]["info_dict"].get("versions", {}).get("nequip")
-        found = installed("nequip")
-        if saved in (None, found):
+        here = installed("nequip")
+        if saved in (None, here):
             raise
         raise InputError(
-            f"{path}: was written with NequIP {saved}, and NequIP {found}, which is installed, makes another model of "
+            f"{path}: was written with NequIP {saved}, and NequIP {here}, which is installed, makes another model of "
             f"the config in it: use NequIP {saved}, or package it there (nequip-package) and take the package"
         ) from error
 
 
 def store(path: str, fitted: Dict[str, Leverage]) -> None:
-    """Write leverages into a checkpoint file, and change nothing else in it."""
+    """Write leverages into a checkpoint file; nothing else in it changes."""
     checkpoint = torch.load(path, map_location="cpu", weights_only=False)
     for prefix, leverage in fitted.items():
         checkpoint["state_dict"].update({prefix + name: value for name, value in leverage.state_dict().items()})

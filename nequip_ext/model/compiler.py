@@ -1,9 +1,9 @@
-"""A fault of torch's compiler on the CPU, mended before a model is compiled for training.
+"""Repairs a fault of torch's compiler on the CPU before a model is compiled for training.
 
-Where inductor fuses two loops it may work out one's reads and writes anew, and then forgets that a buffer it reads is
-written to in place before (pytorch/pytorch#185509). What reads a sum over neighbours can so come before the sum:
-AlphaNet's compiled forces were wrong by several per cent, with torch 2.13. Goes when no torch that NequIP takes has the
-fault; once more is no harm to one that has not.
+Where inductor fuses two loops it may determine the reads and writes of one of them again, and then forgets that a
+buffer which this loop reads is written in place before (pytorch/pytorch#185509). Code that reads a sum over neighbours
+can then run before the sum: with torch 2.13, AlphaNet's compiled forces were wrong by several per cent. This module
+goes when no torch that NequIP accepts has the fault; it does no harm to others.
 """
 
 import functools
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def mend(model: Any) -> Any:
-    """The same model; if it is one that NequIP compiles, inductor is mended for the whole process."""
-    # By name: a package has a class of its own.
+    """Return the model; if NequIP compiles it, repair inductor for the whole process."""
+    # By name, because packages carry their own class.
     if type(model).__name__ == "CompileGraphModel":
         _mend()
     return model

@@ -13,7 +13,7 @@ from nequip_ext.compat import IS_0_16
 from nequip_ext.model.compiler import mend
 from nequip_ext.model.readout import LAST_KEY, FeatureTap, GraphReadout, find_readout
 
-#: Inner models that have been trained.
+#: Builders of models that have been trained.
 _TRAINED = ("ModelFromCheckpoint", "ModelFromPackage")
 
 
@@ -46,7 +46,7 @@ def E2IPModel(
             _target_: nequip.model.NequIPGNNModel
             seed: ${seed}
             model_dtype: float32
-            # ... as ever
+            # ... as usual
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def E2IPModel(
         Config of the inner model with its ``_target_``: NequIPGNNModel, AllegroModel, ModelFromPackage,
         ModelFromCheckpoint, modify, … It must compute forces.
     seed : int
-        Of the readout's weights, which have a random stream of their own.
+        Seed of the readout's weights, which have their own random stream.
     readout : str
         Predictive family; ``evidence``, ``preset`` and ``evidence_weight`` are options of ``e2ip``, the default.
     evidence : str, optional
@@ -111,7 +111,7 @@ def E2IPModel(
 
 
 def _check_statistics(inner: Dict[str, Any]) -> None:
-    """NaN energy scales come from labels that are not finite, and would make every output NaN."""
+    """Raise `InputError` for scales that are not finite: they come from such labels, and would make outputs NaN."""
     for name in ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors"):
         value = inner.get(name)
         numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -148,13 +148,13 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
     name = _tapped(sequence)
     if name is not None:
         layer = getattr(sequence, name)
-        own = hasattr(layer, "tapped")
-        tap = FeatureTap(dict(layer.irreps_in), factor=layer.tapped if own else 1.0)
-        sequence.insert("e2ip_tap", tap, before=name)
-        if own:
-            # What follows brings features into e3nn's order: a compiled model leaves that out if nobody reads it.
+        sequence.insert(
+            "e2ip_tap", FeatureTap(dict(layer.irreps_in), factor=getattr(layer, "tapped", 1.0)), before=name
+        )
+        if hasattr(layer, "tapped"):  # a backbone of ours
+            # The next module brings features into e3nn's order; compiled models omit that if it is not read.
             sequence.insert("e2ip_last_tap", FeatureTap(dict(layer.irreps_out), LAST_KEY), after=name)
-    # At the end: NequIP's averages of weights are kept in the order of the modules.
+    # At the end, because checkpoints hold NequIP's averages of weights in the order of the modules.
     readout = GraphReadout(
         dict(sequence.irreps_out), graph_model.model_dtype, len(graph_model.type_names), settings, seed
     )
@@ -167,11 +167,11 @@ def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:
 
 
 def _tapped(sequence: torch.nn.Module) -> Optional[str]:
-    """The part of an energy model whose input the readout taps; None: nothing before the end is directional."""
+    """Return the module of an energy model whose input the readout taps; None if nothing before the end has vectors."""
     children = list(sequence.named_children())
-    # By attributes and names: packaged models carry classes of their own.
-    own = [name for name, child in children if hasattr(child, "tapped")]
-    if own:
-        return own[-1]
+    # By attributes and names, because packages carry their own classes.
+    mixings = [name for name, child in children if hasattr(child, "tapped")]
     layers = [name for name, child in children if type(child).__name__ == "ConvNetLayer"]
-    return layers[-1] if len(layers) > 1 else None  # before the only layer there are type embeddings
+    # The input of a first layer are type embeddings.
+    directional = mixings or layers[1:]
+    return directional[-1] if directional else None

@@ -4,12 +4,11 @@ These modules travel inside packaged models. ``torch.package`` follows imports: 
 NequIP itself packages (``nequip.data`` the package would drag in ASE).
 """
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from e3nn.o3._irreps import Irreps
 from nequip.data import AtomicDataDict
-from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 
 from e2ip_plugins.errors import InputError
@@ -17,34 +16,32 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels.paths import NOBODY, observer
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
-from e2ip_plugins.readout.readout import Readout, model_name, refuse_version_1
+from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
+from nequip_ext.model.graph_module import GraphModule
 
-#: Between taps and readout only; never an output.
+#: A field between taps and readout, never an output.
 TAP_KEY = "e2ip_tapped_features"
 
-#: Features after the last layer of `nequip_ext.model.backbones`, as these have them between layers: all channels of x
-#: first, then those of y and z, and isolated atoms in the last rows.
+#: Features after the last layer of `nequip_ext.model.backbones`, in their order between layers: all channels of x, then
+#: those of y and z; isolated atoms are in the last rows.
 LAST_KEY = "e2ip_last_features"
 
-#: Put into the inputs outside training, it keeps the graph of the readout's outputs (`nequip_ext.inference.gradient`).
+#: An input field that keeps the graph of the readout's outputs outside training (`nequip_ext.inference.gradient`).
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
 
-class FeatureTap(GraphModuleMixin, torch.nn.Module):
-    """Keeps a reference to node features, mostly those that go into the last layer.
-
-    A last convolution puts out scalars only; its input still has l > 0.
+class FeatureTap(GraphModule):
+    """Copy node features into another field: usually the input of the last layer, whose output has scalars only.
 
     Parameters
     ----------
     irreps_in : dict
     key : str
+        Name of the field.
     factor : float
-        On what is kept.
+        The features are multiplied with it.
     """
-
-    _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
     def __init__(self, irreps_in: Dict[str, Irreps], key: str = TAP_KEY, factor: float = 1.0) -> None:
         super().__init__()
@@ -58,30 +55,25 @@ class FeatureTap(GraphModuleMixin, torch.nn.Module):
         return data
 
 
-class GraphReadout(GraphModuleMixin, torch.nn.Module):
-    """The core's readout, fed with what the energy model leaves in ``data``.
+class GraphReadout(GraphModule):
+    """The core's readout on the features of a NequIP energy model; energies and forces do not depend on it.
 
-    Energies and forces do not depend on it. Sources of 0e: the final node features, or, in models
-    with edge features only (Allegro), their sum over an atom's edges. Sources of anisotropy: 2e and
-    1o channels of the tapped features; where there are no 2e ones, edges pooled with Y2.
-
-    The pool uses type embeddings of the neighbours, not their features: a strictly local model stays
-    strictly local, and LAMMPS knows the types of ghost atoms.
+    Scalars are the final node features, or, in models with edge features only (Allegro), the sum of these over an
+    atom's edges. Anisotropy comes from 2e and 1o channels of the tapped features; without 2e channels, from edges
+    pooled with Y2. The pool uses type embeddings of the neighbours instead of their features: a strictly local model
+    stays strictly local, and LAMMPS knows the types of ghost atoms.
 
     Parameters
     ----------
     irreps_in : dict
-        Of the energy model's outputs, with `TAP_KEY` and `LAST_KEY` if there are such taps.
+        Irreps of the energy model's outputs, with `TAP_KEY` and `LAST_KEY` if there are such taps.
     model_dtype : torch.dtype
-        Of the network; outputs are float64 like NequIP's forces.
+        Precision of the network; outputs are float64 like NequIP's forces.
     num_species : int
         NequIP's atom types.
     settings, seed
         See `e2ip_plugins.readout.readout.Readout`.
     """
-
-    _init_irreps: Callable[..., None]
-    irreps_out: Dict[str, Irreps]
 
     def __init__(
         self,
@@ -97,7 +89,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         self.scalar_key = LAST_KEY if LAST_KEY in irreps_in else AtomicDataDict.NODE_FEATURES_KEY
         self.radial_key = AtomicDataDict.EDGE_EMBEDDING_KEY
         if self.scalars_from_edges:
-            # Like the radial embedding, they vanish at the cutoff, which keeps the uncertainty smooth.
+            # Edge features vanish at the cutoff like the radial embedding, which keeps the uncertainty smooth.
             self.scalar_key = self.radial_key = AtomicDataDict.EDGE_FEATURES_KEY
         self.radial_blocks = _blocks(irreps_in.get(self.radial_key), 0, 1)
         self.sender_blocks = _blocks(irreps_in.get(AtomicDataDict.NODE_ATTRS_KEY), 0, 1)
@@ -115,11 +107,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         #: Whether nothing but the readout learns from the readout's loss.
         self.learns_alone = settings.detached
         self.to(model_dtype)
-        # Readouts of version 1 had no such part and kept their weights here.
-        self._register_load_state_dict_pre_hook(refuse_version_1)
 
-        # "1o": NequIP's way with Cartesian tensors. What is neither invariant nor one, for example six components of a
-        # symmetric matrix or standard deviations along axes, is not declared.
+        # NequIP declares Cartesian tensors as "1o". Outputs that are neither invariants nor such tensors, for example
+        # six components of a symmetric matrix or standard deviations along axes, are not declared.
         irreps = {(): "0e", (3, 3): "1o"}
         family = self.readout.family
         irreps_out = {key.name: irreps[key.shape] for key in family.output_keys() if key.shape in irreps}
@@ -131,7 +121,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
             self.irreps_out.pop(key, None)
 
     def _get_metadata_contributions(self) -> Dict[str, str]:
-        """What NequIP writes into the files that it compiles."""
+        """Return what NequIP writes into the files that it compiles."""
         name = model_name(self.readout)
         assert name is not None
         return {MODEL_KEY: name}
@@ -141,10 +131,9 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         source = dict(data)
         if self.learns_alone and not keep_graph:
             source = {name: _without_graph(value) for name, value in source.items()}
-        if self.training or keep_graph:
-            outputs = self._read_out(source, create_graph=True)
-        elif self.readout.takes_forces:
-            outputs = self._read_out(source, create_graph=False)
+        create_graph = self.training or keep_graph
+        if create_graph or self.readout.takes_forces:
+            outputs = self._read_out(source, create_graph)
         else:
             outputs = self._infer(source)
         for key in (TAP_KEY, LAST_KEY):
@@ -154,15 +143,15 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         return data
 
     def _infer(self, data: AtomicDataDict.Type) -> Dict[str, torch.Tensor]:
-        """The readout's outputs without a graph.
+        """Return the readout's outputs without a graph: NequIP frees that of the features before it returns outputs.
 
-        That which the features belong to is freed by the time anybody sees these outputs. What NequIP compiles for
-        training is traced in training mode or by make_fx, which does not see these contexts (test_compile.py).
+        Models compiled for training are traced in training mode or by make_fx, which ignores the contexts used here
+        (test_compile.py).
         """
         if observer(list(data.values())) != NOBODY:
             with torch.no_grad():
                 return self._read_out(data, create_graph=False)
-        # Of small structures, a sixth faster; clones, because what is made so is of no use to autograd.
+        # A sixth faster for small structures. Clones, because autograd refuses tensors of the inference mode.
         with torch.inference_mode():
             outputs = self._read_out(data, create_graph=False)
         return {name: value.clone() for name, value in outputs.items()}
@@ -177,7 +166,7 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         equivariant = data.get(TAP_KEY, invariant)
         edges = self._edges(data, invariant.dtype) if self.readout.has_pool else None
         species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]
-        # In LAMMPS' ML-IAP there are none: energies and forces are all that it takes.
+        # LAMMPS' ML-IAP has no positions, and takes energies and forces only.
         positions = data.get(AtomicDataDict.POSITIONS_KEY) if torch.is_grad_enabled() else None
         return self.readout(
             invariant,
@@ -191,11 +180,11 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data:
-            return None  # the leverage of ghost atoms is not known here
+            return None  # the leverage of ghost atoms is unknown in LAMMPS
         data = with_edge_vectors_(data, with_lengths=True)
         lengths = data[AtomicDataDict.EDGE_LENGTH_KEY].reshape(-1)
         envelope = data.get(AtomicDataDict.EDGE_CUTOFF_KEY)
-        # A backbone without an envelope: nothing that is smooth to average with.
+        # Without an envelope of the backbone there is no smooth weight for an average.
         envelope = torch.zeros_like(lengths) if envelope is None else envelope.reshape(-1)
         centre, neighbour = data[AtomicDataDict.EDGE_INDEX_KEY]
         return Neighbours(lengths, envelope, neighbour, centre)
@@ -212,12 +201,12 @@ class GraphReadout(GraphModuleMixin, torch.nn.Module):
         return Edges(data[AtomicDataDict.EDGE_VECTORS_KEY].to(dtype), radial, neighbour, centre, senders)
 
 
-#: Integers as long as the numbers that they hold the bits of.
+#: Integer types with the same number of bits.
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def _without_graph(value: Any) -> Any:
-    """Like ``detach``, also in models that NequIP compiles for training: what it traces them with drops ``detach``."""
+    """Detach a tensor, also in models that NequIP compiles for training: its tracer drops ``detach``."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _BITS:
         return value
     return value.view(_BITS[value.dtype]).view(value.dtype)
@@ -228,33 +217,26 @@ def _blocks(irreps: Optional[Irreps], l: int, parity: int) -> Blocks:
 
 
 def graph_readouts(model: Any) -> Dict[str, Any]:
-    """Every `GraphReadout` in a module, by its name there; by that of the class: packaged models carry their own."""
+    """Return every `GraphReadout` in a module by its name there."""
+    # By the name of the class, because packages carry their own class.
     return {name: module for name, module in model.named_modules() if type(module).__name__ == GraphReadout.__name__}
 
 
 def find_readout(model: Any) -> Optional[Readout]:
-    """The readout inside a model, a dictionary of models or a training module; None where there is none.
-
-    Raises
-    ------
-    InputError
-        For readouts that another version of e2ip-plugins packaged.
-    """
-    if any(type(module).__name__ == "EvidentialReadout" for module in model.modules()):
-        raise InputError(outdated("this model"))
-    return next((found.readout for found in graph_readouts(model).values()), None)
+    """Return the readout inside a model, a dictionary of models or a training module; None for stock models."""
+    return next((module.readout for module in graph_readouts(model).values()), None)
 
 
-def find_model_name(model: Any) -> Optional[str]:
-    """Name of a model's readout, see `model_name`; what NequIP compiled has it in its metadata, if not too old."""
+def find_name(model: Any) -> Optional[str]:
+    """Return the name of a model's readout, see `model_name`; files that NequIP compiled have it in their metadata."""
     readout = find_readout(model)
     compiled = getattr(getattr(model, "model", None), "get_metadata", None)
     return compiled().get(MODEL_KEY) if readout is None and compiled is not None else model_name(readout)
 
 
 def settings_of(readout: Readout) -> Settings:
-    """Settings of a readout, as an object of this installation; `InputError` for those of another version."""
+    """Return a readout's settings in this installation's class; raise `InputError` for those of another format."""
     settings = Settings(*readout.settings)
     if settings.version != VERSION:
-        raise InputError(outdated("this model", settings.version))
+        raise InputError(outdated("this model"))
     return settings

@@ -35,7 +35,7 @@ SOURCES: Dict[str, Source] = {
 
 
 def fetch(name: str, folder: Path, seed: int = 0) -> List[Path]:
-    """Download a data set unless its raw files are there, and write its splits.
+    """Download a data set unless its raw files exist, and write its splits.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, Optional
 
 import torch
-from nequip.data import AtomicDataDict, PerAtomModifier
+from nequip.data import AtomicDataDict
 from nequip.train import MaximumAbsoluteError, MeanAbsoluteError, MetricsManager, RootMeanSquaredError
 
 from e2ip_plugins import families
@@ -11,8 +11,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.scores.training import FIGURES, ForceUncertainty
-from nequip_ext.training.loss import check_outputs
-from nequip_ext.training.reference import FiniteForces, reference_forces
+from nequip_ext.training.reference import check_outputs, error_entry, reference_forces
 
 _ERRORS = {"rmse": RootMeanSquaredError, "mae": MeanAbsoluteError, "maxabserr": MaximumAbsoluteError}
 _FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
@@ -49,25 +48,17 @@ def E2IPMetrics(
     """
     readout = readout or families.DEFAULT
     shared = ForceUncertainty(families.get(readout))
-    figures = {f"{readout}_{figure.name}": ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
-    fields = [field for field in _FIELDS if field != "stress" or any(name.startswith("stress") for name in coeffs)]
+    figures = {figure.key(readout): ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
     known = [f"{field}_{error}" for field in _FIELDS for error in _ERRORS] + list(figures)
     unknown = sorted(set(coeffs) - set(known))
     if unknown:
         raise InputError(f"unknown metrics in coeffs of E2IPMetrics: {', '.join(unknown)}; known: {', '.join(known)}")
-    ignore_nan = ignore_nan or {}
-    metrics: List[Dict[str, Any]] = []
-    for field in fields:
-        for error, metric in _ERRORS.items():
-            name = f"{field}_{error}"
-            entry = {"name": name, "metric": metric(), "coeff": coeffs.get(name)}
-            if field == "forces":
-                entry.update(field=FiniteForces(), ignore_nan=True)
-            elif field == "per_atom_energy":
-                entry.update(field=PerAtomModifier("total_energy"), ignore_nan=ignore_nan.get("total_energy", False))
-            else:
-                entry.update(field=field, ignore_nan=ignore_nan.get(field, False))
-            metrics.append(entry)
+    metrics = [
+        error_entry(field, error, metric(), coeffs.get(f"{field}_{error}"), ignore_nan)
+        for field in _FIELDS
+        if field != "stress" or any(name.startswith("stress") for name in coeffs)
+        for error, metric in _ERRORS.items()
+    ]
     metrics += [{"name": name, "metric": figure, "coeff": coeffs.get(name)} for name, figure in figures.items()]
     return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
 
@@ -100,15 +91,15 @@ class ForceFigure(torch.nn.Module):
 
     @property
     def shared(self) -> ForceUncertainty:
-        """The metric that has the atoms of all figures."""
+        """Metric that has the atoms of all figures."""
         return self._shared[0]
 
     def bind(self, settings: Settings) -> Settings:
-        """The settings of a model, `InputError` unless its readout is the one that is measured here."""
+        """Return the settings of a model, `InputError` unless its readout is the one that is measured here."""
         return settings.with_aliases(self.shared.family.name, {}, self.owner)
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
-        """Value for one batch, whose atoms are added."""
+        """Return the value for one batch, whose atoms are added."""
         if self.first:
             names = [key.name for key in self.shared.family.parameter_keys]
             check_outputs(preds, [*names, PLATEAU_KEY], self.owner)
@@ -116,7 +107,7 @@ class ForceFigure(torch.nn.Module):
         return self._value(self.shared.latest)
 
     def compute(self) -> torch.Tensor:
-        """Value over all atoms added."""
+        """Return the value over all atoms added."""
         return self._value(self.shared.compute())
 
     def reset(self) -> None:

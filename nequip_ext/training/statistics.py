@@ -3,7 +3,6 @@
 import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
-import torch
 from nequip.data import (
     AtomicDataDict,
     DataStatisticsManager,
@@ -14,8 +13,10 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.checks import check_atoms, check_finite
-from nequip_ext.training.reference import check_reference, in_memory, known_species, nan_where_not_finite
+from e2ip_plugins.predictions.checks import check_finite
+from e2ip_plugins.predictions.data_sets import masked_forces
+from nequip_ext.training.data_sets import ENERGIES, check_frames, in_memory
+from nequip_ext.training.reference import check_reference, nan_where_not_finite
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
@@ -52,7 +53,9 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
     def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
         """Statistics by name; see the class for errors and warnings."""
         atoms = masked = 0
-        _check_in_order(getattr(data_source, "dataset", None))
+        # By their numbers in the file: a loader shuffles, and NequIP's own messages name neither frame nor element.
+        numbered, transforms = in_memory(getattr(data_source, "dataset", None))
+        check_frames(numbered or (), transforms, "training data", ENERGIES, apart=False)
 
         def checked() -> Iterator[AtomicDataDict.Type]:
             nonlocal atoms, masked
@@ -78,26 +81,11 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
             ) from error
         if atoms == 0:
             raise InputError(
-                "the statistics of the training data have no batch: fewer frames than batch_size in stats_manager's "
-                "dataloader_kwargs, with drop_last"
+                "the training data have no batch: fewer frames than batch_size in stats_manager's dataloader_kwargs"
             )
         if masked == atoms:
             raise InputError("no atom of the training data has finite reference forces")
-        if masked > 0:
-            warnings.warn(
-                f"{masked} of {atoms} atoms of the training data have NaN or infinite reference forces: "
-                "they are masked in statistics, force loss and metrics",
-                stacklevel=2,
-            )
+        text = masked_forces(masked, atoms, "of the training data")
+        if text:
+            warnings.warn(text, stacklevel=2)
         return statistics
-
-
-def _check_in_order(dataset: Any) -> None:
-    """`InputError` with the frame's number, of data in memory: NequIP's own names neither frame nor element."""
-    frames, transforms = in_memory(dataset)
-    known = known_species(transforms)
-    for index, frame in frames or ():
-        where = f"frame {index} of the training data"
-        numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, torch.zeros(0, dtype=torch.long))
-        check_atoms(numbers.reshape(-1).numpy(), frame[AtomicDataDict.POSITIONS_KEY].numpy(), where, known)
-        check_finite(frame.get(AtomicDataDict.TOTAL_ENERGY_KEY, torch.zeros(1)).numpy(), where)

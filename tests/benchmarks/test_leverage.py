@@ -1,4 +1,4 @@
-"""The study of the leverage: its own form of it, written apart, is the package's; committees; the commands."""
+"""The study of the leverage: its own form of it, written apart, is the package's; the commands."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.fitting.fit import Labelled, fit_leverage
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
@@ -65,7 +66,7 @@ def folder(study, tmp_path_factory):
 
     def labelled(d):
         run(d)
-        yield Labelled(torch.from_numpy(d.residual), torch.from_numpy(d.frame))
+        yield ForceErrors(torch.from_numpy(d.residual), torch.from_numpy(d.frame))
 
     # A network that errs less where it was trained.
     data["train"].residual *= 0.7
@@ -73,8 +74,8 @@ def folder(study, tmp_path_factory):
     fit_leverage(readout, training, labelled(data["valid"]), known=labelled(data["train"]))
     assert readout.leverage.regions().sum() > 2 and readout.leverage.surplus > 0.4
     for name, d in data.items():
-        found, _ = study.seen(readout, lambda d=d: run(d))
-        np.savez(out / f"{name}.npz", **{**vars(d), **found, "forces": d.residual})
+        atoms = study.recorded(readout, lambda d=d: run(d))
+        np.savez(out / f"{name}.npz", **{**vars(d), **atoms, "forces": d.residual})
     return out
 
 
@@ -84,31 +85,18 @@ def test_form_written_apart_is_the_packages(study, folder):
         ours, apart = result["leverage"][test], result["alternatives"]["as shipped, here"][test]
         for name in study.FIGURES:
             assert apart[name] == pytest.approx(ours[name], rel=2e-3), name
-    train, ood = study.load(folder, "train"), study.load(folder, "ood")
-    alternative = study.Alternative(train, **study.SHIPPED)
+    train, ood = study.load_atoms(folder, "train"), study.load_atoms(folder, "ood")
+    alternative = study.Alternative(train, study.Form())
     np.testing.assert_allclose(alternative.leverage(ood)[0], ood.fitted_leverage, rtol=1e-6)
     assert result["frame_auroc"]["mean leverage"] == 1.0
 
 
-def test_a_constant_on_nu_goes_where_tails_are(study, folder):
-    """Errors drawn from the predicted distribution with other tails than it says."""
-    valid, rng = study.load(folder, "valid"), np.random.default_rng(4)
-    form = study.Alternative(study.load(folder, "train"), **{**study.SHIPPED, "tails": 5.0})
-    train = study.load(folder, "train")
-    train.leverages, valid.leverages = form.leverage(train), form.leverage(valid)
-    said = form.law(valid, np.zeros(3))
-    for log_factor in (-1.0, 1.0):
-        valid.residual = form.law(valid, np.array([0.0, 0.0, log_factor])).sample(rng, 1)[0]
-        constants = form.fit(valid, train)
-        assert np.sign(constants[2]) == np.sign(log_factor)
-        np.testing.assert_allclose(form.law(valid, constants).dof - 3.0, (said.dof - 3.0) * np.exp(constants[2]))
-
-
 def test_commands_write_json(study, folder, tmp_path, monkeypatch):
-    for command in (["judge", str(folder), "--untrained"], ["committee", str(folder), str(folder)]):
-        monkeypatch.setattr("sys.argv", ["leverage.py", *command, "--out", str(tmp_path / "out.json")])
-        study.main()
-        assert json.loads((tmp_path / "out.json").read_text())
+    monkeypatch.setattr(
+        "sys.argv", ["leverage.py", "judge", str(folder), "--untrained", "--out", str(tmp_path / "a.json")]
+    )
+    study.main()
+    assert json.loads((tmp_path / "a.json").read_text())["leverage"]
 
 
 def test_table_of_some_forms(study, folder, tmp_path, monkeypatch, capsys):
@@ -122,20 +110,3 @@ def test_table_of_some_forms(study, folder, tmp_path, monkeypatch, capsys):
     assert [row.split(" | ")[:2] for row in rows] == [["| model", "as trained"], ["| model", "one region"]]
     nll = json.loads(Path(out).read_text())["alternatives"]["one region"]["test"]["nll"]
     assert rows[1].split(" | ")[2] == f"{nll:.3f}"
-
-
-def test_committee_of_two_by_hand(study, tmp_path):
-    """Members at ±0.1 along x: variance 0.02/3 per component after K - 1, whatever their number of atoms."""
-    folders = []
-    for i, sign in enumerate((1.0, -1.0)):
-        folders.append(tmp_path / str(i))
-        folders[-1].mkdir()
-        forces = np.zeros((4, 3))
-        forces[:, 0] = 0.1 * sign
-        for name in ("valid", "test"):
-            residual = np.full((4, 3), 0.2) - forces
-            np.savez(folders[-1] / f"{name}.npz", forces=forces, residual=residual, frame=np.arange(4))
-    result = study.committee(folders)
-    assert result["raw"]["test"]["force_mae"] == pytest.approx(0.2)
-    # Mean error 0.2 in every component against a standard deviation of (0.02/3)^½.
-    assert result["factor_on_std"] == pytest.approx(0.2 / (0.02 / 3) ** 0.5)

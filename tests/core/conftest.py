@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 
 #: Rooms whose tests compute in double precision.
 DOUBLE_PRECISION = ("active", "evaluation", "fitting", "leverage", "predictions", "readout")
@@ -30,7 +32,9 @@ def draw():
 @pytest.fixture(scope="session")
 def law():
     """Function that gives the predicted distributions from log Σ0, ν and κ."""
-    return lambda log_sigma0, nu, kappa: E2IP.law({"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa})
+    return lambda log_sigma0, nu, kappa: law_of(
+        E2IP, {"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa}
+    )
 
 
 def _draw(n, seed=0, inflate=1.0, nu=None, spread=0.8):
@@ -94,3 +98,14 @@ def _fill_leverage(leverage, regions=None, seed=0, spread=1.0):
     leverage.surplus.copy_(torch.from_numpy(0.5 * rng.random(len(leverage.growth))))
     leverage.fitted.fill_(True)
     return made
+
+
+@pytest.fixture(scope="session")
+def refused():
+    """Function that calls a function with arguments, and checks that it raises an `InputError` with a message."""
+
+    def check(message, function, *arguments, **options):
+        with pytest.raises(InputError, match=message):
+            function(*arguments, **options)
+
+    return check

@@ -14,7 +14,7 @@ import e2ip_plugins
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.fitting.constants import Constants
-from e2ip_plugins.fitting.fit import Report
+from e2ip_plugins.fitting.report import FitReport
 
 
 def run(*arguments):
@@ -56,7 +56,7 @@ def calls(monkeypatch):
     def fit_file(*arguments, **options):
         calls.append((arguments, options))
         constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
-        return Report({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
+        return FitReport({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: calls.append(host) or fit_file)
     return calls
@@ -66,16 +66,10 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        *(
-            [name]
-            for name in "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps".split()
-        ),
-    ],
-)
+COMMANDS = "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps".split()
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help(command):
     result = run(*command, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
@@ -119,13 +113,10 @@ def test_fit_names_its_output_after_the_model(fit, files, calls, model, host, ou
     (files / model).write_bytes(b"")
     assert fit(model).exit_code == 0
     assert calls[0] == host and calls[1][0][3] == files / output
-
-
-def test_fit_names_its_output_after_a_package_with_a_readout(fit, files, calls):
-    with zipfile.ZipFile(files / "a.nequip.zip", "w") as archive:
-        archive.writestr("a/nequip_ext/model/readout.py", "")
-    assert fit("a.nequip.zip").exit_code == 0
-    assert calls[1][0][3] == files / "a-e2ip.nequip.zip"
+    if model == "a.nequip.zip":  # a package with a readout
+        with zipfile.ZipFile(files / model, "w") as archive:
+            archive.writestr("a/nequip_ext/model/readout.py", "")
+        assert fit(model).exit_code == 0 and calls[3][0][3] == files / "a-e2ip.nequip.zip"
 
 
 def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
@@ -136,6 +127,17 @@ def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
     assert len(training) == 8 and output == files / "other.model"
     assert given == {"head": "pbe", "device": "cpu:0", "batch_size": 3}
     assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
+
+
+def test_fit_reads_the_array_of_its_option_from_the_training_frames_too(fit, files, calls):
+    for name in ("train", "valid"):
+        frames = ase.io.read(files / f"{name}.xyz", ":")
+        for atoms in frames:
+            atoms.arrays["mine"] = np.full((3, 3), 0.25)
+        ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
+    assert fit("my.model", "--forces-key", "mine").exit_code == 0
+    (_, training, validation, _), _ = calls[1]
+    assert all((frame.forces == 0.25).all() for frame in [*training, *validation])
 
 
 def test_fit_needs_no_forces_of_training_frames(fit, files, calls):
@@ -212,20 +214,19 @@ def test_outputs_that_cannot_be_written_are_told_first(fit, files, calls, monkey
     assert calls == []
 
 
-def test_a_full_disk_ends_as_one_line(fit, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "out.model"), "out.model: No space left on device"),
+        (InputError("my.model: is no model of MACE"), "my.model: is no model of MACE"),
+    ],
+)
+def test_errors_while_fitting_end_as_one_line(fit, monkeypatch, error, message):
     def fails(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", "out.model")
+        raise error
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
-    assert one_line(fit()) == "e2ip: error: out.model: No space left on device"
-
-
-def test_errors_of_the_host_end_as_one_line(fit, monkeypatch):
-    def fails(*_, **__):
-        raise InputError("my.model: is no model of MACE")
-
-    monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: fails)
-    assert "my.model: is no model of MACE" in one_line(fit())
+    assert one_line(fit()) == f"e2ip: error: {message}"
 
 
 def test_files_that_no_host_opens_end_as_one_line(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
 """A predictive family in one file, for tests: a Gaussian with one variance per atom. Nothing else knows it."""
 
-import importlib
 import math
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import numpy as np
 import torch
@@ -42,27 +41,21 @@ class Isotropic(Family):
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
         return _views(parameters["isotropic_log_std"])
 
-    @staticmethod
-    def convert(parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
+    @classmethod
+    def convert(cls, parameters: Dict[str, Tensor], force_factor: float) -> Dict[str, Tensor]:
         return {"isotropic_log_std": parameters["isotropic_log_std"] + math.log(force_factor)}
 
-    @staticmethod
-    def widen(parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
+    @classmethod
+    def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         variance = torch.exp(2.0 * parameters["isotropic_log_std"])
         return {"isotropic_log_std": 0.5 * torch.log(factor * variance + floor)}
 
     @staticmethod
-    def law(parameters: Dict[str, np.ndarray]) -> Any:
-        laws = importlib.import_module("e2ip_plugins.families.laws")
-        log_std = np.asarray(parameters["isotropic_log_std"], dtype=np.float64)
-        n = len(log_std)
-        return laws.Elliptical(np.repeat(2.0 * log_std[:, None], 3, axis=1), np.broadcast_to(np.eye(3), (n, 3, 3)))
+    def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        return {"log_matrix": 2.0 * parameters["isotropic_log_std"][:, None] * [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]}
 
 
 def _views(log_std: Tensor) -> Dict[str, Tensor]:
     eye = torch.eye(3, dtype=log_std.dtype, device=log_std.device)
     covariance = torch.exp(2.0 * log_std)[..., None, None] * eye
     return force_views(covariance, torch.zeros_like(covariance))
-
-
-FAMILY = Isotropic

@@ -140,29 +140,51 @@ def model_files(tmp_path_factory, make_model):
 
 
 @pytest.fixture(scope="session")
+def labelled():
+    """Function that gives rattled copies of a molecule with made-up forces of about 0.3 eV/Å."""
+    import numpy as np
+    from ase.build import molecule
+
+    from e2ip_plugins.predictions.labelled import Frame
+
+    def make(name, count, seed, width=0.1):
+        rng, frames = np.random.default_rng(seed), []
+        for i in range(count):
+            atoms = molecule(name)
+            atoms.rattle(width, rng=rng)
+            frames.append(Frame(atoms, rng.normal(scale=0.3, size=(len(atoms), 3)), f"{name} {i}"))
+        return frames
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fitted_file(tmp_path_factory, make_model, labelled):
+    """Path of a model with a fitted leverage, and forces of some eV/Å."""
+    import torch
+
+    from mace_ext.fitting.file import fit_file
+
+    folder = tmp_path_factory.mktemp("fitted")
+    torch.save(make_model(atomic_inter_scale=(20.0,)), folder / "fresh.model")
+    sets = labelled("CH3OH", 12, 0, 0.05), labelled("CH3OH", 8, 1, 0.05)
+    fit_file(folder / "fresh.model", *sets, folder / "fitted.model", batch_size=12)
+    return folder / "fitted.model"
+
+
+@pytest.fixture(scope="session")
 def predict():
-    """Function behind `mace_eval_configs`, with the command's defaults but float64; returns the frames written."""
-    import argparse
+    """Function that runs `mace_eval_configs` in this process with options by name; returns the frames written."""
+    from unittest import mock
 
     import ase.io
     from mace.cli import eval_configs
 
     def run(model, configs, output, **settings):
-        chosen = dict(
-            device="cpu",
-            enable_cueq=False,
-            default_dtype="float64",
-            batch_size=2,
-            compute_stress=False,
-            compute_bec=False,
-            return_contributions=False,
-            return_descriptors=False,
-            return_node_energies=False,
-            info_prefix="MACE_",
-            head=None,
-        )
-        chosen.update(configs=str(configs), model=str(model), output=str(output), **settings)
-        eval_configs.run(argparse.Namespace(**chosen))
+        chosen = {"configs": configs, "model": model, "output": output, "batch_size": 2, **settings}
+        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
+        with mock.patch("sys.argv", ["mace_eval_configs", *flags]):
+            eval_configs.run(eval_configs.parse_args())
         return ase.io.read(output, ":")
 
     return run
@@ -273,6 +295,27 @@ def run_training(folder, data_files, *flags, **settings):
         for added in set(logging.getLogger().handlers) - set(before):
             logging.getLogger().removeHandler(added)
     return Run(folder, args.name, args.seed, log.getvalue())
+
+
+@pytest.fixture(scope="session")
+def foundation(tmp_path_factory, data_files):
+    """The `Run` of a training of one epoch with e²IP's readout."""
+    folder = tmp_path_factory.mktemp("foundation")
+    return run_training(folder, data_files, "--readout=e2ip", name="foundation", max_num_epochs=1)
+
+
+@pytest.fixture
+def message_of(capsys):
+    """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
+
+    def run(call, *flags, **settings):
+        with pytest.raises(SystemExit) as ended:
+            call(*flags, **settings)
+        assert ended.value.code == 2
+        # Of argparse's own errors the last line, after its usage.
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run
 
 
 @pytest.fixture

@@ -13,51 +13,34 @@ import pytest
 
 from e2ip_plugins import contract
 from mace_ext import seams
-from mace_ext.compat import hear_outputs
+from mace_ext.compat import observe_outputs
 
 INSTALLED = metadata.version("mace-torch")
-
-SEAMS = [seam for seam in seams.SEAMS if importlib.util.find_spec(seam.module)]
-
-
-def test_installed_release_was_tested_and_has_everything():
-    assert contract.installed("mace-torch") in seams.TESTED
-    assert seams.problem() == ""
+PRESENT = [module for module in seams.SEAMS if importlib.util.find_spec(module)]
+NAMES = {module: [contract.name_of(term) for term in terms] for module, terms in seams.SEAMS.items()}
 
 
-@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.module)
-def test_every_seam_is_found_and_patched(seam):
-    importlib.import_module(seam.module)
-    assert seam.module in seams.applied, seams.refused.get(seam.module)
+@pytest.mark.parametrize("module", PRESENT)
+def test_every_seam_is_found_and_patched(module):
+    importlib.import_module(module)
+    assert seams.outcomes[module] == ""
 
 
-def test_only_what_is_optional_is_missing():
-    terms = {seam.module: seam.terms for seam in seams.SEAMS}
-    assert set(seams.OPTIONAL) <= set(terms) | {f"{seam.module}.{name}" for seam in seams.SEAMS for name in seam.names}
-    assert not contract.problems({seam.module: () for seam in seams.SEAMS if seam not in SEAMS}, seams.OPTIONAL)
+def test_installed_release_was_tested_and_lacks_only_what_is_optional():
+    assert contract.installed("mace-torch") in seams.TESTED and seams.problem() == ""
+    assert set(seams.OPTIONAL) <= set(NAMES) | {f"{module}.{name}" for module in NAMES for name in NAMES[module]}
+    assert not contract.problems({module: () for module in seams.SEAMS if module not in PRESENT}, seams.OPTIONAL)
 
 
 def test_everything_that_the_adapter_imports_is_a_term():
-    terms = {seam.module: seam.names for seam in seams.SEAMS}
-    terms |= {module: [contract.name_of(term) for term in names] for module, names in seams.CALLED.items()}
+    called = {module: [contract.name_of(term) for term in terms] for module, terms in seams.CALLED.items()}
     # Modules whose names are terms.
-    terms |= {"mace": ["data"], "mace.modules": ["models"]}
-    root = Path(seams.__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    known = {**NAMES, **called, "mace": ["data"], "mace.modules": ["models"]}
+    for path in sorted(Path(seams.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mace":
-                known = {name.partition(".")[0] for name in terms.get(node.module, ())}
-                assert {alias.name for alias in node.names} <= known | {"MACECalculator"}, (path.name, node.module)
-
-
-def test_the_command_takes_patched_names_from_the_defining_modules():
-    from mace.cli import run_train
-    from mace.tools import model_script_utils, scripts_utils, tables_utils
-
-    assert run_train.configure_model is model_script_utils.configure_model
-    for name in ("get_loss_fn", "get_swa", "get_params_options", "extract_config_mace_model", "remove_pt_head"):
-        assert getattr(run_train, name) is getattr(scripts_utils, name)
-    assert run_train.create_error_table is tables_utils.create_error_table
+                names = {name.partition(".")[0] for name in known.get(node.module, ())} | {"MACECalculator"}
+                assert {alias.name for alias in node.names} <= names, (path.name, node.module)
 
 
 def run_in(folder, change, *options):
@@ -77,7 +60,7 @@ def run_in(folder, change, *options):
     ("change", "words"),
     [
         (
-            "seams.MODULES['mace.tools.train'] = seams.MODULES['mace.tools.train']._replace(terms=('gone',))",
+            "seams.SEAMS['mace.tools.train'] = ('gone',)",
             ["mace.tools.train has no gone", f"mace-torch {INSTALLED} is installed; tested: 0.3.13, "],
         ),
         (
@@ -105,27 +88,26 @@ def test_a_mace_outside_the_contract_refuses_the_readout_and_nothing_else(tmp_pa
 def test_an_untested_release_with_everything_is_used_with_one_warning(tmp_path):
     change = "seams.TESTED = ('0.1.0', '0.2.0')"
     done = run_in(tmp_path, change, "--readout=e2ip", "--train_file=none.xyz")
-    told = f"mace-torch {INSTALLED} was not tested with e2ip-plugins (tested: 0.1.0, 0.2.0)"
-    assert done.stderr.count("was not tested") == 1 and told in done.stderr
-    # On it goes to what is wrong with the options.
+    warning = f"mace-torch {INSTALLED} was not tested with e2ip-plugins (tested: 0.1.0, 0.2.0)"
+    assert done.stderr.count("was not tested") == 1 and warning in done.stderr
+    # The run goes on to what is wrong with the options.
     assert "none.xyz: there is no such file" in done.stderr
-    # Who does not use it hears nothing.
+    # Runs without a readout get no warning.
     assert "was not tested" not in run_in(tmp_path, change).stderr
 
 
-def test_outputs_are_heard_where_no_function_gives_them(make_model, make_batch, frames):
-    """As in 0.3.13, whose `mace_eval_configs` calls the loaded model as it is."""
-    model, batch, heard = make_model(), make_batch(frames), []
+def test_outputs_are_observed_where_no_function_returns_them(make_model, make_batch, frames):
+    """As in 0.3.13, whose `mace_eval_configs` calls the loaded model directly."""
+    model, batch, calls = make_model(), make_batch(frames), []
     module = SimpleNamespace(torch=SimpleNamespace(load=lambda f: model, other=1))
-    hear_outputs(module, heard.append, lambda *call: heard.append(call))
+    observe_outputs(module, calls.append, lambda *call: calls.append(call))
     loaded = module.torch.load(f="a.model").to("cpu")
     assert list(loaded.parameters()) == list(model.parameters()) and module.torch.other == 1
     output = loaded(batch, compute_stress=False)
-    assert heard[0] is model and heard[1][0] is model and heard[1][1] is batch and heard[1][2] is output
+    assert calls[0] is model and calls[1][0] is model and calls[1][1] is batch and calls[1][2] is output
 
 
 def test_the_documented_table_is_the_one_in_force():
     page = Path(__file__).parents[2].joinpath("docs", "mace-training.md").read_text()
-    for seam in seams.SEAMS:
-        names = ", ".join(f"`{name}`" for name in seam.names)
-        assert f"| `{seam.module}` | {names} | {seam.what} |" in page
+    for module, names in NAMES.items():
+        assert f"| `{module}` | {', '.join(f'`{name}`' for name in names)} | " in page

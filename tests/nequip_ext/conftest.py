@@ -88,6 +88,44 @@ def as_calculator():
 
 
 @pytest.fixture(scope="session")
+def anisotropy():
+    """Function that gives the largest relative deviation of covariances (N, 3, 3) from isotropic ones."""
+    import torch
+
+    def measure(covariance):
+        mean = covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(3)
+        return float(((covariance - mean).abs().max() / covariance.abs().max()).detach())
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def turning_error(default_dtype):
+    """Function that turns a frame by random rotations, half of them with a reflection, and gives the largest relative
+    deviation of its outputs from the turned outputs: vectors (N, 3) together, or every tensor (N, 3, 3) alone."""
+    import torch
+    from nequip.data import AtomicDataDict
+
+    def measure(model, data, keys=("forces_cov",), count=20):
+        moves = torch.linalg.qr(torch.randn(count, 3, 3, generator=torch.Generator().manual_seed(0)))[0]
+        moves *= torch.linalg.det(moves)[:, None, None]
+        moves[1::2] *= -1.0
+        copies = [{**data, **{name: data[name] @ move.T for name in ("pos", "cell") if name in data}} for move in moves]
+        reference, output = model(dict(data)), model(AtomicDataDict.batched_from_list(copies))
+        errors = []
+        for key in keys:
+            expected = torch.einsum("rij,nj...->rni...", moves, reference[key].detach())
+            tensors = reference[key].dim() == 3
+            expected = torch.einsum("rnij,rkj->rnik", expected, moves) if tensors else expected
+            difference = (output[key].detach().reshape(expected.shape) - expected).abs()
+            of_atoms = [value.amax((-1, -2)) if tensors else value.max() for value in (difference, expected.abs())]
+            errors.append(float((of_atoms[0] / of_atoms[1]).max()))
+        return max(errors)
+
+    return measure
+
+
+@pytest.fixture(scope="session")
 def make_anisotropic(make_model):
     """Function that builds a tiny float64 model with an anisotropic readout from the config of its inner model."""
     import torch
@@ -170,15 +208,17 @@ SMALL_BACKBONES = {
 
 @pytest.fixture(scope="session")
 def command():
-    """Function that gives the ``nequip-train`` command of a ready config: name, run folder, data files, overrides."""
+    """Function that gives the ``nequip-train`` command of a ready config, by name, or of a config's path: run folder,
+    data files, overrides."""
 
     def build(config, folder, files, *overrides):
         inner = "training_module.model" if config == "nequip_baseline" else "training_module.model.model"
-        sizes = SMALL_BACKBONES.get(config, SMALL)
+        ready, path = isinstance(config, str), Path(__file__).parents[2] / "configs" / config
+        sizes = SMALL_BACKBONES.get(config, SMALL) if ready else ()
         small = [s.replace(s.lstrip("+"), f"{inner}.{s.lstrip('+')}") for s in sizes]
-        data = [f"{name}_file={path}" for name, path in files.items()]
-        configs = Path(__file__).parents[2] / "configs"
-        run = [Path(sys.executable).with_name("nequip-train"), "-cp", configs, "-cn", config, f"hydra.run.dir={folder}"]
+        data = [f"{name}_file={file}" for name, file in files.items()]
+        tool = Path(sys.executable).with_name("nequip-train")
+        run = [tool, "-cp", path.parent, "-cn", path.stem, f"hydra.run.dir={folder}"]
         return [str(part) for part in (*run, *data, *small, "max_epochs=3", "cutoff_radius=3.0", *overrides)]
 
     return build
@@ -191,15 +231,43 @@ def environment():
 
 
 @pytest.fixture(scope="session")
-def train(command, environment):
+def train(command, run_tool, environment):
     """Function that runs what `command` gives, asserts that it went well and gives the run folder."""
 
     def run(config, folder, files, *overrides, env=environment):
-        done = subprocess.run(
-            command(config, folder, files, *overrides), env=env, cwd=folder.parent, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        run_tool(*command(config, folder, files, *overrides), env=env, cwd=folder.parent)
         return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def leverage_run(tmp_path_factory, train, train_files):
+    """Folder of a short training in mode ``leverage`` and its tests."""
+    folder = tmp_path_factory.mktemp("run") / "leverage"
+    return train("nequip_e2ip", folder, train_files, "max_epochs=2", "evidence=leverage")
+
+
+@pytest.fixture(scope="session")
+def package(run_tool):
+    """Function that packages a checkpoint with NequIP's own command."""
+
+    def build(checkpoint, target):
+        run_tool("nequip-package", "build", checkpoint, target)
+        return target
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def failure(command, environment):
+    """Function that gives the last line printed by a command which must fail before it trains."""
+
+    def run(*arguments):
+        done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
+        assert done.returncode != 0
+        assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
+        return done.stderr.strip().splitlines()[-1]
 
     return run
 
@@ -229,6 +297,35 @@ def fast_compiler(tmp_path_factory):
     script.write_text('#!/bin/bash\nexec g++ "${@/-O3/-O0}"\n')
     script.chmod(0o755)
     return {**os.environ, "CXX": str(script), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def compile_for(run_tool, fast_compiler):
+    """Function behind ``nequip-compile``; gives the path of the file for a checkpoint and a target."""
+
+    def compile_file(checkpoint, target):
+        path = checkpoint.with_name(f"{target}.nequip.pt2")
+        options = ("--mode", "aotinductor", "--device", "cpu", "--target", target)
+        run_tool("nequip-compile", checkpoint, path, *options, env=fast_compiler)
+        return path
+
+    return compile_file
+
+
+@pytest.fixture(scope="session")
+def check_results():
+    """Function that compares results of two calculators by name for every frame."""
+    import numpy as np
+
+    def check(calculator, reference, frames, names, rtol=1e-4, atol=1e-5):
+        for atoms in frames:
+            reference.calculate(atoms)
+            calculator.calculate(atoms)
+            for name in names:
+                expected = reference.results[name]
+                np.testing.assert_allclose(calculator.results[name], expected, rtol=rtol, atol=atol, err_msg=name)
+
+    return check
 
 
 RUN_COMPILED = """

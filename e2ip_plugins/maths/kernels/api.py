@@ -1,6 +1,5 @@
 """The two public functions: checks, promotion and the way to the chosen path."""
 
-import functools
 import math
 import os
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths.kernels import eager, paths, plain
+from e2ip_plugins.maths.kernels import inference, paths, plain
 from e2ip_plugins.maths.kernels.autograd import Fused, Kernel
 from e2ip_plugins.maths.kernels.constants import Constants
 
@@ -28,9 +27,9 @@ def nll_terms(
 ) -> Tuple[Tensor, Tensor]:
     """Negative log likelihood and evidence regulariser of every atom, from a trunk's coefficients.
 
-    Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), with analytic first
-    derivatives and right higher ones. A coefficient that is NaN or infinite makes its own atom's NLL NaN; with
-    ``E2IP_DEBUG=1`` in the environment it raises an error, except in traced and scripted code.
+    Dampers, SPD map, evidence and Student-t density in one (paper, Eq. 9, 10, 14, 25), differentiable to any order. A
+    coefficient that is NaN or infinite makes its own atom's NLL NaN; with ``E2IP_DEBUG=1`` in the environment it raises
+    an error, except in traced and scripted code.
 
     Parameters
     ----------
@@ -137,12 +136,13 @@ def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: O
             return torch.ops.e2ip.nll_terms(coefficients, residual, force_unit, *constants)
         return plain.nll_terms(coefficients, residual, force_unit, constants)
     recorded = _recorded(coefficients, residual)
-    kernels = _kernels(coefficients, ("forward", "backward") if recorded else ("forward",), path)
+    if not _takes_triton(coefficients, ("forward", "backward") if recorded else ("forward",), path):
+        return plain.nll_terms_in_double(coefficients, residual, force_unit, constants)
+    launch = paths.triton_launch()
     if not recorded:
-        return kernels.forward(coefficients, residual, force_unit, constants)
-    forward = functools.partial(eager.forward, gradients=True) if kernels is eager else kernels.forward
-    kernel = Kernel(forward, plain.nll_terms, 2, kernels.backward)
-    return Fused.apply(kernel, force_unit, constants, coefficients, residual)[:2]
+        return launch.forward(coefficients, residual, force_unit, constants)
+    kernel = Kernel(launch.forward, plain.nll_terms, 2, launch.backward)
+    return Fused.apply(kernel, force_unit, constants, coefficients, residual)
 
 
 def _distribution(coefficients, force_unit, constants: Constants, path: Optional[str]) -> Any:
@@ -151,15 +151,15 @@ def _distribution(coefficients, force_unit, constants: Constants, path: Optional
         if _as_operator(observer, coefficients, path):
             return torch.ops.e2ip.distribution(coefficients, force_unit, *constants)
         return plain.distribution(coefficients, force_unit, constants)
-    forward = _kernels(coefficients, ("distribution",), path).distribution
+    triton = _takes_triton(coefficients, ("distribution",), path)
+    forward = paths.triton_launch().distribution if triton else inference.distribution
     if _recorded(coefficients):
         return Fused.apply(Kernel(forward, plain.distribution, 4), force_unit, constants, coefficients)
     return forward(coefficients, force_unit, constants)
 
 
-def _kernels(like: Tensor, names: Sequence[str], path: Optional[str]) -> Any:
-    """The module that has the kernels, `eager` or `triton_launch`."""
-    return paths.triton_launch() if paths.choose(like.device, like.dtype, names, path) == "triton" else eager
+def _takes_triton(like: Tensor, kernels: Sequence[str], path: Optional[str]) -> bool:
+    return paths.choose(like.device, like.dtype, kernels, path) == "triton"
 
 
 def _recorded(*inputs: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Autograd around the kernels: fused first derivatives where a kernel has them, plain ones of any order."""
+"""Autograd around the kernels: a kernel's own first derivatives where it has them, plain ones of any order."""
 
 from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
@@ -43,14 +43,14 @@ class Kernel(NamedTuple):
     Attributes
     ----------
     forward : callable
-        From inputs, σ_ref and constants to results, and what is kept for the backward after them.
+        From inputs, σ_ref and constants to results.
     plain : callable
         The same in plain operations.
     differentiable : int
-        How many of the results have a gradient; what follows them is kept.
+        How many of the results, the first ones, have a gradient.
     backward : callable, optional
-        From inputs, σ_ref, gradients of the results, what was kept and constants to gradients of the inputs. Without
-        one they come from the plain form.
+        From inputs, σ_ref, gradients of the results and constants to gradients of the inputs. Without one the gradients
+        come from the plain form.
     """
 
     forward: Callable
@@ -65,19 +65,18 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernel: Kernel, force_unit: Tensor, constants: Constants, *inputs: Tensor) -> Tuple[Tensor, ...]:
         results = kernel.forward(*inputs, force_unit, constants)
-        kept = results[kernel.differentiable :]
-        ctx.save_for_backward(force_unit, *inputs, *kept)
-        ctx.kernel, ctx.constants, ctx.count = kernel, constants, len(inputs)
-        ctx.mark_non_differentiable(*kept)
+        ctx.save_for_backward(force_unit, *inputs)
+        ctx.kernel, ctx.constants = kernel, constants
+        ctx.mark_non_differentiable(*results[kernel.differentiable :])
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx, *weights: Optional[Tensor]) -> Grads:
-        (force_unit, *saved), kernel = ctx.saved_tensors, ctx.kernel
-        inputs, kept, weights = saved[: ctx.count], saved[ctx.count :], weights[: kernel.differentiable]
+        (force_unit, *inputs), kernel = ctx.saved_tensors, ctx.kernel
+        weights = weights[: kernel.differentiable]
         if kernel.backward is None or torch.is_grad_enabled():
             grads = plain_gradients(kernel.plain, inputs, force_unit, ctx.constants, weights)
         else:
-            grads = kernel.backward(*inputs, force_unit, *weights, *kept, ctx.constants)
+            grads = kernel.backward(*inputs, force_unit, *weights, ctx.constants)
         return (None, None, None, *grads)

@@ -32,7 +32,7 @@ SMALL_Z = 0.1
 
 
 def exp_polynomials(terms: int) -> list[dict[tuple[int, int], float]]:
-    """a0, a1, a2, their ∂/∂p, their ∂/∂q as polynomials {(i, j): coefficient of p^i q^j}, up to B^terms.
+    """Return a0, a1, a2 as polynomials {(i, j): coefficient of p^i q^j}, up to B^terms.
 
     B^k = q h_{k-3} I + h_{k-1} B + h_{k-2} B² with h_n = Σ_{2i+3j=n} C(i+j, i) p^i q^j, the complete
     homogeneous polynomials of B's eigenvalues.
@@ -45,6 +45,4 @@ def exp_polynomials(terms: int) -> list[dict[tuple[int, int], float]]:
                 if not odd:
                     key = (i, j + extra_q)
                     value[key] = value.get(key, 0.0) + math.comb(i + j, i) / math.factorial(k)
-    by_p = [{(i - 1, j): i * c for (i, j), c in poly.items() if i} for poly in values]
-    by_q = [{(i, j - 1): j * c for (i, j), c in poly.items() if j} for poly in values]
-    return values + by_p + by_q
+    return values

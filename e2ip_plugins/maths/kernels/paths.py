@@ -5,7 +5,7 @@
 ``auto``
     On CUDA ``triton``, where Triton is installed and its kernels have passed their `check`. Otherwise ``eager``.
 ``eager``
-    Few torch operations, value and gradients in one pass (`eager`).
+    Torch operations: few of them for the distribution (`inference`), the plain form in float64 for the loss.
 ``triton``
     One kernel each way (`triton_kernels`); needs CUDA, or TRITON_INTERPRET=1. `InputError` where the check fails.
 
@@ -19,7 +19,7 @@ import functools
 import importlib
 import logging
 import os
-from typing import Optional, Sequence, Set
+from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +41,6 @@ _SIGNATURES = 5
 NOBODY, GRAPH, TRANSFORM = "nobody", "graph", "transform"
 
 logger = logging.getLogger("e2ip_plugins")
-_logged: Set[str] = set()
 
 
 def requested(path: Optional[str] = None) -> str:
@@ -119,10 +118,10 @@ def _usable(kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wi
     return True
 
 
+@functools.cache
 def _log_once(level: int, message: str) -> None:
-    if message not in _logged:
-        _logged.add(message)
-        logger.log(level, message)
+    """Log a message, unless it has been logged in this process."""
+    logger.log(level, message)
 
 
 def observer(tensors: Sequence[Tensor]) -> str:

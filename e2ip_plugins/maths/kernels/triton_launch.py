@@ -1,13 +1,14 @@
 """The calls of `triton_kernels`, for tensors of any layout, and operators that graphs can contain in their place."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from inspect import Parameter, Signature
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from e2ip_plugins.maths.kernels import eager, plain
+from e2ip_plugins.maths.kernels import plain
 from e2ip_plugins.maths.kernels.autograd import fresh, plain_gradients, weighted_gradients
 from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.kernels.triton_kernels import backward_kernel, distribution_kernel, forward_kernel
@@ -119,11 +120,17 @@ def _operator(name: str, tensors: str, results: int, launcher: Callable, on_cpu:
     return operator
 
 
-def _eager_gradients(coefficients, residual, force_unit, by_nll, by_regulariser, constants) -> tuple[Tensor, ...]:
-    # Autograd is off inside operators, hence no plain form.
-    rows = eager.forward(coefficients, residual, force_unit, constants, gradients=True)[2]
-    grads = eager.backward(coefficients, residual, force_unit, by_nll, by_regulariser, rows, constants)
-    return tuple(x.clone(memory_format=torch.contiguous_format) for x in grads)
+def _gradients_on_cpu(coefficients, residual, force_unit, by_nll, by_regulariser, constants) -> tuple[Tensor, ...]:
+    """As `backward`, from the plain form."""
+
+    def gradients() -> Sequence[Optional[Tensor]]:
+        with torch.no_grad():
+            inputs, weights = (coefficients, residual), (by_nll, by_regulariser)
+            return plain_gradients(plain.nll_terms, inputs, force_unit, constants, weights)
+
+    # Autograd is off inside operators. It is on in a thread of its own.
+    with ThreadPoolExecutor(1) as thread:
+        return tuple(x.clone(memory_format=torch.contiguous_format) for x in thread.submit(gradients).result())
 
 
 @functools.cache
@@ -134,7 +141,7 @@ def register() -> None:
     """
     inputs = "coefficients residual force_unit"
     nll = _operator("nll_terms", inputs, 2, forward, plain.nll_terms)
-    nll_grad = _operator("nll_terms_backward", f"{inputs} by_nll by_regulariser", 2, backward, _eager_gradients)
+    nll_grad = _operator("nll_terms_backward", f"{inputs} by_nll by_regulariser", 2, backward, _gradients_on_cpu)
     spread = _operator("distribution", "coefficients force_unit", 5, distribution, plain.distribution)
 
     def keep(ctx, inputs, output):

@@ -1,11 +1,10 @@
 """AlphaNet (arXiv:2501.07155) from equations alone: frames on edges, phases, messages and mixing; docs/backbones.md."""
 
 import math
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from nequip.data import AtomicDataDict
-from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from nequip_ext.model.backbones.frames import Scalarisation, edge_frames
 from nequip_ext.model.backbones.layers import LayerNorm, Mixing, join, mlp, split, xavier, xavier_mlp
 from nequip_ext.model.backbones.messages import EdgeSum, Messages
 from nequip_ext.model.backbones.phases import EdgePhases, PhaseState, rotate
+from nequip_ext.model.graph_module import GraphModule
 
 #: Between the modules only, never outputs: invariants A (M, 3H + R) of edges, what their filters are multiplied with
 #: after all biases (M, 1), angles θ (N + T, H / 2) and phase states ψ (N + T, 2C) of atoms.
@@ -26,10 +26,6 @@ STATE_KEY = "alphanet_state"
 class _Weighted(Messages):
     """Σ_j ρ_ij ⊙ x_j."""
 
-    def forward(self, atoms: Tensor, weights: Tensor, edge_index: Tensor) -> Tensor:
-        size = (atoms.shape[0], atoms.shape[0])
-        return self.propagate(edge_index, size=size, x=atoms, weights=weights)
-
     def message(self, x_j: Tensor, weights: Tensor) -> Tensor:
         return x_j * weights
 
@@ -37,15 +33,11 @@ class _Weighted(Messages):
 class _Directed(Messages):
     """Σ_j r̂_ij ⊗ (ρ_ij ⊙ x_j) (N, 3, H)."""
 
-    def forward(self, atoms: Tensor, weights: Tensor, directions: Tensor, edge_index: Tensor) -> Tensor:
-        size = (atoms.shape[0], atoms.shape[0])
-        return self.propagate(edge_index, size=size, x=atoms, weights=weights, directions=directions)
-
     def message(self, x_j: Tensor, weights: Tensor, directions: Tensor) -> Tensor:
         return (x_j * weights).unsqueeze(1) * directions.unsqueeze(2)
 
 
-class AlphaNetEmbedding(GraphModuleMixin, nn.Module):
+class AlphaNetEmbedding(GraphModule):
     """s_i += Σ_j ρ_ij ⊙ LN(E₂[Z_j]), and what all layers share: invariants of edges in their frames, first states.
 
     Parameters
@@ -56,7 +48,6 @@ class AlphaNetEmbedding(GraphModuleMixin, nn.Module):
         n̄ of the weighted mean neighbour d_i = Σ_k u(r_ik) r_ik / n̄; None: the plain mean, which jumps at the cutoff.
     """
 
-    _init_irreps: Callable[..., None]
     mean_neighbours: Tensor
 
     def __init__(
@@ -87,13 +78,14 @@ class AlphaNetEmbedding(GraphModuleMixin, nn.Module):
         scalars = data[AtomicDataDict.NODE_FEATURES_KEY]
         data[STATE_KEY] = torch.matmul(scalars, self.states)
         weights = envelope * self.radial(embedding)
-        scalars = scalars + self.weighted(with_isolated(self.norm(self.senders), types), weights, index)
+        rows = scalars.shape[0]
+        scalars = scalars + self.weighted(rows, index, x=with_isolated(self.norm(self.senders), types), weights=weights)
         data[AtomicDataDict.NODE_FEATURES_KEY] = scalars
 
         within = data[AtomicDataDict.NORM_LENGTH_KEY].view(-1, 1) < 1.0
         data[GATES_KEY] = envelope if self.smooth else within.to(self.dtype)
         local = nn.functional.silu(self.norm(self.local(scalars)))
-        vectors = self.directed(local, weights, data[AtomicDataDict.EDGE_ATTRS_KEY], index)
+        vectors = self.directed(rows, index, x=local, weights=weights, directions=data[AtomicDataDict.EDGE_ATTRS_KEY])
         frames = self._frames(data, within).to(self.dtype)
         receivers = self.scalarise(frames, torch.index_select(vectors, 0, index[0]))
         senders = self.scalarise(frames, torch.index_select(vectors, 0, index[1]))
@@ -101,16 +93,16 @@ class AlphaNetEmbedding(GraphModuleMixin, nn.Module):
         return data
 
     def _frames(self, data: AtomicDataDict.Type, within: Tensor) -> Tensor:
-        """Of all edges (M, 3, 3), in float64."""
+        """Return the frames of all edges (M, 3, 3), in float64."""
         types, index = types_of(data), data[AtomicDataDict.EDGE_INDEX_KEY]
         vectors = with_edge_vectors_(data, with_lengths=False)[AtomicDataDict.EDGE_VECTORS_KEY]
         if self.smooth:
             envelope = data[AtomicDataDict.EDGE_CUTOFF_KEY].view(-1, 1).to(vectors.dtype)
-            total = self.sum(envelope * vectors, index, types.shape[0])
+            total = self.sum(types.shape[0], index, edges=envelope * vectors)
             mean = total / torch.index_select(self.mean_neighbours, 0, types)
         else:
             counted = within.to(vectors.dtype)
-            total = self.sum(torch.cat([counted * vectors, counted], dim=1), index, types.shape[0])
+            total = self.sum(types.shape[0], index, edges=torch.cat([counted * vectors, counted], dim=1))
             mean = total[:, :3] / total[:, 3:].clamp(min=1.0)
         return edge_frames(vectors, torch.index_select(mean, 0, index[0]))
 
@@ -120,13 +112,8 @@ class _Sum(Messages):
         super().__init__()
         self.phases = phases
 
-    def forward(self, atoms: Tensor, filters: Tensor, gates: Tensor, directions: Tensor, edge_index: Tensor) -> Tensor:
-        """Σ_j of [phases | m₁ | vectors]; see `message`."""
-        size = (atoms.shape[0], atoms.shape[0])
-        return self.propagate(edge_index, size=size, x=atoms, filters=filters, gates=gates, directions=directions)
-
     def message(self, x_j: Tensor, filters: Tensor, gates: Tensor, directions: Tensor) -> Tensor:
-        """Phases, m₁ and (v_j ⊙ m₂/√3 + r̂ ⊗ m₃)/√H (M, P + 4H) of x = [y | v], v being left out where it is 0."""
+        """Return phases, m₁ and (v_j ⊙ m₂/√3 + r̂ ⊗ m₃)/√H (M, P + 4H) of x = [y | v], or of x = y without vectors."""
         channels = filters.shape[1] // 3
         scalars, passed, radial = (x_j[:, : 3 * channels] * filters).chunk(3, dim=1)
         vectors = radial.unsqueeze(1) * directions.unsqueeze(2)
@@ -136,7 +123,7 @@ class _Sum(Messages):
         return torch.cat([gates * self.phases(scalars, filters), join(scalars, vectors / math.sqrt(channels))], dim=1)
 
 
-class AlphaNetMessage(GraphModuleMixin, nn.Module):
+class AlphaNetMessage(GraphModule):
     """Messages of scalars, vectors and phases, of which the last turn the next layer's scalars (rotary gate).
 
     Parameters
@@ -148,8 +135,6 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
     last : bool
         Whether no further layer needs angles.
     """
-
-    _init_irreps: Callable[..., None]
 
     def __init__(
         self, channels: int, phases: EdgePhases, epsilon: float, last: bool, irreps_in: Dict[str, Any]
@@ -171,10 +156,10 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
 
     @torch.no_grad()
     def start_larger(self) -> None:
-        """Larger filters before a training, and in them the frames' invariants without their 1/√H.
+        """Enlarge the initial filters, and in them take the factor 1/√H off the invariants of frames.
 
-        From the published values messages start at a thousandth of the scalars that they are added to, and what they
-        know of angles at a tenth of that: for many epochs only lengths are learnt (docs/backbones.md).
+        With the published values messages start at a thousandth of the scalars that they are added to, and their
+        dependence on angles at a tenth of that: for many epochs only lengths are learnt (docs/backbones.md).
         """
         before, after = (layer.weight for layer in self.edges if isinstance(layer, nn.Linear))
         self.radial.weight.mul_(5.0)
@@ -190,8 +175,8 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
         gates = data[GATES_KEY]
         filters = self.radial(data[AtomicDataDict.EDGE_EMBEDDING_KEY]) * self.edges(data[EDGES_KEY]) * gates
         atoms = torch.cat([self.atoms(self.norm(turned)), features[:, channels:]], dim=1)
-        directions, index = data[AtomicDataDict.EDGE_ATTRS_KEY], data[AtomicDataDict.EDGE_INDEX_KEY]
-        sums = self.sum(atoms, filters, gates, directions, index)
+        fields = {"x": atoms, "filters": filters, "gates": gates, "directions": data[AtomicDataDict.EDGE_ATTRS_KEY]}
+        sums = self.sum(atoms.shape[0], data[AtomicDataDict.EDGE_INDEX_KEY], **fields)
         invariant = self.num_phases + channels
         added = self.norm_of_sums(sums[:, :invariant])
         if self.angles is not None:
@@ -201,13 +186,11 @@ class AlphaNetMessage(GraphModuleMixin, nn.Module):
         return data
 
 
-class AlphaNetMixing(GraphModuleMixin, nn.Module):
+class AlphaNetMixing(GraphModule):
     """The phase state, and s += (g₁ + g₂ + ΣV⊙U/√H)/√2, v += g₃ ⊙ U, with [g₁ | g₂ | g₃] = MLP([s | ΣV²]).
 
     ΣV² instead of the published Σ|V| over x, y and z, which rotations change.
     """
-
-    _init_irreps: Callable[..., None]
 
     def __init__(self, channels: int, state: PhaseState, irreps_in: Dict[str, Any]) -> None:
         super().__init__()
@@ -234,7 +217,7 @@ class AlphaNetMixing(GraphModuleMixin, nn.Module):
 
 
 def invariants(vectors: Tensor) -> Tensor:
-    """Sums of squares (N, H) of vectors (N, 3, H)."""
+    """Return sums of squares (N, H) of vectors (N, 3, H)."""
     return vectors.square().sum(1)
 
 
@@ -248,5 +231,5 @@ class AlphaNetEnergies(nn.Module):
         self.of_state = nn.Linear(2 * states, 1)
 
     def forward(self, atoms: Tensor) -> Tensor:
-        """Energies."""
+        """Return energies (N, 1)."""
         return self.of_scalars(atoms[:, : self.channels]) + self.of_state(atoms[:, self.channels :]) / self.states

@@ -1,38 +1,32 @@
-"""What atoms are: embeddings of their types, and energies that vanish for an atom alone.
+"""Embeddings of atoms by type, and energies that vanish for isolated atoms.
 
-Both backbones have biases, by which an atom without neighbours would have some energy, where NequIP promises the shift
-of its type. One isolated atom of every type therefore passes through all layers beside the others, without edges: in
-``node_features``, N rows of atoms are followed by one for each of T types, until their energies are taken off the
-atoms'. That changes every type's energy by a constant, and costs no more than T further atoms.
+With the biases of both backbones an atom without neighbours would have an energy, where NequIP promises the shift of
+its type. One isolated atom of every type therefore passes through all layers: in ``node_features``, N rows of atoms are
+followed by one row for each of T types, until their energies are subtracted from those of the atoms. That changes the
+energy of every type by a constant, and costs no more than T further atoms.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from nequip.data import AtomicDataDict
-from nequip.nn._graph_mixin import GraphModuleMixin
 from torch import Tensor, nn
 
 from nequip_ext.model.backbones.layers import LayerNorm, channels_first
+from nequip_ext.model.graph_module import GraphModule
 
 
 def types_of(data: AtomicDataDict.Type) -> Tensor:
-    """NequIP's type of every atom (N,)."""
+    """Return NequIP's type of every atom (N,)."""
     return data[AtomicDataDict.ATOM_TYPE_KEY].view(-1)
 
 
 def with_isolated(table: Tensor, types: Tensor) -> Tensor:
-    """Rows of a table (T, F) for N atoms and then for one isolated atom of every type (N + T, F)."""
+    """Return rows of a table (T, F) for N atoms, then for one isolated atom of every type (N + T, F)."""
     return torch.cat([torch.index_select(table, 0, types), table])
 
 
-def against_isolated(energies: Tensor, types: Tensor) -> Tensor:
-    """Energies of N atoms minus those of isolated atoms of their types (N, 1), of both (N + T, 1)."""
-    atoms = types.shape[0]
-    return energies[:atoms] - torch.index_select(energies[atoms:], 0, types)
-
-
-class TypeEmbedding(GraphModuleMixin, nn.Module):
+class TypeEmbedding(GraphModule):
     """Scalars of every type, standard normal at the start: ``node_attrs`` (N, F), ``node_features`` (N + T, F).
 
     Parameters
@@ -43,8 +37,6 @@ class TypeEmbedding(GraphModuleMixin, nn.Module):
     normalised : bool
         Whether a layer norm follows.
     """
-
-    _init_irreps: Callable[..., None]  # of GraphModuleMixin, for type checkers without NequIP
 
     def __init__(self, type_names: List[str], channels: int, normalised: bool = False) -> None:
         super().__init__()
@@ -61,23 +53,21 @@ class TypeEmbedding(GraphModuleMixin, nn.Module):
         return data
 
 
-class AtomicEnergies(GraphModuleMixin, nn.Module):
-    """Energies of atoms from their scalars, against isolated atoms.
+class AtomicEnergies(GraphModule):
+    """Energies of atoms from their scalars, minus those of isolated atoms.
 
-    Takes these off ``node_features``, whose vectors it brings into e3nn's order.
+    It removes the rows of these from ``node_features`` and brings the vectors there into e3nn's order.
 
     Parameters
     ----------
     energies : torch.nn.Module
-        From scalars (N + T, F), with a further field beside them if there is one, to energies (N + T, 1).
+        From scalars (N + T, F), or scalars and a further field, to energies (N + T, 1).
     channels : int
     beside : str, optional
-        That field.
+        Name of the further field.
     drop : tuple of str
-        Fields that no output shall have.
+        Fields to remove from the outputs.
     """
-
-    _init_irreps: Callable[..., None]
 
     def __init__(
         self,
@@ -103,9 +93,10 @@ class AtomicEnergies(GraphModuleMixin, nn.Module):
         scalars = features[:, : self.channels]
         if self.beside is not None:
             scalars = torch.cat([scalars, data.pop(self.beside)], dim=1)
-        energies = self.energies(scalars)
-        data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = against_isolated(energies, types)
-        data[AtomicDataDict.NODE_FEATURES_KEY] = channels_first(features[: types.shape[0]], self.channels)
+        energies, atoms = self.energies(scalars), types.shape[0]
+        isolated = torch.index_select(energies[atoms:], 0, types)
+        data[AtomicDataDict.PER_ATOM_ENERGY_KEY] = energies[:atoms] - isolated
+        data[AtomicDataDict.NODE_FEATURES_KEY] = channels_first(features[:atoms], self.channels)
         for name in self.drop:
             del data[name]
         return data

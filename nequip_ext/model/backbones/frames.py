@@ -9,9 +9,9 @@ from nequip_ext.model.backbones.layers import mlp
 
 
 def edge_frames(vectors: Tensor, mean: Tensor) -> Tensor:
-    """Orthogonal vectors f₁ = r̂, f₂ = r × d, f₃ = f₁ × f₂ of every edge (M, 3, 3), one a row.
+    """Return orthogonal vectors f₁ = r̂, f₂ = r × d, f₃ = f₁ × f₂ of every edge (M, 3, 3), one in each row.
 
-    Not normalised: where r and d are parallel f₂ and f₃ vanish, and nothing is divided by.
+    They are not normalised, because f₂ and f₃ vanish where r and d are parallel.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def edge_frames(vectors: Tensor, mean: Tensor) -> Tensor:
         d, the mean neighbour of the atom that receives, in Å.
     """
     first = vectors / vectors.square().sum(1, keepdim=True).sqrt()
-    # The axis is stated: otherwise it is the first of length 3, the wrong one for three edges.
+    # Without dim the axis would be the first of length 3, which is the wrong one for three edges.
     second = torch.linalg.cross(vectors, mean, dim=1)
     return torch.stack([first, second, torch.linalg.cross(first, second, dim=1)], dim=1)
 
@@ -29,8 +29,8 @@ def edge_frames(vectors: Tensor, mean: Tensor) -> Tensor:
 class Scalarisation(nn.Module):
     """t_h = (MLP(p₁, p₂², p₃)_h + p₁)/√H with p_a = f_a·Q_h: one network for all channels h.
 
-    p₂ is a pseudoscalar, f₂ being axial, and enters by its square: energies are invariant to reflections, too, and
-    smooth for planar molecules.
+    p₂ is a pseudoscalar, because f₂ is axial. Its square makes energies invariant to reflections, and smooth for planar
+    molecules.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Scalarisation(nn.Module):
         self.network = mlp(3, channels // 4, 1)
 
     def forward(self, frames: Tensor, vectors: Tensor) -> Tensor:
-        """t (M, H) of vectors Q (M, 3, H) in frames (M, 3, 3)."""
+        """Return t (M, H) of vectors Q (M, 3, H) in frames (M, 3, 3)."""
         along, normal, across = torch.bmm(frames, vectors).unbind(1)
         even = torch.stack([along, normal.square(), across], dim=2)
         return self.norm * (self.network(even).squeeze(2) + along)

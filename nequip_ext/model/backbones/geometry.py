@@ -1,26 +1,26 @@
 """Edges: directions, envelopes, radial functions; in float64, as NequIP's positions are, until they are features."""
 
 import math
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 import torch
 from nequip.data import AtomicDataDict
-from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.nn.utils import with_edge_vectors_
 from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
+from nequip_ext.model.graph_module import GraphModule
 
 
 class CosineCutoff(nn.Module):
     """c(x) = ½ (cos πx + 1) for x = r / r_c < 1, else 0; continuous with its first derivative."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """c of any shape."""
+        """Return c in the shape of x."""
         return 0.5 * (torch.cos(math.pi * x) + 1.0) * (x < 1.0)
 
 
-class GaussianEncoding(GraphModuleMixin, nn.Module):
+class GaussianEncoding(GraphModule):
     """``edge_embedding`` c(x) exp(-β (e^{-r/Å} - μ_n)²) (M, R) and ``edge_cutoff`` c(x) (M, 1).
 
     μ_n equally spaced from e^{-r_c/Å} to 1, β = [(2/R)(1 - e^{-r_c/Å})]^{-2}.
@@ -35,7 +35,6 @@ class GaussianEncoding(GraphModuleMixin, nn.Module):
         r_c in Å.
     """
 
-    _init_irreps: Callable[..., None]
     centres: Tensor
 
     def __init__(self, cutoff: nn.Module, num_radial: int, r_max: float, irreps_in: Dict[str, Any]) -> None:
@@ -57,10 +56,8 @@ class GaussianEncoding(GraphModuleMixin, nn.Module):
         return data
 
 
-class EdgeDirections(GraphModuleMixin, nn.Module):
+class EdgeDirections(GraphModule):
     """``edge_attrs`` (M, 3): unit vectors from the atom that receives to the one that sends, in the model's dtype."""
-
-    _init_irreps: Callable[..., None]
 
     def __init__(self, irreps_in: Dict[str, Any]) -> None:
         super().__init__()
@@ -74,7 +71,7 @@ class EdgeDirections(GraphModuleMixin, nn.Module):
                 "another target, for example nequip-compile --target pair_nequip"
             )
         data = with_edge_vectors_(data, with_lengths=True)
-        # No ε: there are no edges of length zero in neighbour lists.
+        # Without ε, because neighbour lists have no edges of length zero.
         directions = data[AtomicDataDict.EDGE_VECTORS_KEY] / data[AtomicDataDict.EDGE_LENGTH_KEY].view(-1, 1)
         data[AtomicDataDict.EDGE_ATTRS_KEY] = directions.to(self.dtype)
         return data

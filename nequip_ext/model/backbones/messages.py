@@ -16,33 +16,41 @@ except ModuleNotFoundError as error:
 
 
 class Messages(MessagePassing):
-    """Base of what sums messages at the atoms that receive them.
+    """Base of modules that sum messages at the receiving atoms; a subclass defines ``message`` (M, …).
 
-    In NequIP's ``edge_index`` row 0 receives and row 1 sends. Sizes are given: they are not read off the data, on
-    which NequIP's graphs must not depend.
+    In NequIP's ``edge_index`` row 0 receives and row 1 sends. The number of atoms is an argument because NequIP's
+    graphs must not depend on data.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Of a class without a `propagate` of its own PyG generates source code, and leaves a file of it behind in the
-        # folder for temporary files for every process; in packaged models that fails.
+        # For a class without a `propagate` PyG generates source code and leaves a file of it in the folder for
+        # temporary files, for every process; in packaged models that fails.
         cls.propagate = Messages.propagate  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__(aggr="sum", flow="target_to_source", node_dim=0)
 
-    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
-        """Σ_j of the messages (number of atoms, …); see PyG's class."""
-        return MessagePassing.propagate(self, edge_index, size, **kwargs)
+    def propagate(self, edge_index: Tensor, size: Any = None, **fields: Any) -> Tensor:
+        """Return Σ_j of the messages (number of atoms, …); see PyG's class."""
+        return MessagePassing.propagate(self, edge_index, size, **fields)
+
+    def forward(self, num_atoms: int, edge_index: Tensor, **fields: Any) -> Tensor:
+        """Return Σ_j of the messages (num_atoms, …).
+
+        Parameters
+        ----------
+        num_atoms : int
+        edge_index : (2, M)
+        **fields : Tensor
+            Arguments of ``message``; one named ``x_j`` there is ``x`` (num_atoms, …) here.
+        """
+        return self.propagate(edge_index, size=(num_atoms, num_atoms), **fields)
 
 
 class EdgeSum(Messages):
-    """Σ_j of what edges hold."""
-
-    def forward(self, edges: Tensor, edge_index: Tensor, num_atoms: int) -> Tensor:
-        """Sums (num_atoms, …) of (M, …)."""
-        return self.propagate(edge_index, size=(num_atoms, num_atoms), edges=edges)
+    """Σ_j of values of edges."""
 
     def message(self, edges: Tensor) -> Tensor:
-        """What an edge holds."""
+        """Return the values of edges (M, …)."""
         return edges

@@ -1,4 +1,4 @@
-"""Builders of the backbones, with NequIP's own ends: lengths, cutoffs, scales and shifts, pair potential, forces."""
+"""Builders of PaiNN and AlphaNet, with NequIP's modules for lengths, scales and shifts, pair potential and forces."""
 
 import functools
 import inspect
@@ -34,8 +34,18 @@ PerType = Union[float, Dict[str, float], None]
 
 PRESETS = ("default", "paper")
 
-#: Options that NequIP takes for every model.
-_EVERY_MODELS = ("seed", "model_dtype", "compile_mode")
+#: Options of every NequIP model.
+_COMMON_OPTIONS = ("seed", "model_dtype", "compile_mode")
+
+#: Options of what follows the network, with their defaults: scales and shifts, pair potential, forces.
+_END_OPTIONS: Dict[str, Any] = {
+    "per_type_energy_scales": None,
+    "per_type_energy_shifts": None,
+    "per_type_energy_scales_trainable": False,
+    "per_type_energy_shifts_trainable": False,
+    "pair_potential": None,
+    "do_derivatives": True,
+}
 
 
 def _builder(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +80,7 @@ def PaiNNModel(
     num_layers, num_features, num_radial : int
         Layers, channels F of scalars and of vectors, radial functions R.
     avg_num_neighbors
-        Taken as from other NequIP models, and not used: PaiNN's sums are not normalised.
+        Accepted as by other NequIP models, and not used: PaiNN's sums are not normalised.
     per_edge_type_cutoff : dict, optional
         As in NequIP's model.
     per_type_energy_scales, per_type_energy_shifts : float or dict, optional
@@ -100,7 +110,7 @@ def PaiNNModel(
         modules.add(f"layer{layer}_mixing", PaiNNMixing, channels=num_features, epsilon=epsilon)
     energies = xavier_mlp(num_features, num_features // 2, 1)
     modules.add("per_atom_energy_readout", AtomicEnergies, energies=energies, channels=num_features)
-    return modules.with_ends(list(type_names), **ends)
+    return modules.with_ends(list(type_names), ends)
 
 
 @_builder
@@ -164,38 +174,28 @@ def AlphaNetModel(
         modules.add_sines(num_radial, PolynomialCutoff(6), 2.0 * math.pi / r_max**2, trainable=True)
     shape = {"num_types": len(types), "channels": num_features, "states": num_states}
     modules.add("embedding", AlphaNetEmbedding, mean_neighbours=neighbours, **shape)
-    epsilon = 0.0 if published else 0.1
+    epsilon, epsilon_of_sums = (0.0, 1e-5) if published else (0.1, 1.0)
     for layer in range(num_layers):
-        modules.add(
-            f"layer{layer}_message",
-            AlphaNetMessage,
-            channels=num_features,
-            phases=EdgePhases(num_features, num_phase_channels, num_phases, phase_rank, epsilon),
-            epsilon=1e-5 if published else 1.0,
-            last=layer == num_layers - 1,
-        )
+        phases = EdgePhases(num_features, num_phase_channels, num_phases, phase_rank, epsilon)
+        options = {"channels": num_features, "epsilon": epsilon_of_sums, "last": layer == num_layers - 1}
+        modules.add(f"layer{layer}_message", AlphaNetMessage, phases=phases, **options)
         if not published:
             modules[f"layer{layer}_message"].start_larger()
         state = PhaseState(num_features, num_states, epsilon)
         modules.add(f"layer{layer}_mixing", AlphaNetMixing, channels=num_features, state=state)
-    modules.add(
-        "per_atom_energy_readout",
-        AtomicEnergies,
-        energies=AlphaNetEnergies(num_features, num_states),
-        channels=num_features,
-        beside=STATE_KEY,
-        drop=(EDGES_KEY, GATES_KEY),
-    )
-    return modules.with_ends(types, **ends)
+    energies = AlphaNetEnergies(num_features, num_states)
+    fields = {"beside": STATE_KEY, "drop": (EDGES_KEY, GATES_KEY)}
+    modules.add("per_atom_energy_readout", AtomicEnergies, energies=energies, channels=num_features, **fields)
+    return modules.with_ends(types, ends)
 
 
-def _mean_neighbours(given: PerType, type_names: List[str]) -> torch.Tensor:
-    """Mean numbers of neighbours (T, 1)."""
-    wanted = [given.get(name) for name in type_names] if isinstance(given, dict) else [given] * len(type_names)
-    numbers = [float(number) for number in wanted if number is not None and float(number) > 0.0]
-    if len(numbers) < len(type_names):
+def _mean_neighbours(mean: PerType, type_names: List[str]) -> torch.Tensor:
+    """Return the mean number of neighbours of every type (T, 1)."""
+    by_type = mean if isinstance(mean, dict) else dict.fromkeys(type_names, mean)
+    numbers = [float(by_type.get(name) or 0.0) for name in type_names]
+    if not all(number > 0.0 for number in numbers):
         raise InputError(
-            f"AlphaNetModel: avg_num_neighbors is {given}, but preset default weighs neighbours by their mean number: "
+            f"AlphaNetModel: avg_num_neighbors is {mean}, but preset default weighs neighbours by their mean number: "
             "give it, for example ${training_data_stats:num_neighbors_mean}"
         )
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
@@ -205,63 +205,48 @@ class _Sequence(Dict[str, Any]):
     """Graph modules by name, in order."""
 
     def add(self, name: str, module: Any, **arguments: Any) -> None:
-        """Append a module that takes what those before it put out."""
+        """Append a module that takes the outputs of the last one."""
         self[name] = module(irreps_in=list(self.values())[-1].irreps_out, **arguments)
 
     def add_geometry(self, r_max: float, type_names: List[str], per_edge_type_cutoff: Any) -> None:
-        """Directions and reduced lengths x of edges."""
+        """Append directions and reduced lengths x of edges."""
         self.add("directions", EdgeDirections)
         cutoffs = {"r_max": r_max, "type_names": type_names, "per_edge_type_cutoff": per_edge_type_cutoff}
         self.add("edge_norm", EdgeLengthNormalizer, **cutoffs)
 
     def add_sines(self, num_radial: int, cutoff: torch.nn.Module, factor: float, trainable: bool = False) -> None:
-        """Radial functions ``factor`` sin(nπx)/(πx), times the envelope."""
+        """Append radial functions ``factor`` sin(nπx)/(πx), times the envelope."""
         self.add("radial", BesselEdgeLengthEncoding, num_bessels=num_radial, cutoff=cutoff, trainable=trainable)
         self.add("factor", ApplyFactor, in_field=AtomicDataDict.EDGE_EMBEDDING_KEY, factor=factor)
 
-    def with_ends(
-        self,
-        type_names: List[str],
-        per_type_energy_scales: PerType = None,
-        per_type_energy_shifts: PerType = None,
-        per_type_energy_scales_trainable: bool = False,
-        per_type_energy_shifts_trainable: bool = False,
-        pair_potential: Optional[Dict[str, Any]] = None,
-        do_derivatives: bool = True,
-    ) -> ForceStressOutput:
-        """The whole model, from atomic energies on NequIP's own."""
-        self.add(
-            "per_type_energy_scale_shift",
-            PerTypeScaleShift,
-            type_names=type_names,
-            field=AtomicDataDict.PER_ATOM_ENERGY_KEY,
-            out_field=AtomicDataDict.PER_ATOM_ENERGY_KEY,
-            scales=per_type_energy_scales,
-            shifts=per_type_energy_shifts,
-            scales_trainable=per_type_energy_scales_trainable,
-            shifts_trainable=per_type_energy_shifts_trainable,
+    def with_ends(self, type_names: List[str], options: Dict[str, Any]) -> ForceStressOutput:
+        """Return the whole model, with NequIP's modules after the atomic energies; ``options`` are `_END_OPTIONS`."""
+        options = {**_END_OPTIONS, **options}
+        names = ("scales", "shifts", "scales_trainable", "shifts_trainable")
+        fields = {name: AtomicDataDict.PER_ATOM_ENERGY_KEY for name in ("field", "out_field")}
+        per_type = {name: options[f"per_type_energy_{name}"] for name in names}
+        self.add("per_type_energy_scale_shift", PerTypeScaleShift, type_names=type_names, **fields, **per_type)
+        sequence = _append_energy_modules(
+            model=SequentialGraphNetwork(dict(self)), type_names=type_names, pair_potential=options["pair_potential"]
         )
-        sequence = SequentialGraphNetwork(dict(self))
-        sequence = _append_energy_modules(model=sequence, type_names=type_names, pair_potential=pair_potential)
-        return ForceStressOutput(sequence, do_derivatives)
+        return ForceStressOutput(sequence, options["do_derivatives"])
 
 
 def _check(
     builder: Any, preset: str, r_max: float, type_names: Sequence[str], ends: Dict[str, Any], counts: Dict[str, Any]
 ) -> None:
-    """`InputError` for what no model can be built with."""
+    """Raise `InputError` for options with which no model can be built."""
     name = builder.__name__
-    of_ends = list(inspect.signature(_Sequence.with_ends).parameters)[2:]
-    unknown = ", ".join(option for option in ends if option not in of_ends)
+    unknown = ", ".join(option for option in ends if option not in _END_OPTIONS)
     if unknown:
-        own = [option for option in inspect.signature(builder).parameters if option != "ends"]
-        known = ", ".join(dict.fromkeys([*_EVERY_MODELS, *own, *of_ends]))
+        options = [option for option in inspect.signature(builder).parameters if option != "ends"]
+        known = ", ".join(dict.fromkeys([*_COMMON_OPTIONS, *options, *_END_OPTIONS]))
         raise InputError(f"{name}: unknown option {unknown}; it has: {known}")
     if preset not in PRESETS:
         raise InputError(f"{name}: unknown preset '{preset}'; choose from: {', '.join(PRESETS)}")
     if not (isinstance(r_max, (int, float)) and 0.0 < r_max < math.inf):
         raise InputError(f"{name}: r_max is {r_max}: give the cutoff in Å")
-    wrong = [str(given) for given in type_names if not str(given).isalnum()]
+    wrong = [str(type_name) for type_name in type_names if not str(type_name).isalnum()]
     if wrong or not len(type_names):
         raise InputError(f"{name}: type_names may have letters and digits only; found: {', '.join(wrong) or 'none'}")
     for option, count in counts.items():

@@ -1,35 +1,20 @@
 """PaiNN (Schütt, Unke, Gastegger 2021, arXiv:2102.03150): messages between atoms, and mixing within them."""
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from nequip.data import AtomicDataDict
-from nequip.nn._graph_mixin import GraphModuleMixin
 from torch import Tensor, nn
 
 from nequip_ext.model.backbones.layers import Mixing, join, split, xavier, xavier_mlp
 from nequip_ext.model.backbones.messages import Messages
+from nequip_ext.model.graph_module import GraphModule
 
 
 class _Sum(Messages):
-    def forward(
-        self, gates: Tensor, vectors: Optional[Tensor], filters: Tensor, directions: Tensor, edge_index: Tensor
-    ) -> Tensor:
-        """Σ_j of [m_s | vectors] (N, 4F).
-
-        Parameters
-        ----------
-        gates : (N, 3F)
-        vectors : (N, 3, F), optional
-            None: there are none yet.
-        filters, directions : (M, 3F), (M, 3)
-        """
-        size = (gates.shape[0], gates.shape[0])
-        # Apart from each other: the gradient of a part is a tensor as large as the whole.
-        return self.propagate(edge_index, size=size, y=gates, v=vectors, filters=filters, directions=directions)
-
+    # y (N, 3F) and v (N, 3, F) are two fields because the gradient of a part of one tensor is as large as the whole.
     def message(self, y_j: Tensor, v_j: Optional[Tensor], filters: Tensor, directions: Tensor) -> Tensor:
-        """[m_s | r̂ ⊗ m_r + v_j ⊙ m_v] (M, 4F)."""
+        """Return [m_s | r̂ ⊗ m_r + v_j ⊙ m_v] (M, 4F); in the first layer there are no vectors v."""
         scalars, radial, passed = (y_j * filters).chunk(3, dim=1)
         vectors = radial.unsqueeze(1) * directions.unsqueeze(2)
         if v_j is not None:
@@ -37,13 +22,11 @@ class _Sum(Messages):
         return join(scalars, vectors)
 
 
-class PaiNNMessage(GraphModuleMixin, nn.Module):
+class PaiNNMessage(GraphModule):
     """s_i += Σ_j m_s, v_i += Σ_j (r̂_ij ⊗ m_r + v_j ⊙ m_v), with [m_s | m_r | m_v] = MLP(s_j) ⊙ W_ij.
 
     The filter W_ij is linear in the radial functions, its bias inside the envelope.
     """
-
-    _init_irreps: Callable[..., None]
 
     def __init__(self, channels: int, irreps_in: Dict[str, Any]) -> None:
         super().__init__()
@@ -65,12 +48,13 @@ class PaiNNMessage(GraphModuleMixin, nn.Module):
         filters = torch.addcmul(filters, data[AtomicDataDict.EDGE_CUTOFF_KEY].view(-1, 1), self.filters.bias)
         directions, edge_index = data[AtomicDataDict.EDGE_ATTRS_KEY], data[AtomicDataDict.EDGE_INDEX_KEY]
         first = features.shape[1] == self.channels
-        added = self.sum(self.atoms(scalars), None if first else vectors, filters, directions, edge_index)
+        fields = {"y": self.atoms(scalars), "v": None if first else vectors, "filters": filters}
+        added = self.sum(features.shape[0], edge_index, directions=directions, **fields)
         data[AtomicDataDict.NODE_FEATURES_KEY] = (join(scalars, vectors) if first else features) + added
         return data
 
 
-class PaiNNMixing(GraphModuleMixin, nn.Module):
+class PaiNNMixing(GraphModule):
     """s += a_ss + a_sv ⊙ ΣU⊙V, v += a_vv ⊙ U, with [a_ss | a_vv | a_sv] = MLP([s | √(ΣV² + ε)]).
 
     Parameters
@@ -80,10 +64,9 @@ class PaiNNMixing(GraphModuleMixin, nn.Module):
         The curvature of the root at v = 0 is 1/√ε.
     """
 
-    #: The readout reads the vectors that go into the last of these, times this: those after it, no energy has trained.
+    #: The readout reads the vectors that enter the last of these modules, times this factor; no energy trains those
+    #: that leave it.
     tapped = 1.0
-
-    _init_irreps: Callable[..., None]
 
     def __init__(self, channels: int, epsilon: float, irreps_in: Dict[str, Any]) -> None:
         super().__init__()

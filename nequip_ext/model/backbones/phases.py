@@ -1,6 +1,6 @@
-"""Complex channels in real arithmetic, of edges and of atoms; docs/backbones.md, AlphaNet.
+"""Complex channels of edges and of atoms in real arithmetic, because NequIP's compilers have no complex kernels.
 
-The compilers that NequIP uses have no complex kernels.
+See AlphaNet in docs/backbones.md.
 """
 
 import math
@@ -10,23 +10,23 @@ from torch import Tensor, nn
 
 from nequip_ext.model.backbones.layers import mlp
 
-#: Groups into which the channels of an edge are cut; of all their structure, only the scale of the kernel remains.
+#: Number of groups of an edge's channels; only the scale of the kernel depends on it.
 GROUPS = 16
 
 
 def rotate(scalars: Tensor, angles: Tensor) -> Tensor:
-    """Both halves of scalars (N, H) turned into one another by angles (N, H / 2)."""
+    """Turn the two halves of scalars (N, H) into one another by angles (N, H / 2)."""
     left, right = scalars.chunk(2, dim=1)
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=1)
 
 
 class EdgePhases(nn.Module):
-    """What an edge's contraction w ∈ C^χ₁ says of its phases.
+    """Phases of edges from a contraction w ∈ C^χ₁.
 
     With c = K₀ + q K of complex channels q of the message, and gates α of the filter, g = Σ_k c_k (W_D (α_k δ + 1) +
-    c_D) and w = Lin_φ(Re g) + i Lin_φ(Im g). Everything behind c is linear, so that two complex numbers an edge, Σ_k
-    α_k c_k and Σ_k c_k, times vectors of weights are the same and cheaper.
+    c_D) and w = Lin_φ(Re g) + i Lin_φ(Im g). Everything after c is linear: two complex numbers of each edge,
+    Σ_k α_k c_k and Σ_k c_k, times vectors of weights give the same and are cheaper.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class EdgePhases(nn.Module):
     phases, rank : int
         χ₁ and χ₂.
     epsilon : float
-        Of [Re w | Im w] / √(|w|² + ε²), 2χ₁ numbers; 0: arg w instead, χ₁ numbers, which jump by 2π.
+        ε of the phases [Re w | Im w] / √(|w|² + ε²), 2χ₁ numbers; 0: arg w instead, χ₁ numbers, which jump by 2π.
     """
 
     def __init__(self, features: int, channels: int, phases: int, rank: int, epsilon: float) -> None:
@@ -47,7 +47,7 @@ class EdgePhases(nn.Module):
         self.size = 2 * phases if epsilon else phases
         self.norm = 1.0 / math.sqrt(features // GROUPS)
         self.into = nn.Linear(features, 2 * channels)
-        # Real and imaginary part; the first of the groups is the constant.
+        # Real and imaginary part; the first group is the constant.
         self.kernel = nn.Parameter(torch.randn(2, GROUPS + 1, channels // GROUPS, rank))
         self.gates = mlp(3 * features, channels // 2, rank)
         self.delta = nn.Parameter(torch.randn(phases))
@@ -55,7 +55,7 @@ class EdgePhases(nn.Module):
         self.out = nn.Linear(phases, phases)
 
     def contract(self, messages: Tensor, filters: Tensor) -> Tensor:
-        """w (M, 2, χ₁), real and imaginary part, of m₁ (M, H) and filters (M, 3H)."""
+        """Return w (M, 2, χ₁), real and imaginary part, of m₁ (M, H) and filters (M, 3H)."""
         kernel = self.norm * self.kernel
         real, imaginary = kernel[:, 1:].reshape(2, self.channels, self.rank).unbind(0)
         matrix = torch.cat([torch.cat([real, imaginary], dim=1), torch.cat([-imaginary, real], dim=1)])
@@ -69,7 +69,7 @@ class EdgePhases(nn.Module):
         return gated.unsqueeze(2) * by_gated + plain.unsqueeze(2) * by_plain + self.out.bias
 
     def forward(self, messages: Tensor, filters: Tensor) -> Tensor:
-        """Phases (M, ``size``)."""
+        """Return phases (M, ``size``)."""
         w = self.contract(messages, filters)
         if not self.epsilon:
             return torch.atan2(w[:, 1], w[:, 0])
@@ -78,14 +78,14 @@ class EdgePhases(nn.Module):
 
 
 class PhaseState(nn.Module):
-    """ψ_k ← Σ_hl K_hkl s_h ψ_l of atoms, then elementwise about modulus 1.
+    """States of atoms: ψ_k ← Σ_hl K_hkl s_h ψ_l, then every element is scaled to a modulus of about 1.
 
     Parameters
     ----------
     features, states : int
         H and C.
     epsilon : float
-        Of ψ̃ / √(|ψ̃|² + ε²) with ψ̃ = ψ / √(HC); 0: ψ / (|ψ| + 1e-9) instead, which is singular at 0.
+        ε of the scaling ψ̃ / √(|ψ̃|² + ε²) with ψ̃ = ψ / √(HC); 0: ψ / (|ψ| + 1e-9) instead, singular at 0.
     """
 
     def __init__(self, features: int, states: int, epsilon: float) -> None:
@@ -96,7 +96,7 @@ class PhaseState(nn.Module):
         self.kernel = nn.Parameter(torch.randn(features, 2, states, states))
 
     def forward(self, scalars: Tensor, state: Tensor) -> Tensor:
-        """ψ (N, 2C), real and imaginary part, of scalars (N, H) and ψ before."""
+        """Return ψ (N, 2C), real and imaginary part, of scalars (N, H) and the previous ψ."""
         atoms, states = scalars.shape[0], self.states
         matrices = torch.matmul(scalars, self.kernel.reshape(-1, 2 * states * states))
         products = torch.bmm(

@@ -185,7 +185,7 @@ def test_a_calculator_in_a_file_of_ones_own(run, tmp_path, monkeypatch):
             {"argument": "epsilom=2.0", "calculator": "ase.calculators.lj:LennardJones"},
             "--argument epsilom: LennardJones has no such parameter; did you mean epsilon?",
         ),
-        ({"output": "labels.json"}, "labels go into an extxyz file"),
+        ({"output": "labels.json"}, "frames go into an extxyz file"),
         ({"output": "frames.extxyz"}, "is the file of frames itself"),
     ],
 )

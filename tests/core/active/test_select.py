@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.active.select import Candidate, by_distance, by_leverage, select, told
+from e2ip_plugins.active.scoring import by_distance, by_leverage
+from e2ip_plugins.active.select import Candidate, SelectOptions, select
 from e2ip_plugins.active.validity import Validity
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features, Passes, collect
-from e2ip_plugins.fitting.fit import Labelled, fit_leverage
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.readout.layout import Layout
@@ -75,7 +77,7 @@ def test_scores_with_weight_1_are_those_of_a_fit_to_training_set_and_frames():
             pairs = Neighbours(none, none, none.long(), none.long())
             yield readout(x, x, torch.from_numpy(part.kinds), pairs)["e2ip_leverage"].detach().numpy()
 
-    validation = [Labelled(torch.ones(21, 3), torch.from_numpy(known.frames))]
+    validation = [ForceErrors(torch.ones(21, 3), torch.from_numpy(known.frames))]
     order, before = [], []
     for index, score in by_leverage(known, candidates, 3, weight=1.0):
         training_passes = (None for _ in run(known, *before))
@@ -137,7 +139,7 @@ def model(fitted=True):
     if fitted:
         validation = rattled(4, 9)
         counts = torch.arange(4).repeat_interleave(3)
-        batch = (Labelled(torch.ones(12, 3), counts) for _ in run(validation, False))
+        batch = (ForceErrors(torch.ones(12, 3), counts) for _ in run(validation, False))
         fit_leverage(readout, run(rattled(30), False), batch)
     return found
 
@@ -165,21 +167,21 @@ def test_frames_that_are_no_candidates_are_counted():
     nan.positions[0, 0] = np.nan
     far.positions[2, 1] *= 1.45
     atoms = [stretched, torn, close, nan, ase.Atoms(), known[3].atoms, water(101), far, water(102), water(101)]
-    found = select(model(), known, candidates(*atoms), 2, validity=Validity(max_force=35.0))
+    found = select(model(), known, candidates(*atoms), SelectOptions(2, validity=Validity(max_force=35.0)))
     expected = ["torn apart", "atoms too close", "positions not finite", "no atoms", "in the training set"]
     expected.append("copies of others")
     assert found.rejected == {**dict.fromkeys(expected, 1), "force too large": 1} and found.valid == 3
     assert found.frames[0].index == 0 and found.scores[0] > found.scores[1]
-    assert told(found.rejected).startswith("1 torn apart, ") and found.warnings == []
+    assert found.reasons().startswith("1 torn apart, ") and found.warnings == []
     # Without limits, what is physically impossible is most uncertain.
-    loose = Validity(0.0, np.inf, np.inf, whole=False)
-    assert select(model(), known, candidates(*atoms), 1, validity=loose).frames[0].index == 1
-    assert select(model(), known, candidates(*atoms), 9, validity=loose).warnings == [
+    loose = Validity(0.0, np.inf, np.inf, one_piece=False)
+    assert select(model(), known, candidates(*atoms), SelectOptions(1, validity=loose)).frames[0].index == 1
+    assert select(model(), known, candidates(*atoms), SelectOptions(9, validity=loose)).warnings == [
         "only 6 of 10 frames are candidates: all of them are taken"
     ]
     mean = collect(model(), [Frame(stretched, np.zeros((3, 3)), "")]).leverage.max()
     strict = Validity(max_leverage=0.9 * mean)
-    assert select(model(), known, candidates(stretched, water(101)), 1, validity=strict).rejected == {
+    assert select(model(), known, candidates(stretched, water(101)), SelectOptions(1, validity=strict)).rejected == {
         "leverage too large": 1
     }
 
@@ -187,25 +189,25 @@ def test_frames_that_are_no_candidates_are_counted():
 def test_random_frames_follow_the_seed():
     atoms = candidates(*(water(200 + i) for i in range(12)))
     found = [
-        [f.index for f in select(model(), rattled(30), atoms, 5, "random", seed=seed).frames] for seed in (1, 1, 2)
+        [f.index for f in select(model(), rattled(30), atoms, SelectOptions(5, "random", seed=seed)).frames]
+        for seed in (1, 1, 2)
     ]
     assert found[0] == found[1] != found[2] and len(set(found[0])) == 5
 
 
-def test_what_cannot_be_selected():
+def test_what_cannot_be_selected(refused):
     atoms = candidates(water(300))
     with pytest.raises(InputError, match=r"my\.model: the leverage of its readout has not been fitted; see e2ip fit"):
-        select(model(fitted=False), rattled(30), atoms, 1)
+        select(model(fitted=False), rattled(30), atoms, SelectOptions(1))
     with pytest.raises(InputError, match=r"none of 1 frames is a candidate: 1 positions not finite"):
         atoms[0].atoms.positions[:] = np.inf
-        select(model(), rattled(30), atoms, 1)
-    with pytest.raises(InputError, match="--method best: choose from leverage, random, farthest"):
-        select(model(), rattled(30), atoms, 1, "best")
+        select(model(), rattled(30), atoms, SelectOptions(1))
+    refused("--method best: choose from leverage, random, farthest", SelectOptions, 1, "best")
 
 
 def test_training_frames_of_another_model_are_noticed():
     def warnings(training):
-        found = select(model(), training, candidates(water(300)), 1)
+        found = select(model(), training, candidates(water(300)), SelectOptions(1))
         return [text for text in found.warnings if "the mean leverage of a species" in text]
 
     assert not warnings(rattled(30))

@@ -22,13 +22,13 @@ def test_parts_are_counted_by_formula():
     assert check(ions, whole) == "torn apart" and check(ions, mixed) is None and check(ions, NONE) is None
     torn = water.copy()
     torn.positions[1] += [0, 5, 0]
-    assert check(torn, mixed) == "torn apart" and Validity(whole=False).of_geometry(torn, mixed) is None
+    assert check(torn, mixed) == "torn apart" and Validity(one_piece=False).of_geometry(torn, mixed) is None
 
 
 @pytest.mark.parametrize(("pbc", "problem"), [(True, "atoms too close"), (False, None)])
 def test_distances_are_those_of_the_nearest_images(pbc, problem):
     atoms = Atoms("Cu2", [[0.1, 0, 0], [9.0, 0, 0]], cell=[10.0, 10.0, 10.0], pbc=pbc)
-    assert Validity(whole=False).of_geometry(atoms, NONE) == problem
+    assert Validity(one_piece=False).of_geometry(atoms, NONE) == problem
     assert Validity().of_geometry(bulk("Cu"), NONE) is None
 
 

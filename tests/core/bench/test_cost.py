@@ -12,38 +12,32 @@ from e2ip_plugins.bench import cost
 from e2ip_plugins.bench.plan import Run
 
 
-def timed(runs, out):
-    cost.measure(runs, out, lambda text: None)
-    return json.loads(cost.path("aspirin", "mace", out).read_text())["ms_per_atom"]
-
-
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
-    """Makes the models of runs, as a calculator opens them."""
+def timed(tmp_path, monkeypatch, plan_of):
+    """Makes so many models of each method, as a calculator opens them; milliseconds of a call for ``named`` ones."""
     monkeypatch.setattr(cost, "entry_points", lambda **_: [SimpleNamespace(load=lambda: lambda file: EMT())])
     (tmp_path / "data").mkdir()
     ase.io.write(tmp_path / "data" / "aspirin_test.extxyz", molecule("H2O"), format="extxyz")
 
-    def make(*runs):
-        for run in runs:
-            (tmp_path / "runs" / run.name).mkdir(parents=True)
-            (tmp_path / "runs" / run.name / "model.model").touch()
+    def measure(named, **numbers):
+        for method, number in numbers.items():
+            for seed in range(1, number + 1):
+                folder = tmp_path / "runs" / Run("aspirin", "mace", method.replace("_", "-"), seed).name
+                folder.mkdir(parents=True)
+                (folder / "model.model").touch()
+        cost.measure(plan_of(sets="aspirin", methods=named, preset="cpu"), lambda text: None)
+        return json.loads(cost.path("aspirin", "mace", tmp_path).read_text())["ms_per_atom"]
 
-    return make
+    return measure
 
 
-@pytest.mark.parametrize("number", [3, 2])
-def test_an_ensemble_costs_what_all_its_members_do(tmp_path, trained, number):
-    runs = [Run("aspirin", "mace", "stock", seed) for seed in (1, 2, 3)]
-    trained(*runs[:number])
-    figures = timed(runs, tmp_path)
+@pytest.mark.parametrize("number", [5, 4])
+def test_an_ensemble_costs_what_all_its_members_do(timed, number):
+    figures = timed("stock", stock=number)
     assert figures["stock model"] > 0.0
-    assert ("DE" in figures) == (number == 3)
+    assert ("DE" in figures) == (number == 5)
 
 
-def test_a_call_for_other_methods_times_the_earlier_ones_beside_them(tmp_path, trained):
-    stock, e2ip = ([Run("aspirin", "mace", method, seed) for seed in (1, 2)] for method in ("stock", "e2ip-fixed"))
-    trained(*stock, *e2ip)
-    timed(stock, tmp_path)
-    figures = timed(e2ip, tmp_path)
-    assert {"stock model", "DE"} < set(figures) and len(figures) == 3
+def test_a_call_for_other_methods_times_the_earlier_ones_beside_them(timed):
+    timed("stock", stock=5)
+    assert {"stock model", "DE"} < set(timed("e2ip-fixed", e2ip_fixed=2))

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from e2ip_plugins.bench import data
-from e2ip_plugins.bench.plan import DATASETS, DataSet, dataset
+from e2ip_plugins.bench.catalogue import DataSet
 from e2ip_plugins.errors import InputError
 
 
 def toy(**changes):
-    return DataSet("train.extxyz", {"test": "test.extxyz"}, ("C",), (12, 4), {"mace": 2, "nequip": 2})._replace(
-        **changes
-    )
+    tests = {"test": "test.extxyz"}
+    return DataSet(**{"train": "train.extxyz", "tests": tests, "species": ("C",), "frames": (12, 4), **changes})
 
 
 @pytest.fixture
@@ -55,6 +54,44 @@ def test_spread_and_own_validation_frames(root):
     assert energies(files["valid"]) == [2, 6, 10, 14] and len(energies(files["train"])) == 12
     files = data.prepare("own", toy(valid="valid.extxyz"), [root], root / "out", None)
     assert energies(files["valid"]) == [0, 1, 2, 3] and energies(files["train"]) == list(range(12))
+    files = data.prepare("all", toy(valid="valid.extxyz", frames=()), [root], root / "out", None)
+    assert energies(files["valid"]) == [0, 1, 2, 3, 4] and energies(files["train"]) == list(range(20))
+
+
+@pytest.mark.parametrize("names", [("energy", "forces"), ("dft-e", "dft_f"), ("REF_energy", "forces")])
+def test_names_of_energies_and_forces_become_ours(root, names):
+    """Whatever else the frames have keeps its values, also what had our names before."""
+    files = data.prepare("ours", toy(), [root], root / "out", None)
+    for path in root.glob("*.extxyz"):
+        text = path.read_text().replace("REF_energy=", f"{names[0]}=").replace(":REF_forces:", f":{names[1]}:")
+        path.write_text(text.replace(" pbc=", " REF_forces=old free_energy=1.0 pbc="))
+    keys = dict(zip(("energy", "forces"), names, strict=True))
+    renamed = data.prepare("theirs", toy(keys=keys), [root], root / "out", None)
+    for one, other in zip(*(ase.io.read(f["rotated"], ":") for f in (files, renamed)), strict=True):
+        assert one.info["REF_energy"] == other.info["REF_energy"] and other.info["other_REF_forces"] == "old"
+        assert np.array_equal(one.arrays["REF_forces"], other.arrays["REF_forces"])
+    with pytest.raises(InputError, match=r"train\.extxyz, frame 0 .* has no 'REF_(energy|forces)'; .* toy, keys:"):
+        data.prepare("toy", toy(), [root], root / "out", None)
+
+
+def test_species_that_a_description_lacks(root):
+    with pytest.raises(InputError, match=r"has C, which key species of the data set toy lacks"):
+        data.prepare("toy", toy(species=("H",)), [root], root / "out", None)
+
+
+def test_a_script_makes_the_files_once(root):
+    (root / "make.py").write_text(
+        "import pathlib, shutil, sys\n"
+        "out, here = pathlib.Path(sys.argv[sys.argv.index('--out') + 1]), pathlib.Path(__file__).parent\n"
+        "out.mkdir(); assert sys.argv[1] == '--ok'\n"
+        "for name in ('train', 'test'): shutil.copy(here / f'{name}.extxyz', out)\n"
+    )
+    for name in ("one", "two"):
+        files = data.prepare(name, toy(script="make.py --ok"), [root], root / "out", None)
+        (root / "train.extxyz").write_text("")  # what the script made is used
+        assert energies(files["train"]) == list(range(12))
+    with pytest.raises(InputError, match=r"data set bad, key script: .*make\.py --no failed with status 1"):
+        data.prepare("bad", toy(script="make.py --no"), [root], root / "out", None)
 
 
 def test_at_most_so_many_frames(root):
@@ -88,7 +125,7 @@ def test_files_of_other_data_are_made_anew(root):
 
 
 def test_missing_data(root):
-    with pytest.raises(InputError, match=r"no file none.extxyz in .* --data, or in E2IP_DATA"):
+    with pytest.raises(InputError, match=r"data set toy, key train: no file none.extxyz in .* --data, or in E2IP_DATA"):
         data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)
     with pytest.raises(InputError, match="`e2ip fetch buckyball --to FOLDER` downloads it"):
         data.find("buckyball/buckyball_train.extxyz", [root])
@@ -116,8 +153,3 @@ def test_a_damaged_note_of_what_files_are_made_of(root):
     (root / "out" / "toy.json").write_text("{")
     with pytest.raises(InputError, match=r"toy\.json: cannot be read as JSON"):
         data.prepare("toy", toy(), [root], root / "out", None)
-
-
-def test_parts_of_a_training_set():
-    assert dataset("aspirin-30").frames == (135, 50)
-    assert dataset("aspirin-30")._replace(frames=(450, 50)) == DATASETS["aspirin"]

@@ -78,11 +78,10 @@ def test_nothing_is_left_of_what_never_began(output):
     assert names(output) == []
 
 
-def test_other_settings_are_refused(begun):
+def test_other_settings_are_refused(begun, refused):
     with pytest.raises(InputError, match=r"out.xyz.part: was begun with the model a, now it is b: give the same"):
         Unfinished(begun, {**SETTINGS, "the model": "b"}).__enter__()
-    with pytest.raises(InputError, match="begun with --head none, now it is x"):
-        Unfinished(begun, {**SETTINGS, "--head": "x"}).__enter__()
+    refused("begun with --head none, now it is x", Unfinished(begun, {**SETTINGS, "--head": "x"}).__enter__)
     assert begun.with_name("out.xyz.part").read_text() == "one\ntwo\n"
 
 
@@ -144,16 +143,13 @@ def test_a_disk_that_is_full_for_the_journal(begun, monkeypatch):
         (lambda text: text.replace('"bytes": 8', '"bytes": 80'), "should have 80 bytes and has 8"),
     ],
 )
-def test_a_journal_that_cannot_be_used(begun, damage, message):
+def test_a_journal_that_cannot_be_used(begun, damage, message, refused):
     journal = begun.with_name("out.xyz.part.json")
     journal.write_text(damage(journal.read_text()))
-    with pytest.raises(InputError, match=f"out.xyz.part.json: .*{message}.*delete it"):
-        Unfinished(begun, SETTINGS).__enter__()
+    refused(f"out.xyz.part.json: .*{message}.*delete it", Unfinished(begun, SETTINGS).__enter__)
     journal.unlink()
-    with pytest.raises(InputError, match=r"is there without out.xyz.part.json; delete it"):
-        Unfinished(begun, SETTINGS).__enter__()
+    refused(r"is there without out.xyz.part.json; delete it", Unfinished(begun, SETTINGS).__enter__)
 
 
-def test_folders_that_cannot_be_written(tmp_path):
-    with pytest.raises(InputError, match="cannot be written"):
-        Unfinished(tmp_path / "nowhere" / "out.xyz", SETTINGS).__enter__()
+def test_folders_that_cannot_be_written(tmp_path, refused):
+    refused("cannot be written", Unfinished(tmp_path / "nowhere" / "out.xyz", SETTINGS).__enter__)

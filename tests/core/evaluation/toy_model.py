@@ -12,10 +12,11 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.evaluation import unfinished
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 
 E2IP = families.get("e2ip")
-OPTIONS = Options(batch_atoms=8)
+OPTIONS = EvaluateOptions(batch_atoms=8)
 
 
 class ToyModel:

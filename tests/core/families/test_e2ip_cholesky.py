@@ -5,7 +5,6 @@ import pytest
 import torch
 from scipy.stats import multivariate_t
 
-from e2ip_plugins import families
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
@@ -13,24 +12,8 @@ F64 = torch.float64
 UNIT = 0.05
 
 
-def build(**options):
-    kind = families.get("e2ip-cholesky")
-    return kind(kind.resolve(options))
-
-
-def example(module, count=30, spread=0.7):
-    generator = torch.Generator().manual_seed(0)
-    coefficients = spread * torch.randn(count, 8, dtype=F64, generator=generator)
-    coefficients.requires_grad_()
-    outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
-    outputs["e2ip_force_unit"] = torch.full((count,), UNIT, dtype=F64)
-    outputs["e2ip_coefficients"] = coefficients
-    residual = UNIT * torch.randn(count, 3, dtype=F64, generator=generator)
-    return coefficients, residual.requires_grad_(), outputs
-
-
-def test_sigma0_is_what_its_factor_says_and_its_logarithm_fits():
-    coefficients, _, outputs = example(build())
+def test_sigma0_is_what_its_factor_says_and_its_logarithm_fits(build, example):
+    coefficients, _, outputs = example(build("e2ip-cholesky"), spread=0.7)
     c = coefficients.detach()
     factor = torch.zeros(len(c), 3, 3, dtype=F64)
     factor[:, 0, 0], factor[:, 1, 1], factor[:, 2, 2] = (c[:, i].exp() for i in (0, 3, 4))
@@ -42,9 +25,9 @@ def test_sigma0_is_what_its_factor_says_and_its_logarithm_fits():
 
 
 @pytest.mark.parametrize("options", [{}, {"evidence": "independent", "evidence_weight": 0.0}, {"preset": "paper"}])
-def test_loss_is_scipys_density(options):
-    module = build(**options)
-    _, residual, outputs = example(module)
+def test_loss_is_scipys_density(options, build, example, law_from):
+    module = build("e2ip-cholesky", **options)
+    _, residual, outputs = example(module, spread=0.7)
     nll, _ = module.nll_terms(outputs["e2ip_coefficients"], residual, outputs["e2ip_force_unit"])
     nu, kappa = outputs["e2ip_nu"].detach().numpy(), outputs["e2ip_kappa"].detach().numpy()
     scale = outputs["e2ip_sigma0"].detach().numpy() * (nu * (kappa + 1) / (kappa * (nu - 2)))[:, None, None]
@@ -53,12 +36,12 @@ def test_loss_is_scipys_density(options):
         for s, n, e in zip(scale, nu, residual.detach().numpy(), strict=True)
     ]
     np.testing.assert_allclose(nll.detach().numpy(), expected, rtol=1e-9)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_from(module, outputs)
     np.testing.assert_allclose(law.negative_log_likelihood(residual.detach().numpy()), expected, rtol=1e-8)
 
 
-def test_isotropic_it_is_e2ip_in_loss_pull_and_outputs():
-    mine, theirs = build(), families.get("e2ip")(families.get("e2ip").resolve({}))
+def test_isotropic_it_is_e2ip_in_loss_pull_and_outputs(build):
+    mine, theirs = build("e2ip-cholesky"), build("e2ip")
     s = torch.linspace(-20, 20, 9, dtype=F64)
     nu = torch.linspace(-3, 5, 9, dtype=F64)
     sigma = 3**0.5 / 6 * s
@@ -84,27 +67,20 @@ def test_isotropic_it_is_e2ip_in_loss_pull_and_outputs():
 
 @pytest.mark.parametrize("column", [0, 1, 4, 7])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad):
+def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad, build):
     coefficients = torch.zeros(3, 8, dtype=F64)
     coefficients[1, column] = bad
-    outputs = build()(coefficients, torch.tensor(UNIT, dtype=F64))
+    outputs = build("e2ip-cholesky")(coefficients, torch.tensor(UNIT, dtype=F64))
     assert not outputs["forces_cov"][1].isfinite().all() and outputs["forces_cov"][[0, 2]].isfinite().all()
     assert outputs["e2ip_log_sigma0"][1].isnan().any() and outputs["e2ip_log_sigma0"][[0, 2]].isfinite().all()
 
 
-def test_scripted_equals_eager():
-    module = build()
-    coefficients, _, outputs = example(module)
-    for key, value in torch.jit.script(module)(coefficients, torch.tensor(UNIT, dtype=F64)).items():
-        torch.testing.assert_close(value, outputs[key])
-
-
 @pytest.mark.parametrize("evidence", ["leverage", "coupled", "independent"])
 @pytest.mark.parametrize("unit", [None, 2.0])
-def test_derivatives_of_its_outputs(evidence, unit):
+def test_derivatives_of_its_outputs(evidence, unit, build, example):
     """Of what a biased MD differentiates, in units other than eV, too; twice where the trace alone has its say."""
-    module = build(evidence=evidence)
-    coefficients = example(module, count=4)[0].detach().requires_grad_()
+    module = build("e2ip-cholesky", evidence=evidence)
+    coefficients = example(module, count=4, spread=0.7)[0].detach().requires_grad_()
     ones = torch.ones(4, dtype=F64)
     support = Support(3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, torch.tensor(True))
 

@@ -7,32 +7,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.families.eip import LIKELIHOODS, QUANTILE
+from e2ip_plugins.families.eip import QUANTILE
 
 F64 = torch.float64
 UNIT = 0.05
-
-
-def build(**options):
-    kind = families.get("eip")
-    return kind(kind.resolve(options))
-
-
-def example(module, count=40, spread=1.0, unit=UNIT):
-    generator = torch.Generator().manual_seed(0)
-    coefficients = spread * torch.randn(count, 9, dtype=F64, generator=generator)
-    coefficients.requires_grad_()
-    outputs = module(coefficients, torch.tensor(unit, dtype=F64))
-    outputs["e2ip_force_unit"] = torch.full((count,), unit, dtype=F64)
-    outputs["e2ip_coefficients"] = coefficients
-    residual = unit * torch.randn(count, 3, dtype=F64, generator=generator)
-    return coefficients, residual, outputs
-
-
-def law_of(module, outputs):
-    return module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
 
 
 def components(outputs):
@@ -41,30 +20,30 @@ def components(outputs):
     return stats.t(df=dof, loc=shift, scale=np.exp(0.5 * log_scale2))
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_loss_is_the_likelihood_of_the_law_up_to_a_constant(likelihood):
-    module = build(likelihood=likelihood, regulariser_weight=0.0)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
+def test_loss_is_the_likelihood_of_the_law_up_to_a_constant(likelihood, build, example, law_from):
+    module = build("eip", likelihood=likelihood, regulariser_weight=0.0)
     _, residual, outputs = example(module)
     loss = module.force_loss(residual, outputs).detach().numpy()
-    expected = -components(outputs).logpdf(residual.numpy()).sum(-1)
+    expected = -components(outputs).logpdf(residual.detach().numpy()).sum(-1)
     np.testing.assert_allclose(loss - loss[0], 2 * UNIT**2 / 3 * (expected - expected[0]), rtol=1e-9, atol=1e-14)
-    np.testing.assert_allclose(law_of(module, outputs).negative_log_likelihood(residual.numpy()), expected)
+    np.testing.assert_allclose(law_from(module, outputs).negative_log_likelihood(residual.detach().numpy()), expected)
     assert (loss > 0).all()
 
 
-def test_marginal_of_a_normal_inverse_gamma():
+def test_marginal_of_a_normal_inverse_gamma(build, example):
     """∫ N(e; μ, σ²) N(μ; 0, σ²/ν) IG(σ²; α, β): a Gaussian of variance σ²(1 + 1/ν) over σ²."""
-    module = build(likelihood="nig")
+    module = build("eip", likelihood="nig")
     coefficients, residual, outputs = example(module, count=2, unit=1.0)
     nu, alpha, beta = (value.detach().numpy() for value in module.evidence(coefficients))
-    found = components(outputs).pdf(residual.numpy())
+    found = components(outputs).pdf(residual.detach().numpy())
     for place in np.ndindex(found.shape):
         prior = stats.invgamma(alpha[place], scale=beta[place])
 
         def density(log_variance, place=place, prior=prior):
             variance = math.exp(log_variance)
             gauss = stats.norm(scale=math.sqrt(variance * (1 + 1 / nu[place])))
-            return gauss.pdf(residual.numpy()[place]) * prior.pdf(variance) * variance
+            return gauss.pdf(residual.detach().numpy()[place]) * prior.pdf(variance) * variance
 
         assert integrate.quad(density, -30, 30, limit=200)[0] == pytest.approx(found[place], rel=1e-6)
     variance = beta / (alpha - 1)
@@ -73,8 +52,8 @@ def test_marginal_of_a_normal_inverse_gamma():
     np.testing.assert_allclose(np.diagonal(epistemic, axis1=1, axis2=2), variance / nu)
 
 
-def test_quantile_likelihood_is_the_published_formula():
-    module = build(regulariser_weight=0.1)
+def test_quantile_likelihood_is_the_published_formula(build, example):
+    module = build("eip", regulariser_weight=0.1)
     coefficients, residual, outputs = example(module)
     nu, alpha, beta = module.evidence(coefficients)
     error, q = residual / UNIT, QUANTILE
@@ -89,13 +68,13 @@ def test_quantile_likelihood_is_the_published_formula():
     torch.testing.assert_close(loss - loss[0], expected - expected[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_law_and_views_agree_with_draws(likelihood):
-    module = build(likelihood=likelihood)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
+def test_law_and_views_agree_with_draws(likelihood, build, example, law_from):
+    module = build("eip", likelihood=likelihood)
     coefficients, _, outputs = example(module, count=4)
     coefficients.data[:, 3:6] += 8.0  # moments of draws want many degrees of freedom
     outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
-    law = law_of(module, outputs)
+    law = law_from(module, outputs)
     draws = law.sample(np.random.default_rng(0), 200_000)
     variance = draws.var(0)
     np.testing.assert_allclose(np.diagonal(law.covariance(), axis1=1, axis2=2), variance, rtol=0.03)
@@ -111,9 +90,9 @@ def test_law_and_views_agree_with_draws(likelihood):
     assert (np.diff(law.covariance().diagonal(axis1=1, axis2=2)[0][law._by_size[0]]) >= 0).all()
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_units_and_views_from_files(likelihood):
-    module = build(likelihood=likelihood)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
+def test_units_and_views_from_files(likelihood, build, example):
+    module = build("eip", likelihood=likelihood)
     coefficients, _, outputs = example(module)
     parameters = {key.name: outputs[key.name] for key in module.parameter_keys}
     for name, value in module.in_units(parameters, 1.0).items():
@@ -123,10 +102,10 @@ def test_units_and_views_from_files(likelihood):
         torch.testing.assert_close(value, other[name])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["quantile", "nig"])
 @pytest.mark.parametrize("size", [30.0, 1e3])
-def test_wild_coefficients_give_finite_numbers(likelihood, size):
-    coefficients, _, outputs = example(build(likelihood=likelihood), spread=size)
+def test_wild_coefficients_give_finite_numbers(likelihood, size, build, example):
+    coefficients, _, outputs = example(build("eip", likelihood=likelihood), spread=size)
     assert torch.isfinite(outputs["forces_cov"]).all() and outputs["e2ip_plateau"].any()
     (gradient,) = torch.autograd.grad(torch.log(outputs["forces_uncertainty"]).sum(), coefficients)
     assert torch.isfinite(gradient).all()
@@ -134,19 +113,11 @@ def test_wild_coefficients_give_finite_numbers(likelihood, size):
 
 @pytest.mark.parametrize("column", [0, 4, 8])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad):
+def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(column, bad, build):
     coefficients = torch.zeros(3, 9, dtype=F64)
     coefficients[1, column] = bad
-    covariance = build()(coefficients, torch.tensor(UNIT, dtype=F64))["forces_cov"]
+    covariance = build("eip")(coefficients, torch.tensor(UNIT, dtype=F64))["forces_cov"]
     assert covariance[1].isnan().any() and covariance[[0, 2]].isfinite().all()
-
-
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_scripted_equals_eager(likelihood):
-    module = build(likelihood=likelihood)
-    coefficients, _, outputs = example(module)
-    for key, value in torch.jit.script(module)(coefficients, torch.tensor(UNIT, dtype=F64)).items():
-        torch.testing.assert_close(value, outputs[key])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +128,6 @@ def test_scripted_equals_eager(likelihood):
         ({"evidence": "coupled"}, "evidence is no option of readout 'eip'"),
     ],
 )
-def test_bad_options(options, message):
+def test_bad_options(options, message, build):
     with pytest.raises(InputError, match=message):
-        build(**options)
+        build("eip", **options)

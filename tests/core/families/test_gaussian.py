@@ -17,30 +17,13 @@ UNIT = 0.05
 NAMES = ["mve", "mve-spd"]
 
 
-def build(name, **options):
-    kind = families.get(name)
-    return kind(kind.resolve(options))
-
-
-def example(module, count=30, spread=1.0, seed=0):
-    """Random coefficients, the outputs that follow with what a loss needs, and residuals of about the unit's size."""
-    generator = torch.Generator().manual_seed(seed)
-    columns = module.num_scalars + 5 * module.num_tensors
-    coefficients = spread * torch.randn(count, columns, dtype=F64, generator=generator)
-    coefficients.requires_grad_()
-    outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
-    outputs["e2ip_force_unit"] = torch.full((count,), UNIT, dtype=F64)
-    residual = UNIT * torch.randn(count, 3, dtype=F64, generator=generator)
-    return coefficients, residual.requires_grad_(), outputs
-
-
 def nll(residual, outputs):
     pairs = zip(residual.detach().numpy(), outputs["forces_cov"].detach().numpy(), strict=True)
     return np.array([-multivariate_normal(cov=covariance).logpdf(error) for error, covariance in pairs])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_is_the_likelihood_up_to_a_constant_and_never_negative(name):
+def test_loss_is_the_likelihood_up_to_a_constant_and_never_negative(name, build, example):
     module = build(name)
     _, residual, outputs = example(module, spread=3.0)
     loss, expected = module.force_loss(residual, outputs).detach().numpy(), nll(residual, outputs)
@@ -53,17 +36,17 @@ def test_loss_is_the_likelihood_up_to_a_constant_and_never_negative(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_law_is_the_same_gaussian(name):
+def test_law_is_the_same_gaussian(name, build, example, law_from):
     module = build(name)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_from(module, outputs)
     np.testing.assert_allclose(law.negative_log_likelihood(residual.detach().numpy()), nll(residual, outputs))
     assert not law.epistemic_std().any() and not outputs["forces_epistemic_std"].any()
     log_covariance = sym6_to_matrix(outputs["gaussian_log_cov"])
     torch.testing.assert_close(outputs["forces_cov"], torch.matrix_exp(log_covariance), rtol=1e-9, atol=1e-14)
 
 
-def test_mve_has_a_variance_for_every_component():
+def test_mve_has_a_variance_for_every_component(build, example):
     coefficients, _, outputs = example(build("mve"))
     expected = torch.diag_embed(UNIT**2 * coefficients.exp())
     torch.testing.assert_close(outputs["forces_cov"], expected, rtol=1e-10, atol=0)
@@ -72,7 +55,7 @@ def test_mve_has_a_variance_for_every_component():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [30.0, 1e3, 1e20])
-def test_dampers_bound_the_covariance(name, size):
+def test_dampers_bound_the_covariance(name, size, build, example):
     module = build(name)
     coefficients, _, outputs = example(module, spread=size)
     variances = torch.linalg.eigvalsh(outputs["forces_cov"])
@@ -85,7 +68,7 @@ def test_dampers_bound_the_covariance(name, size):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(name, bad):
+def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(name, bad, build):
     module = build(name)
     coefficients = torch.zeros(3, module.num_scalars + 5 * module.num_tensors, dtype=F64)
     coefficients[1, 0] = bad
@@ -94,7 +77,7 @@ def test_a_coefficient_that_is_not_finite_spoils_its_own_atom_only(name, bad):
 
 
 @pytest.mark.parametrize(("name", "beta"), [("mve", 0.0), ("mve-spd", 0.5), ("mve", 1.0), ("mve-spd", 0.0)])
-def test_beta_changes_the_pull_on_the_forces_alone(name, beta):
+def test_beta_changes_the_pull_on_the_forces_alone(name, beta, build, example):
     found = []
     for options in ({"beta": 0.0}, {"beta": beta}):
         module = build(name, **options)
@@ -113,15 +96,6 @@ def test_what_is_published_is_the_default_and_the_fair_rival_pulls_as_e2ip_does(
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.5, float("nan"), "much"])
-def test_beta_out_of_range(beta):
+def test_beta_out_of_range(beta, build):
     with pytest.raises(InputError, match="beta must be a number from 0 to 1"):
         build("mve", beta=beta)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_scripted_equals_eager(name):
-    module = build(name)
-    coefficients, _, outputs = example(module)
-    scripted = torch.jit.script(module)(coefficients, torch.tensor(UNIT, dtype=F64))
-    for key, value in scripted.items():
-        torch.testing.assert_close(value, outputs[key])

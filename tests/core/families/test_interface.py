@@ -7,6 +7,14 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import committee_views
+from e2ip_plugins.families.laws import law_of
+
+#: Options of families with which their forward takes another way.
+OTHER_FORWARDS = [
+    ("e2ip-ablation", {"damper": "off"}),
+    ("e2ip-ablation", {"numerics": "published"}),
+    ("eip", {"likelihood": "nig"}),
+]
 
 #: Power of the force unit that a key's unit holds.
 POWER = {"eV²/Å²": 2, "eV/Å": 1}
@@ -49,7 +57,7 @@ def test_views_are_consistent(family):
 
 def test_law_has_the_covariance_of_the_views(family):
     parameters, _ = parameters_of(family, 20)
-    law = family.law({name: value.numpy() for name, value in parameters.items()})
+    law = law_of(family, {name: value.numpy() for name, value in parameters.items()})
     views = family.derive(parameters)
     torch.testing.assert_close(torch.from_numpy(law.covariance()), views["forces_cov"])
     torch.testing.assert_close(torch.from_numpy(law.epistemic_std()), views["forces_epistemic_std"])
@@ -69,14 +77,14 @@ def test_widened_covariance(family):
     assert ((found - expected).norm(dim=(1, 2)) / expected.norm(dim=(1, 2))).max() < 1e-12
     for key in family.parameter_keys:
         assert key.unit != "1" or torch.equal(wide[key.name], parameters[key.name])
-    law = family.law({name: value.numpy() for name, value in wide.items()})
+    law = law_of(family, {name: value.numpy() for name, value in wide.items()})
     torch.testing.assert_close(torch.from_numpy(law.covariance()), expected)
 
 
 def test_a_factor_on_the_covariance_is_one_on_the_unit_of_errors(family):
     parameters, error = parameters_of(family, 20)
     wide = family.widen(parameters, torch.full((20,), 4.0, dtype=torch.float64), torch.zeros(20, dtype=torch.float64))
-    before, after = (family.law({name: v.numpy() for name, v in p.items()}) for p in (parameters, wide))
+    before, after = (law_of(family, {name: v.numpy() for name, v in p.items()}) for p in (parameters, wide))
     error, twice = before.mean() + error.numpy(), before.mean() + 2.0 * error.numpy()
     assert after.pit(twice) == pytest.approx(before.pit(error), rel=1e-10)
     expected = before.negative_log_likelihood(error) + 3.0 * np.log(2.0)
@@ -114,19 +122,20 @@ def test_an_option_of_another_family_is_an_error(family):
         family.resolve({"wings": 2})
 
 
-def test_families_script_and_put_out_what_they_name(family):
-    module = family(family.resolve({}))
-    coefficients = torch.randn(5, module.num_columns(), dtype=torch.float64)
-    unit = torch.tensor(0.05, dtype=torch.float64)
-    outputs = module(coefficients, unit)
-    assert set(outputs) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in sorted(families.table())), *OTHER_FORWARDS])
+def test_families_script_and_put_out_what_they_name(build, example, name, options):
+    module = build(name, **options)
+    family = type(module)
+    coefficients, _, outputs = example(module)
+    scripted = torch.jit.script(module)(coefficients, outputs["e2ip_force_unit"][0])
+    assert set(scripted) == {key.name for key in family.output_keys()} | {"e2ip_plateau"}
     for key in family.output_keys():
-        assert outputs[key.name].shape == (5, *key.shape)
-    for name, value in torch.jit.script(module)(coefficients, unit).items():
-        torch.testing.assert_close(value, outputs[name])
+        assert outputs[key.name].shape == (30, *key.shape)
+    for key, value in scripted.items():
+        torch.testing.assert_close(value, outputs[key])
     # Parameters are the interchange: the views follow from them.
-    for name, value in family.derive({key.name: outputs[key.name] for key in family.parameter_keys}).items():
-        torch.testing.assert_close(value, outputs[name])
+    for key, value in family.derive({key.name: outputs[key.name] for key in family.parameter_keys}).items():
+        torch.testing.assert_close(value, outputs[key])
 
 
 def test_loss_is_the_gradient_of_something_finite(family):

@@ -16,25 +16,9 @@ F64 = torch.float64
 UNIT = 0.05
 
 
-def build(**options):
-    kind = families.get("shallow")
-    return kind(kind.resolve(options))
-
-
-def example(module, count=30, spread=1.0, seed=0):
-    """Random coefficients, the outputs that follow with what a loss needs, and residuals of about the unit's size."""
-    generator = torch.Generator().manual_seed(seed)
-    coefficients = torch.randn(count, module.num_columns(), dtype=F64, generator=generator) * spread / ENERGY_UNIT
-    coefficients.requires_grad_()
-    outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
-    outputs["e2ip_force_unit"] = torch.full((count,), UNIT, dtype=F64)
-    residual = UNIT * torch.randn(count, 3, dtype=F64, generator=generator)
-    return coefficients, residual.requires_grad_(), outputs
-
-
 @pytest.mark.parametrize("members", [2, 3, 5, 16])
-def test_covariance_is_that_of_members_about_their_mean(members):
-    module = build(members=members)
+def test_covariance_is_that_of_members_about_their_mean(members, build, example):
+    module = build("shallow", members=members)
     coefficients, _, outputs = example(module)
     # Orthonormal rows, each of sum 0: members' deviations from their mean.
     basis = np.linalg.qr(np.column_stack([np.ones(members), np.eye(members)[:, 1:]]))[0][:, 1:].T
@@ -50,10 +34,10 @@ def test_covariance_is_that_of_members_about_their_mean(members):
 
 
 @pytest.mark.parametrize("members", [2, 5])
-def test_full_likelihood_is_that_of_the_law(members):
-    module = build(members=members)
+def test_full_likelihood_is_that_of_the_law(members, build, example, law_from):
+    module = build("shallow", members=members)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_from(module, outputs)
     expected = 2 * UNIT**2 / 3 * law.negative_log_likelihood(residual.detach().numpy())
     loss = module.force_loss(residual, outputs).detach().numpy()
     np.testing.assert_allclose(loss - loss[0], expected - expected[0], rtol=1e-8, atol=1e-12)
@@ -61,8 +45,8 @@ def test_full_likelihood_is_that_of_the_law(members):
     assert (module.force_loss(torch.zeros(30, 3, dtype=F64), outputs).abs() < 1e-15).all()
 
 
-def test_loss_of_components_is_their_likelihood_up_to_a_constant_and_never_negative():
-    module = build(likelihood="components")
+def test_loss_of_components_is_their_likelihood_up_to_a_constant_and_never_negative(build, example):
+    module = build("shallow", likelihood="components")
     _, residual, outputs = example(module)
     loss = module.force_loss(residual, outputs)
     variance = outputs["forces_cov"].diagonal(dim1=1, dim2=2)
@@ -74,10 +58,10 @@ def test_loss_of_components_is_their_likelihood_up_to_a_constant_and_never_negat
 
 
 @pytest.mark.parametrize("members", [2, 5])
-def test_law_is_the_gaussian_with_that_covariance(members):
-    module = build(members=members)
+def test_law_is_the_gaussian_with_that_covariance(members, build, example, law_from):
+    module = build("shallow", members=members)
     _, residual, outputs = example(module)
-    law = module.law({key.name: outputs[key.name].detach().numpy() for key in module.parameter_keys})
+    law = law_from(module, outputs)
     error, covariances = residual.detach().numpy(), outputs["forces_cov"].detach().numpy()
     expected = [-multivariate_normal(cov=c).logpdf(e) for e, c in zip(error, covariances, strict=True)]
     np.testing.assert_allclose(law.negative_log_likelihood(error), expected, rtol=1e-8)
@@ -86,8 +70,8 @@ def test_law_is_the_gaussian_with_that_covariance(members):
 
 @pytest.mark.parametrize("members", [2, 3, 5])
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1e6])
-def test_covariance_is_well_conditioned_however_few_members_there_are(members, spread):
-    coefficients, _, outputs = example(build(members=members), spread=spread)
+def test_covariance_is_well_conditioned_however_few_members_there_are(members, spread, build, example):
+    coefficients, _, outputs = example(build("shallow", members=members), spread=spread)
     values = torch.linalg.eigvalsh(outputs["forces_cov"])
     assert (values[:, 0] > 0).all() and (values[:, 2] / values[:, 0]).max() < 1e3
     assert (outputs["e2ip_plateau"] == float(spread < 1)).all()
@@ -97,11 +81,11 @@ def test_covariance_is_well_conditioned_however_few_members_there_are(members, s
 
 
 @pytest.mark.parametrize(("beta", "likelihood"), [(0.5, "components"), (1.0, "full")])
-def test_beta_changes_the_pull_on_the_forces_alone(beta, likelihood):
+def test_beta_changes_the_pull_on_the_forces_alone(beta, likelihood, build, example):
     found = []
     for options in ({"likelihood": likelihood, "beta": 0.0}, {"beta": beta, "likelihood": likelihood}):
-        coefficients, residual, outputs = example(build(**options))
-        loss = build(**options).force_loss(residual, outputs)
+        coefficients, residual, outputs = example(build("shallow", **options))
+        loss = build("shallow", **options).force_loss(residual, outputs)
         found.append((loss, *torch.autograd.grad(loss.sum(), [coefficients, residual])))
     (loss, slope, pull), (same_loss, same_slope, changed) = found
     assert torch.equal(loss, same_loss) and torch.equal(slope, same_slope)
@@ -111,8 +95,8 @@ def test_beta_changes_the_pull_on_the_forces_alone(beta, likelihood):
     torch.testing.assert_close(changed, variance.pow(beta)[:, None] * pull, rtol=1e-9, atol=0)
 
 
-def test_a_gradient_that_is_not_finite_spoils_its_own_atom_only():
-    module = build()
+def test_a_gradient_that_is_not_finite_spoils_its_own_atom_only(build):
+    module = build("shallow")
     coefficients = torch.full((3, module.num_columns()), 1.0 / ENERGY_UNIT, dtype=F64)
     coefficients[1, 4] = math.inf
     outputs = module(coefficients, torch.tensor(UNIT, dtype=F64))
@@ -121,9 +105,9 @@ def test_a_gradient_that_is_not_finite_spoils_its_own_atom_only():
 
 
 @pytest.mark.parametrize("members", [1, 0, -3, 2.5, True])
-def test_fewer_than_two_members_are_no_ensemble(members):
+def test_fewer_than_two_members_are_no_ensemble(members, build):
     with pytest.raises(InputError, match=f"members must be a whole number of at least 2, got {members}"):
-        build(members=members)
+        build("shallow", members=members)
 
 
 def test_options():
@@ -137,9 +121,9 @@ def test_options():
     assert five.differences(eight, weights_only=True) == ["members"]
 
 
-def test_unknown_likelihood():
+def test_unknown_likelihood(build):
     with pytest.raises(InputError, match="unknown likelihood 'best'; choose from: full, components"):
-        build(likelihood="best")
+        build("shallow", likelihood="best")
 
 
 def test_forces_of_the_host_are_refused():

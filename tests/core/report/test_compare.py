@@ -6,6 +6,7 @@ from scipy.stats import norm
 
 from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.compare import compare, load_models
 
@@ -129,7 +130,7 @@ def test_energy_scores_that_are_sampled_have_their_error(baseline, e2ip, change,
     sampled, exact = (m["overall"] for m in result["models"])
     assert exact["energy_score_error"] == 0.0
     (model, _) = load_models([path, e2ip])
-    law = model.predictions.family.law(model.predictions.parameters)
+    law = law_of(model.predictions.family, model.predictions.parameters)
     one = np.sqrt(np.square(law.energy_score_error(model.scores["error"])).mean())
     assert sampled["energy_score_error"] == pytest.approx(one / np.sqrt(FRAMES * ATOMS), rel=1e-9)
     assert 0 < sampled["energy_score_error"] < 0.01 * sampled["energy_score"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.compare import load_models
 from e2ip_plugins.report.ensemble import moments
@@ -62,7 +63,7 @@ def spread_of(of_members):
 
 
 def covariance_of(p):
-    return p.family.law(p.parameters).covariance()
+    return law_of(p.family, p.parameters).covariance()
 
 
 def test_stock_members(members, combined):
@@ -100,9 +101,11 @@ def test_members_with_uncertainties(members, combined, draw):
     read, spread = [read_predictions(path) for path in paths], spread_of(forces(paths))
     within = np.mean([covariance_of(member) for member in read], 0)
     np.testing.assert_allclose(covariance_of(found), spread + within, rtol=1e-5, atol=1e-9)
-    laws = [E2IP.law(member.parameters) for member in read]
+    laws = [law_of(E2IP, member.parameters) for member in read]
     epistemic = np.mean([law.epistemic_std() ** 2 for law in laws], 0) + np.trace(spread, axis1=1, axis2=2) / 3
-    np.testing.assert_allclose(found.family.law(found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        law_of(found.family, found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9
+    )
     np.testing.assert_allclose(found.leverage, 2.0)
     # In the file each part has its own shape, not that of the whole.
     parts = [E2IP.derive({name: torch.from_numpy(x) for name, x in member.parameters.items()}) for member in read]
@@ -197,7 +200,7 @@ def test_isolated_atoms_are_certain(members, combined, write):
         write(path.name, [alone, *ase.io.read(path, ":")])
     told, found = combined(paths)
     assert "1 atoms whose force vanishes by symmetry" in told
-    std = found.family.law(found.parameters).total_std()
+    std = law_of(found.family, found.parameters).total_std()
     assert std[0] == pytest.approx(1e-3 * np.sqrt(np.square(std[1:]).mean()), rel=1e-3)
 
 

@@ -83,11 +83,6 @@ def test_dtype_of_the_model_stays(calibration):
         assert value.dtype == torch.float32
 
 
-def test_gradients_need_a_calibration_without_a_floor(calibration):
-    with pytest.raises(InputError, match="has a floor"):
-        calibration.with_gradient(E2IP, 1.0, ["H"])
-
-
 # What it is not for
 
 

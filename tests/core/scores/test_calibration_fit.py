@@ -9,6 +9,7 @@ import torch
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.scores.calibration_constants import FLOOR_LEVEL
 from e2ip_plugins.scores.calibration_fit import calibrate, check
 from e2ip_plugins.scores.conformal import conformal_radius
@@ -139,7 +140,7 @@ def test_every_family_is_calibrated_through_its_law():
             values = torch.rand(2000, *key.shape, generator=generator, dtype=torch.float64)
             finite = key.above > -float("inf")
             parameters[key.name] = (values + key.above + 1.0 if finite else values - 5.0).numpy()
-        law = family.law(parameters)
+        law = law_of(family, parameters)
         error = law.mean() + 2.0 * (law.sample(np.random.default_rng(0), 1)[0] - law.mean())
         valid = hydrogen(family, parameters, error, 20)
         assert calibrate(valid, ["scale"]).factor["H"].value == pytest.approx(4.0, rel=0.2), name

@@ -17,7 +17,7 @@ from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.maths.spd import sym6_to_matrix
 from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
 
-KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau", "masked"}
+KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau"}
 
 
 def add(metric, b):
@@ -69,7 +69,6 @@ def expected(b):
         "condition": np.median(np.linalg.cond(sigma0)),
         "condition_max": np.linalg.cond(sigma0).max(),
         "plateau": b["e2ip_plateau"].mean().item(),
-        "masked": 0.0,
     }
 
 
@@ -100,7 +99,7 @@ def test_named_columns():
         (11, 12),
         (12, 13),
     ]
-    assert {figure.name for figure in FIGURES} == KEYS - {"masked"}
+    assert {figure.name for figure in FIGURES} == KEYS
 
 
 def test_reset_forgets():
@@ -111,12 +110,12 @@ def test_reset_forgets():
     assert metric.compute() == pytest.approx(expected(batch(10, seed=1)), rel=1e-6)
 
 
-def test_atoms_without_reference_are_left_out_and_counted():
+def test_atoms_without_reference_are_left_out():
     b = batch(30)
     whole = figures_of(part_of(b, slice(2, None)))
     b["reference"][0, 1] = float("nan")
     b["reference"][1, 2] = float("inf")
-    assert figures_of(b) == pytest.approx({**whole, "masked": 2.0}, rel=1e-12)
+    assert figures_of(b) == pytest.approx(whole, rel=1e-12)
 
 
 def test_non_finite_prediction_shows():
@@ -129,7 +128,7 @@ def test_non_finite_prediction_shows():
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 def test_empty_is_nan():
     for result in (figures_of(), figures_of(batch(0))):
-        assert set(result) == KEYS and result.pop("masked") == 0.0
+        assert set(result) == KEYS
         assert all(math.isnan(v) for v in result.values())
 
 

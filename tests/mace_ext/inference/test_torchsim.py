@@ -11,7 +11,7 @@ from ase.build import bulk
 from mace.calculators import MACECalculator
 
 from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 ts = pytest.importorskip("torch_sim")
 from torch_sim.models.mace import MaceModel  # noqa: E402
@@ -90,9 +90,9 @@ def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
         np.testing.assert_allclose(std[-1], own, rtol=1e-5)
 
 
-def test_what_a_user_should_know(make_model, caplog, monkeypatch):
-    opened(make_model(options=(("evidence", "leverage"),)))
-    assert "leverage was never fitted" in caplog.text
+def test_what_a_user_should_know(make_model, monkeypatch):
+    with pytest.warns(UncertaintyWarning, match="leverage was never fitted"):
+        opened(make_model(options=(("evidence", "leverage"),)))
     monkeypatch.delitem(sys.modules, "mace_ext.inference.torchsim")
     monkeypatch.setitem(sys.modules, "torch_sim.models.mace", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs torch-sim: pip install .*torchsim"):

@@ -1,23 +1,14 @@
 """A family in one file, which nothing here knows, through the stock commands."""
 
+import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import ase.io
 import numpy as np
 
 
-def test_from_training_to_scores(toy_family_environment, training_command, data_files, tmp_path):
-    def run(command, *arguments):
-        tool = [str(Path(sys.executable).with_name(command))]
-        done = subprocess.run(
-            [*tool, *map(str, arguments)], capture_output=True, text=True, env=toy_family_environment, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout + done.stderr
-
+def test_from_training_to_scores(toy_family_environment, training_command, run_tool, data_files, tmp_path):
+    run = functools.partial(run_tool, env=toy_family_environment, cwd=tmp_path)
     _, _, _, *options = training_command("--readout=isotropic", "--ema", "--swa", "--start_swa=1", max_num_epochs=2)
     log = run("mace_run_train", *options)
     assert "Epoch 1: head: Default, isotropic_nll=" in log and "isotropic NLL / nats" in log

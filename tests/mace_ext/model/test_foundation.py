@@ -1,9 +1,6 @@
 """E²IP models as starting points: `remove_pt_head`, `mace_select_head`, ``--foundation_model``, conversions."""
 
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,9 +29,8 @@ def test_the_kept_head_keeps_its_readout(make_model, make_batch, frames, hidden_
     assert_same_uncertainties(single(make_batch(frames, heads=[kept], head=kept)), expected)
 
 
-def test_select_head_command(model_files, make_batch, frames, tmp_path):
-    script = str(Path(sys.executable).parent / "mace_select_head")
-    subprocess.run([script, "-n", "two", "-o", str(tmp_path / "two.model"), str(model_files["multihead"])], check=True)
+def test_select_head_command(model_files, make_batch, frames, run_tool, tmp_path):
+    run_tool("mace_select_head", "-n", "two", "-o", tmp_path / "two.model", model_files["multihead"])
     both = torch.load(model_files["multihead"], weights_only=False)
     expected = both(make_batch(frames, heads=["one", "two"], head="two"))
     single = torch.load(tmp_path / "two.model", weights_only=False)

@@ -1,14 +1,63 @@
-"""Saved models: they come back whole, and say what to install where the plugin is missing."""
+"""Saved models: they come back whole, other formats are refused, and without the plugin they say what to install."""
 
 import copy
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from mace.calculators import MACECalculator
+from mace.cli import eval_configs
+from typer.testing import CliRunner
 
+from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.readout.settings import Settings, outdated
+from mace_ext.model.readout import find_readout
+
+FRAMES = Path(__file__).resolve().parents[3] / "demo" / "data" / "test.extxyz"
+REFUSED = outdated("this model")
+
+
+def test_saved_models_predict_what_they_did(unpack, check_saved):
+    path = str(unpack("mace", "tiny.model"))
+    check_saved("mace", MACECalculator(model_paths=path, device="cpu", default_dtype="float64"))
+
+
+def test_saved_checkpoints_fit_the_saved_model(unpack):
+    paths = (unpack("mace", name) for name in ("tiny.model", "tiny.pt"))
+    model, checkpoint = (torch.load(path, map_location="cpu", weights_only=False) for path in paths)
+    model.load_state_dict(checkpoint["model"])
+    assert Settings.from_dict(checkpoint["e2ip_settings"], "tiny.pt").differences(find_readout(model).settings) == []
+
+
+def test_models_of_an_earlier_format_are_refused_with_one_message(unpack, tmp_path, capsys):
+    path = unpack("mace", "tiny.model", 2)
+    for opened in (lambda: torch.load(path, weights_only=False), lambda: MACECalculator(str(path), device="cpu")):
+        with pytest.raises(InputError, match=f"^{re.escape(REFUSED)}$"):
+            opened()
+    for command in (
+        ["evaluate", path, FRAMES, tmp_path / "out.xyz"],
+        ["fit", path, "--train", FRAMES, "--valid", FRAMES, "--output", tmp_path / "new.model"],
+        ["strip", path, "--output", tmp_path / "new.model"],
+    ):
+        done = CliRunner().invoke(cli.app, list(map(str, command)))
+        assert done.exit_code == 2 and f"tiny.model: {REFUSED}" in " ".join(done.stderr.split()), done.stderr
+    sys.argv = ["mace_eval_configs", f"--configs={FRAMES}", f"--model={path}", f"--output={tmp_path}/out.xyz"]
+    with pytest.raises(SystemExit):
+        eval_configs.main()
+    assert f"mace_eval_configs: error: --model {path}: {REFUSED}" in capsys.readouterr().err
+
+
+def test_models_of_a_later_format_are_refused_before_anything_else(make_model, tmp_path):
+    model = make_model()
+    model.e2ip_readout.settings = model.e2ip_readout.settings._replace(version=99)
+    torch.save(model, tmp_path / "new.model")
+    with pytest.raises(InputError, match=f"^{re.escape(REFUSED)}$"):
+        torch.load(tmp_path / "new.model", weights_only=False)
 
 
 def test_opening_a_model_without_the_plugin_says_what_to_install(model_files, without_plugin):
@@ -21,8 +70,7 @@ def test_opening_a_model_without_the_plugin_says_what_to_install(model_files, wi
 
 
 def test_saved_and_copied_models_are_whole(model_files, make_model, make_batch, frames):
-    model = make_model()
-    batch = make_batch(frames)
+    model, batch = make_model(), make_batch(frames)
     model({**batch})  # TorchScript optimises after the first call, and rounds differently from then on.
     expected = model({**batch})
     for other in (torch.load(model_files["e2ip"], weights_only=False), copy.deepcopy(model), copy.copy(model)):
@@ -41,39 +89,3 @@ def test_opening_a_model_where_mace_is_not_patched_warns(model_files):
         done = subprocess.run(command, env={**os.environ, "E2IP_DISABLE": disable}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert ("predicts uncertainties" in done.stderr) == warned
-
-
-OUTDATED = "saved by an early version of e2ip-plugins, before its first release: commit [0-9a-f]{7} .* reads it"
-
-
-class _OfVersion1:
-    """What a ``.model`` file of version 1 begins with."""
-
-    def __reduce__(self):
-        from mace_ext.model.pickling import constructor
-
-        return constructor("model", "empty_model"), (), {"e2ip_config": {"version": 1}}
-
-
-def test_model_files_of_version_1_name_the_commit_that_reads_them(tmp_path):
-    torch.save(_OfVersion1(), tmp_path / "old.model")
-    with pytest.raises(InputError, match=f"this model was {OUTDATED}"):
-        torch.load(tmp_path / "old.model", weights_only=False)
-
-
-def test_torchscript_files_of_version_1_are_no_stock_models(make_model):
-    """They are told by the name of their readout, wherever one is looked for."""
-    from mace.calculators import MACECalculator
-
-    model = make_model(readout=None)
-    model.e2ip_head = torch.nn.Linear(1, 1)
-    with pytest.raises(InputError, match=f"this model was {OUTDATED}"):
-        MACECalculator(models=model, device="cpu", default_dtype="float64")
-
-
-def test_model_files_of_a_later_version_are_refused_before_anything_else(make_model, tmp_path):
-    model = make_model()
-    model.e2ip_readout.settings = model.e2ip_readout.settings._replace(version=99)
-    torch.save(model, tmp_path / "new.model")
-    with pytest.raises(InputError, match=r"another version of e2ip-plugins \(readout version 99, .*: install"):
-        torch.load(tmp_path / "new.model", weights_only=False)

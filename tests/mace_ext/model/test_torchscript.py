@@ -1,10 +1,7 @@
 """TorchScript: `_compiled.model` and the LAMMPS exports of models with a readout."""
 
 import copy
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,12 +73,11 @@ def test_scripted_models_need_no_plugin(make_model, make_batch, frames, tmp_path
 
 
 @pytest.mark.parametrize("readout", ["e2ip", "shallow"])
-def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, tmp_path, readout):
+def test_lammps_export_has_the_models_energies_and_forces(make_model, make_batch, frames, run_tool, tmp_path, readout):
     """As it is, and with the readout taken off before: a file of stock MACE."""
     model = make_model(readout=readout)
     torch.save(model, tmp_path / "tiny.model")
-    script = Path(sys.executable).parent / "mace_create_lammps_model"
-    subprocess.run([str(script), str(tmp_path / "tiny.model")], check=True, capture_output=True)
+    run_tool("mace_create_lammps_model", tmp_path / "tiny.model")
     exported = torch.jit.load(tmp_path / "tiny.model-lammps.pt")
     strip_file(tmp_path / "tiny.model", tmp_path / "stripped.model")
     stripped = jit.compile(LAMMPS_MACE(torch.load(tmp_path / "stripped.model", weights_only=False), head="Default"))

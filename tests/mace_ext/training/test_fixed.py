@@ -2,7 +2,6 @@
 
 import ase.io
 import numpy as np
-import pytest
 import torch
 
 from mace_ext.export.strip import strip_file
@@ -15,7 +14,7 @@ def assert_same(one, two, batch, names=("energy", "forces")):
         assert torch.equal(found[name], expected[name]), name
 
 
-def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, frames, tmp_path, capsys):
+def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, frames, tmp_path, message_of):
     stock = train(name="stock", max_num_epochs=2)
     given = stock.folder / "stock.model"
     run = train("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={given}", name="fixed", max_num_epochs=3)
@@ -31,46 +30,37 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, make_batch, fram
     strip_file(tmp_path / "fixed.model", tmp_path / "back.model")
     assert_same(stock.model, torch.load(tmp_path / "back.model", weights_only=False), batch)
 
-    # What it does not know, and what is nothing.
+    # What it does not know, what is nothing, and too few.
+    ours = ("--readout=e2ip", "--e2ip_forces=fixed")
+    options = (*ours, f"--foundation_model={given}")
     known = next(atoms for atoms in frames if set(atoms.numbers) <= {1, 8}).copy()
     known.info["REF_energy"], known.arrays["REF_forces"] = 0.0, np.zeros((len(known), 3))
     sulphur = known.copy()
     sulphur.symbols[0] = "S"
-    message = "frame 1: has S, which the model does not know; it knows H, O"
-    for wrong, text in ((sulphur, message), (ase.Atoms(), "frame 1: has no atoms")):
-        ase.io.write(tmp_path / "wrong.xyz", [known, wrong], format="extxyz")
-        options = ("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={given}")
+    path = tmp_path / "wrong.xyz"
+    for atoms, text in (
+        (sulphur, "has S, which the model does not know; it knows H, O"),
+        (ase.Atoms(), "has no atoms"),
+    ):
+        ase.io.write(path, [known, atoms], format="extxyz")
         for option in ("train_file", "valid_file"):
-            with pytest.raises(SystemExit):
-                train(*options, name="wrong", **{option: tmp_path / "wrong.xyz"})
-            assert f"--{option} {tmp_path / 'wrong.xyz'}, {text}" in capsys.readouterr().err
-
-    ase.io.write(tmp_path / "few.xyz", [known, known], format="extxyz")
-    with pytest.raises(SystemExit):
-        train(*options, name="few", train_file=tmp_path / "few.xyz", batch_size=3)
-    assert "--train_file: 2 frames fill no batch of --batch_size 3" in capsys.readouterr().err
+            assert f"--{option} {path}, frame 1: {text}" in message_of(train, *options, name="wrong", **{option: path})
+    ase.io.write(path, [known, known], format="extxyz")
+    text = message_of(train, *options, name="few", train_file=path, batch_size=3)
+    assert "--train_file: 2 frames fill no batch of --batch_size 3" in text
 
     two = torch.load(given, weights_only=False)
     two.heads = ["dft", "pt_head", "emt"]
-    torch.save(two, tmp_path / "two.model")
-    with pytest.raises(SystemExit):
-        train("--readout=e2ip", "--e2ip_forces=fixed", f"--foundation_model={tmp_path / 'two.model'}", name="two")
-    assert "has the heads dft, emt: give --foundation_head" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        train(*options[:2], f"--foundation_model={tmp_path / 'two.model'}", "--foundation_head=pbe", name="two")
-    assert f"--foundation_head pbe: --foundation_model {tmp_path / 'two.model'} has the heads dft, emt" in (
-        capsys.readouterr().err
-    )
+    path = tmp_path / "two.model"
+    torch.save(two, path)
+    options = (*ours, f"--foundation_model={path}")
+    assert "has the heads dft, emt: give --foundation_head" in message_of(train, *options, name="two")
+    text = message_of(train, *options, "--foundation_head=pbe", name="two")
+    assert f"--foundation_head pbe: --foundation_model {path} has the heads dft, emt" in text
 
     # A model with a readout keeps what that has learned.
-    still = {"max_num_epochs": 1, "lr": 1e-30}
-    again = train(
-        "--readout=e2ip",
-        "--e2ip_forces=fixed",
-        f"--foundation_model={run.folder / 'fixed.model'}",
-        name="again",
-        **still,
-    )
+    foundation = f"--foundation_model={run.folder / 'fixed.model'}"
+    again = train(*ours, foundation, name="again", max_num_epochs=1, lr=1e-30)
     assert_same(run.model, again.model, batch, ("energy", "forces"))
     for name, value in run.model.e2ip_readout.trunks.state_dict().items():
         torch.testing.assert_close(again.model.e2ip_readout.trunks.state_dict()[name], value)

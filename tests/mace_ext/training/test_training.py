@@ -11,6 +11,10 @@ E2IP = ("--readout=e2ip",)
 FIGURES = tuple(f"e2ip_{name}" for name in ("nll", "coverage95", "spearman", "condition", "condition_max", "plateau"))
 
 
+def path_of(run):
+    return f"--foundation_model={run.folder / 'foundation.model'}"
+
+
 def readout_state(model):
     """Weights; what is counted, the leverage, is in test_fit.py."""
     state = {key: value for key, value in model.state_dict().items() if key.startswith("e2ip_readout.")}
@@ -92,24 +96,19 @@ def test_single_precision(train, predict, tmp_path, data_files):
     assert found["coverage95"] == pytest.approx(best["e2ip_coverage95"])
 
 
-def test_freezing_everything_trains_the_readout_alone(train):
-    first = train(*E2IP, name="foundation", max_num_epochs=1, model_dir=None)
-    foundation = first.folder / "foundation.model"
-    run = train(*E2IP, "--freeze=7", f"--foundation_model={foundation}", name="frozen", max_num_epochs=2)
-    before, after = first.model.state_dict(), run.model.state_dict()
+def test_freezing_everything_trains_the_readout_alone(train, foundation):
+    run = train(*E2IP, "--freeze=7", path_of(foundation), name="frozen", max_num_epochs=2)
+    before, after = foundation.model.state_dict(), run.model.state_dict()
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed and all(key.startswith("e2ip_readout.") for key in changed)
     assert run.validation[-1]["loss"] < run.validation[0]["loss"]
 
 
-def test_lora_trains_the_readout_as_a_whole(train):
-    first = train(*E2IP, name="foundation", max_num_epochs=1)
-    foundation = first.folder / "foundation.model"
-    run = train(*E2IP, "--lora=True", "--lora_rank=2", f"--foundation_model={foundation}", name="lora", lr=0.001)
-    before, after = readout_state(first.model), readout_state(run.model)
+def test_lora_trains_the_readout_as_a_whole(train, foundation):
+    run = train(*E2IP, "--lora=True", "--lora_rank=2", path_of(foundation), name="lora", lr=0.001)
+    before, after = readout_state(foundation.model), readout_state(run.model)
     assert before.keys() == after.keys()
-    learned = [key for key in before if not key.endswith("force_unit")]
-    assert all(not torch.equal(before[key], after[key]) for key in learned)
+    assert all(not torch.equal(before[key], after[key]) for key in before if not key.endswith("force_unit"))
 
 
 def test_multihead_training_has_a_readout_per_head(train, data_files):
@@ -123,26 +122,16 @@ def test_multihead_training_has_a_readout_per_head(train, data_files):
     assert {line["head"] for line in run.validation} == {"one", "two"}
 
 
-def test_multihead_fine_tuning(train, data_files):
-    first = train(*E2IP, name="foundation", max_num_epochs=1)
-    run = train(
-        *E2IP,
-        f"--foundation_model={first.folder / 'foundation.model'}",
-        f"--pt_train_file={data_files['train']}",
-        "--multiheads_finetuning=True",
-        name="fine",
-        E0s="{1: 0.0, 8: 0.0}",
-        atomic_numbers="[1, 8]",
-        max_num_epochs=1,
-    )
+def test_multihead_fine_tuning(train, foundation, data_files):
+    flags = (f"--pt_train_file={data_files['train']}", "--multiheads_finetuning=True", "--atomic_numbers=[1, 8]")
+    run = train(*E2IP, path_of(foundation), *flags, name="fine", E0s="{1: 0.0, 8: 0.0}", max_num_epochs=1)
     assert run.model.heads == ["pt_head", "Default"]
     assert len(run.model.e2ip_readout.trunks) == 2
     assert "readout taken over from the foundation model" in run.text
 
 
-def test_stock_fine_tuning_of_an_evidential_model(train):
-    first = train(*E2IP, name="foundation", max_num_epochs=1)
-    run = train(f"--foundation_model={first.folder / 'foundation.model'}", name="stock", max_num_epochs=1)
+def test_stock_fine_tuning_of_an_evidential_model(train, foundation):
+    run = train(path_of(foundation), name="stock", max_num_epochs=1)
     assert not hasattr(run.model, "e2ip_readout") and type(run.model).__module__ == "mace.modules.models"
 
 
@@ -160,8 +149,8 @@ def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, dat
     folder.mkdir()
     paths = {f"{name}_file": masked(data_files[name], folder) for name in ("train", "valid")}
     run = train(*E2IP, test_file=paths["valid_file"], max_num_epochs=2, **paths)
-    for name in ("training", "validation", "test"):
-        assert f"2 atoms of the {name}" in run.text
+    for name, atoms in (("training", 36), ("validation", 12), ("test", 12)):
+        assert f"2 of {atoms} atoms of the {name}" in run.text
     for line in run.validation:
         assert np.isfinite([line[key] for key in (*FIGURES, "loss", "rmse_f", "mae_f", "rel_rmse_f", "q95_f")]).all()
     assert all(torch.isfinite(value).all() for value in run.model.state_dict().values())

@@ -1,10 +1,7 @@
 """``e2ip strip``: NequIP's own model out of a checkpoint or package with a readout."""
 
 import pickletools
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -16,11 +13,6 @@ from e2ip_plugins.errors import InputError
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.export.strip import _stock, strip_file
 from nequip_ext.model.readout import find_readout
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, train, train_files):
-    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files, "max_epochs=2", "run=[train]")
 
 
 def predictions(path, files):
@@ -43,13 +35,13 @@ def strings(path, ending="data.pkl"):
     return {str(x) for pickle in pickles for _, x, _ in pickletools.genops(pickle) if isinstance(x, str)}
 
 
-def test_a_checkpoint_becomes_one_of_stock_nequip(run, tmp_path, train, train_files):
+def test_a_checkpoint_becomes_one_of_stock_nequip(leverage_run, tmp_path, train, train_files):
     stripped = tmp_path / "stock.ckpt"
-    strip_file(run / "best.ckpt", stripped)
-    assert_same(run / "best.ckpt", stripped, train_files)
+    strip_file(leverage_run / "best.ckpt", stripped)
+    assert_same(leverage_run / "best.ckpt", stripped, train_files)
     assert find_readout(ModelFromCheckpoint(str(stripped))) is None
     # Opens where there is no plugin.
-    assert any("nequip_ext" in text for text in strings(run / "best.ckpt"))
+    assert any("nequip_ext" in text for text in strings(leverage_run / "best.ckpt"))
     assert not [text for text in strings(stripped) if "nequip_ext" in text or text.startswith("e2ip_plugins")]
     # Training goes on from it.
     config = {"_target_": "nequip.model.ModelFromCheckpoint", "checkpoint_path": str(stripped)}
@@ -58,19 +50,18 @@ def test_a_checkpoint_becomes_one_of_stock_nequip(run, tmp_path, train, train_fi
     train("nequip_baseline", tmp_path / "again", train_files, "max_epochs=1", "run=[train]", *changes)
 
 
-def test_a_package_becomes_one_of_stock_nequip(run, tmp_path, train_files, environment):
-    package, stripped = tmp_path / "with.nequip.zip", tmp_path / "without.nequip.zip"
-    script = str(Path(sys.executable).with_name("nequip-package"))
-    subprocess.run([script, "build", str(run / "best.ckpt"), str(package)], check=True, env=environment, cwd=tmp_path)
-    strip_file(package, stripped)
-    assert_same(package, stripped, train_files)
-    with zipfile.ZipFile(package) as before, zipfile.ZipFile(stripped) as after:
+def test_a_package_becomes_one_of_stock_nequip(leverage_run, tmp_path, train_files, package):
+    packed, stripped = tmp_path / "with.nequip.zip", tmp_path / "without.nequip.zip"
+    package(leverage_run / "best.ckpt", packed)
+    strip_file(packed, stripped)
+    assert_same(packed, stripped, train_files)
+    with zipfile.ZipFile(packed) as before, zipfile.ZipFile(stripped) as after:
         assert any("/nequip_ext/" in name for name in before.namelist())
         assert not [name for name in after.namelist() if "/nequip_ext/" in name or "/e2ip_plugins/" in name]
     with pytest.raises(InputError, match="has no readout to be stripped of"):
         strip_file(stripped, tmp_path / "again.nequip.zip")
     with pytest.raises(InputError, match=r"must end with \.nequip\.zip"):
-        strip_file(package, tmp_path / "again.ckpt")
+        strip_file(packed, tmp_path / "again.ckpt")
 
 
 @pytest.mark.parametrize("stress", [{}, {"stress": 1.0}])

@@ -1,8 +1,6 @@
 """`e2ip evaluate` with NequIP models: what the calculator and NequIP's own test run give, in any batches."""
 
-import lzma
 import warnings
-from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -12,28 +10,24 @@ from typer.testing import CliRunner
 
 from e2ip_plugins import cli, families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 from nequip_ext import E2IPCalculator
 from nequip_ext.inference.batches import of_model, open_model
 
-ROOT = Path(__file__).resolve().parents[3]
 KEYS = [key.name for key in families.get("e2ip").output_keys()]
 #: Of numbers with eight decimals, and of sums in another order.
 TOLERANCE = {"float64": dict(rtol=1e-10, atol=6e-9), "float32": dict(rtol=1e-6, atol=1e-6)}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Checkpoint and package of tests/fixtures, which know H, C, N, O."""
-    folder = tmp_path_factory.mktemp("saved")
-    for name in ("last.ckpt", "model.nequip.zip"):
-        packed = ROOT / "tests" / "fixtures" / "nequip_v2" / f"{name}.xz"
-        (folder / name).write_bytes(lzma.decompress(packed.read_bytes()))
-    return folder
+def saved(unpack):
+    """Checkpoint and package of tests/fixtures, which know H, C, N, O, by name."""
+    return {name: unpack("nequip", name) for name in ("last.ckpt", "model.nequip.zip")}
 
 
 def written_by(model, source, output, **options):
-    evaluate(model, source, output, Options(**options), {})
+    evaluate(model, source, output, EvaluateOptions(**options), {})
     return ase.io.read(output, ":")
 
 
@@ -60,30 +54,14 @@ def test_checkpoints_and_packages(saved, check_written, source, tmp_path, name):
     with warnings.catch_warnings():
         # Of the package's own code, which is older.
         warnings.simplefilter("ignore")
-        opened = open_model(saved / name)
-        calculator = E2IPCalculator.from_saved_model(saved / name)
+        opened = open_model(saved[name])
+        calculator = E2IPCalculator.from_saved_model(saved[name])
     for frame in written_by(opened, source, tmp_path / "out.xyz"):
         check_written(frame, calculator, KEYS, **TOLERANCE["float64"])
 
 
-def test_a_run_that_was_stopped_ends_the_same(make_model, gnn_config, source, tmp_path, monkeypatch):
-    """Single precision, where another batch would be another last digit."""
-    model, calls = of_model(make_model(gnn_config(model_dtype="float32"))[1]), []
-    written_by(model, source, tmp_path / "whole.xyz", batch_atoms=10)
-    forward = model.evaluate
-
-    def stopping(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return forward(*arguments)
-
-    monkeypatch.setattr(model, "evaluate", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        written_by(model, source, tmp_path / "out.xyz", batch_atoms=10)
-    written_by(model, source, tmp_path / "out.xyz", batch_atoms=10)
-    assert (tmp_path / "out.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
-    assert len(calls) == 4
+def test_a_run_that_was_stopped_ends_the_same(make_model, gnn_config, check_continuation, source):
+    check_continuation(lambda: of_model(make_model(gnn_config(model_dtype="float32"))[1]), source)
 
 
 def test_what_the_frame_brings_along_does_not_matter(saved, source, tmp_path):
@@ -94,7 +72,7 @@ def test_what_the_frame_brings_along_does_not_matter(saved, source, tmp_path):
         atoms.set_initial_charges([0.5] * len(atoms))
         atoms.arrays["forces" if i else "dipole"] = np.full((len(atoms), 3), np.nan)
     ase.io.write(tmp_path / "labelled.xyz", labelled, format="extxyz")
-    model = open_model(saved / "last.ckpt")
+    model = open_model(saved["last.ckpt"])
     first = written_by(model, source, tmp_path / "first.xyz")
     for one, two in zip(first, written_by(model, tmp_path / "labelled.xyz", tmp_path / "two.xyz"), strict=True):
         assert one.get_potential_energy() == two.get_potential_energy()
@@ -109,7 +87,7 @@ def test_the_command_and_what_it_refuses(saved, make_model, source, tmp_path):
     for name in ("text.ckpt", "text.nequip.zip", "text.nequip.pt2"):
         (tmp_path / name).write_text("no model")
     ase.io.write(tmp_path / "sulphur.xyz", [molecule("H2O"), molecule("SH2")], format="extxyz")
-    checkpoint = saved / "last.ckpt"
+    checkpoint = saved["last.ckpt"]
     for arguments, message in (
         ((tmp_path / "text.ckpt",), "text.ckpt: cannot be opened as a model of NequIP"),
         ((tmp_path / "text.nequip.zip",), "text.nequip.zip: cannot be opened as a model of NequIP"),

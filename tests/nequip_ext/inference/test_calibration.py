@@ -10,8 +10,8 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from nequip_ext import E2IPXYZFileWriter
-from nequip_ext.inference.xyz import name_models_in_files
-from nequip_ext.model.readout import find_model_name
+from nequip_ext.model.readout import find_name
+from nequip_ext.training.naming import name_models_in_files
 
 
 @pytest.fixture
@@ -19,52 +19,12 @@ def calculator(make_model, gnn_config, as_calculator):
     return functools.partial(as_calculator, make_model(gnn_config())[1])
 
 
-def factor_of(atoms):
-    return np.where(atoms.numbers == 1, 2.0, 0.5)
+def test_calibrated_results_and_gradients(calculator, frames, check_calibrated):
+    check_calibrated(calculator, frames)
 
 
-def test_calibrated_results(calculator, frames, write_calibration):
-    for unit in (1.0, 27.211386):
-        raw, calibrated = (
-            calculator(energy_units_to_eV=unit, **options) for options in ({}, {"calibration": write_calibration(0.01)})
-        )
-        for atoms in frames:
-            for calc in (raw, calibrated):
-                calc.calculate(atoms)
-            expected = factor_of(atoms)[:, None, None] * raw.results["forces_cov"] + 0.01 * np.eye(3)
-            np.testing.assert_allclose(calibrated.results["forces_cov"], expected, rtol=1e-9, atol=1e-14)
-            np.testing.assert_allclose(calibrated.results["forces"], raw.results["forces"], rtol=1e-12)
-            assert calibrated.results["uq_calibration"] == "calibration.json"
-            assert set(raw.results) == set(calibrated.results) - {"uq_calibration"}
-
-
-def test_calibrated_gradient(calculator, frames, write_calibration):
-    atoms = frames[0]
-    weight = torch.from_numpy(np.sqrt(factor_of(atoms)))
-    value, gradient = calculator(calibration=write_calibration()).uncertainty_gradient(atoms)
-    expected = calculator().uncertainty_gradient(
-        atoms, lambda outputs: weight * outputs["forces_epistemic_std"].reshape(-1)
-    )
-    np.testing.assert_allclose(value.reshape(-1), expected[0], rtol=1e-9)
-    np.testing.assert_allclose(gradient, expected[1], rtol=1e-7, atol=1e-10)
-    with pytest.raises(InputError, match="has a floor"):
-        calculator(calibration=write_calibration(0.1)).uncertainty_gradient(atoms)
-
-
-def test_calibrations_that_do_not_fit_are_refused(calculator, frames, write_calibration):
-    with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
-        calculator(calibration="nothing.json")
-    for wrong, message in (
-        ({"uq_family": "gaussian"}, "is for predictions of family 'gaussian'"),
-        ({"factors": {"H": 2.0}}, "was fitted to H and knows nothing of C, O"),
-    ):
-        with pytest.raises(InputError, match=message):
-            calculator(calibration=write_calibration(**wrong)).calculate(frames[0])
-    raw = calculator()
-    raw.calculate(frames[0])
-    calculator(calibration=write_calibration(uq_model=raw.results["uq_model"])).calculate(frames[0])
-    with pytest.raises(InputError, match=r"another model \(readout-1\) than the model has \(readout-"):
-        calculator(calibration=write_calibration(uq_model="readout-1"))
+def test_calibrations_that_do_not_fit_are_refused(calculator, frames, check_refused_calibrations):
+    check_refused_calibrations(calculator, frames[0])
 
 
 # Writer
@@ -120,7 +80,7 @@ def test_writer_refuses_what_it_cannot_calibrate(make_batch, tmp_path, write_cal
 def test_writer_refuses_the_calibration_of_another_model(tmp_path, write_calibration, make_model, gnn_config):
     """Before the first frame, and before a training that would make another model."""
     _, model = make_model(gnn_config())
-    name = find_model_name(model)
+    name = find_name(model)
     writer(tmp_path / "out", write_calibration(uq_model=name)).on_test_start(None, model)
     other = writer(tmp_path / "out", write_calibration(uq_model="readout-1"))
     with pytest.raises(InputError, match=rf"another model \(readout-1\) than the one that is tested has \({name}\)"):

@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from e2ip_plugins.active.select import by_leverage
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.features import collect
 from e2ip_plugins.predictions.labelled import read_frames
+from nequip_ext.inference.batches import open_passes
 from nequip_ext.inference.calculator import open_model
-from nequip_ext.inference.features import open_passes
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +25,9 @@ def calculator(run):
     return open_model(run / "best.ckpt")
 
 
-def test_features_are_those_of_the_fit(run, calculator, train_files):
-    model = open_passes(run / "best.ckpt", batch_size=5)
-    candidates = [*read_frames([train_files["test"]]), *read_frames([train_files["train"]])[3:5]]
-    training = collect(model, read_frames([train_files["train"]]))
-    found = collect(model, candidates, forces=True)
-    leverage, forces = [], []
-    for frame in candidates:
-        forces.append(calculator.get_property("forces", frame.atoms))
-        leverage.append(calculator.results["e2ip_leverage"])
-    np.testing.assert_allclose(found.leverage, np.concatenate(leverage), rtol=1e-9)
-    np.testing.assert_allclose(found.forces, np.concatenate(forces), atol=1e-9)
-    # Moments made anew of the same training set say the same.
-    ((index, score),) = by_leverage(training, found, 1)
-    means = np.mean(leverage, axis=1)
-    assert index == means.argmax() and score == pytest.approx(means[index], rel=1e-6)
-    assert training.leverage.mean() == pytest.approx(1.0, abs=1e-6) and np.isnan(training.forces).all()
+def test_features_are_those_of_the_fit(run, calculator, train_files, check_features):
+    training, others = (read_frames([train_files[name]]) for name in ("train", "test"))
+    check_features(open_passes(run / "best.ckpt", batch_size=5), calculator, training, [*others, *training[3:5]])
 
 
 def test_a_run_and_what_is_taken_of_it(run, calculator, train_files, tmp_path):

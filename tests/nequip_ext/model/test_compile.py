@@ -1,9 +1,5 @@
 """Train-time compilation (traced graph) and ahead-of-time compilation with our outputs."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -18,9 +14,10 @@ from nequip_ext.inference.calculator import open_model
 
 KEYS = families.get(families.DEFAULT).output_keys()
 INNER = "training_module.model.model"
-ARCHITECTURES = [
-    pytest.param({"l_max": 0}, id="scalar-only"),
-    pytest.param({"l_max": 2}, id="l2", marks=pytest.mark.nightly),
+TRACED = [
+    pytest.param("e2ip", {"l_max": 0}, id="scalar-only"),
+    pytest.param("e2ip", {"l_max": 2}, id="l2", marks=pytest.mark.nightly),
+    pytest.param("shallow", {"l_max": 1}, id="shallow"),
 ]
 
 
@@ -28,18 +25,19 @@ def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, architecture, monkeypatch):
+@pytest.mark.parametrize(("readout", "architecture"), TRACED)
+def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, readout, architecture, monkeypatch):
     """``compile_mode: compile`` traces once, here in eval mode; the trace must fit other sizes and training.
 
     Code generation from the trace takes minutes and is NequIP's business: the trace itself is run. What
     a compiled model does with unused outputs, a gradient of zero into each of them, is done by hand.
     """
     monkeypatch.setattr(torch, "compile", lambda model, **k: model)
-    eager = E2IPModel(model=gnn_config(**architecture), seed=3)
-    traced = E2IPModel(model=gnn_config(compile_mode="compile", **architecture), seed=3)
+    eager = E2IPModel(model=gnn_config(**architecture), seed=3, readout=readout)
+    traced = E2IPModel(model=gnn_config(compile_mode="compile", **architecture), seed=3, readout=readout)
     assert traced.is_compile_graph_model
     molecule, periodic, water = (to_data(atoms) for atoms in frames)
+    rtol = 1e-10 if readout == "e2ip" else 1e-9  # members' forces are derivatives
     batches = [[molecule, water], [water, periodic, molecule], [periodic, periodic]]
 
     traced.eval()
@@ -52,14 +50,14 @@ def test_traced_model_trains_like_the_eager_one(gnn_config, frames, to_data, arc
             model.zero_grad()
             output = model(dict(data))
             unused = sum(0.0 * value.sum() for value in output.values() if value.requires_grad)
-            (E2IPLoss()(output, target)["weighted_sum"] + unused).backward()
-        for key in KEYS:
-            assert torch.allclose(eager(dict(data))[key.name], output[key.name], rtol=1e-10, atol=1e-14), key.name
+            (E2IPLoss(readout=readout)(output, target)["weighted_sum"] + unused).backward()
+        for key in families.get(readout).output_keys():
+            assert torch.allclose(eager(dict(data))[key.name], output[key.name], rtol=rtol, atol=1e-4 * rtol), key.name
         expected, got = gradients(eager), gradients(traced)
         assert expected.keys() == got.keys() and any("e2ip_readout" in name for name in got)
         for name, gradient in expected.items():
             assert torch.isfinite(gradient).all()
-            assert torch.allclose(gradient, got[name], rtol=1e-8, atol=1e-12), name
+            assert torch.allclose(gradient, got[name], rtol=100 * rtol, atol=0.01 * rtol), name
 
 
 def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data):
@@ -77,32 +75,25 @@ def test_derivatives_of_the_uncertainty(make_model, gnn_config, frames, to_data)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory, train, train_files, fast_compiler):
-    """Path of the smallest model that has everything: two layers, a fitted leverage."""
-    options = ("max_epochs=1", "run=[train]", "evidence=leverage", f"{INNER}.num_features=2", f"{INNER}.parity=false")
-    folder = tmp_path_factory.mktemp("run") / "run"
-    return train("nequip_e2ip", folder, train_files, *options, env=fast_compiler) / "best.ckpt"
+def train_smallest(tmp_path_factory, train, train_files, fast_compiler):
+    """Function that trains the smallest model that has everything: two layers, a fitted leverage."""
+
+    def run(*options):
+        sizes = ("max_epochs=1", "run=[train]", f"{INNER}.num_features=2", f"{INNER}.parity=false")
+        folder = tmp_path_factory.mktemp("run") / "run"
+        return train("nequip_e2ip", folder, train_files, *sizes, *options, env=fast_compiler) / "best.ckpt"
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def compile_for(checkpoint, fast_compiler):
-    """Function behind ``nequip-compile``; gives the path of the file for a target."""
-
-    def compile_file(target):
-        path = checkpoint.with_name(f"{target}.nequip.pt2")
-        command = [Path(sys.executable).with_name("nequip-compile"), checkpoint, path, "--mode", "aotinductor"]
-        done = subprocess.run(
-            [*command, "--device", "cpu", "--target", target], env=fast_compiler, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return path
-
-    return compile_file
+def checkpoint(train_smallest):
+    return train_smallest("evidence=leverage")
 
 
 def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
     """``nequip-compile --target e2ip_ase``; its file behind ASE, and in a Python with torch alone."""
-    compiled = compile_for("e2ip_ase")
+    compiled = compile_for(checkpoint, "e2ip_ase")
     reference = E2IPCalculator.from_saved_model(checkpoint)
     calculator = open_model(compiled)
     names = ("forces", LEVERAGE.name, *(key.name for key in KEYS))
@@ -129,7 +120,7 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
 def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
     """The C++ code of pair_nequip takes order and names of tensors from the metadata, energies, forces and virial from
     the outputs, and for ``compute nequip/atom`` float64 tensors of so many numbers for every atom."""
-    compiled = compile_for("e2ip_pair_nequip")
+    compiled = compile_for(checkpoint, "e2ip_pair_nequip")
     with pytest.raises(InputError, match=r"was compiled for LAMMPS: .* --target e2ip_batch"):
         batches.open_model(compiled)
     with pytest.raises(InputError, match=r"was not compiled with nequip-compile --target e2ip_ase"):
@@ -153,6 +144,17 @@ def test_what_pair_nequip_reads(checkpoint, compile_for, frames, run_compiled):
     assert np.allclose(found["forces"], expected["forces"], atol=1e-5)
     stress = -found["virial"][0] / atoms.get_volume()
     assert np.allclose(stress.ravel()[[0, 4, 8, 5, 2, 1]], expected["stress"], atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_ahead_of_time_compiled_model_with_forces_of_members(train_smallest, compile_for, check_results, frames):
+    columns = "trainer.callbacks.3.extra_fields=[ensemble_log_cov]"
+    checkpoint = train_smallest("readout=shallow", "preset=null", "+training_module.model.members=4", columns)
+    reference = E2IPCalculator.from_saved_model(checkpoint)
+    compiled, types = compile_for(checkpoint, "shallow_ase"), {"chemical_species_to_atom_type_map": True}
+    calculator = E2IPCalculator.from_compiled_model(compiled, readout="shallow", **types)
+    names = [key.name for key in families.get("shallow").output_keys()]
+    check_results(calculator, reference, frames, ("energy", "forces", "e2ip_leverage", *names))
 
 
 def agrees_with_the_checkpoint(opened, reference, frames):

@@ -47,7 +47,7 @@ def test_torch_has_the_fault(tmp_path):
 
 
 def test_other_models_are_left_alone():
-    from nequip_ext.model.model import compiler
+    from nequip_ext.model import compiler
 
     compiler._mend.cache_clear()
     model = torch.nn.Linear(1, 1)

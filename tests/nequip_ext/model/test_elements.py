@@ -1,8 +1,7 @@
 """Models whose types are no elements."""
 
-import lzma
+import shutil
 import warnings
-from pathlib import Path
 
 import ase.io
 import pytest
@@ -12,26 +11,25 @@ from ase.build import molecule
 from torch.package import PackageExporter
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation.evaluate import Options, evaluate
+from e2ip_plugins.evaluation.evaluate import evaluate
+from e2ip_plugins.evaluation.options import EvaluateOptions
 from e2ip_plugins.predictions.labelled import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.export.strip import strip_file
-from nequip_ext.fitting.fit import fit_file
-from nequip_ext.inference.batches import open_model
+from nequip_ext.fitting.file import fit_file
+from nequip_ext.inference.batches import open_model, open_passes
 from nequip_ext.inference.calculator import open_model as open_calculator
-from nequip_ext.inference.features import open_passes
 from nequip_ext.model.elements import types_of
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "nequip_v2"
 NAMES = {"H": "light", "C": "tetravalent", "N": "base", "O": "acid"}
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
+def checkpoints(tmp_path_factory, unpack):
     """A checkpoint that knows H, C, N, O; the same with other names for its types; one that does not explain them."""
     folder = tmp_path_factory.mktemp("types")
     plain, named, unexplained = (folder / f"{name}.ckpt" for name in ("plain", "named", "unexplained"))
-    plain.write_bytes(lzma.decompress((FIXTURES / "last.ckpt.xz").read_bytes()))
+    shutil.copy(unpack("nequip", "last.ckpt"), plain)
     checkpoint = torch.load(plain, map_location="cpu", weights_only=False)
 
     def renamed(section):
@@ -94,7 +92,7 @@ def test_predictions_do_not_depend_on_the_names(checkpoints, files, tmp_path):
         warnings.simplefilter("ignore")  # never fitted
         for path in checkpoints[:2]:
             written.append(tmp_path / f"{path.stem}.xyz")
-            evaluate(open_model(path), files[0], written[-1], Options(), {})
+            evaluate(open_model(path), files[0], written[-1], EvaluateOptions(), {})
         calculators = [E2IPCalculator.from_saved_model(str(checkpoints[1])), open_calculator(checkpoints[1])]
     plain, named = (ase.io.read(path, ":") for path in written)
     for a, b in zip(plain, named, strict=True):

@@ -6,7 +6,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from nequip.data.datamodule import MD22DataModule
 from typer.testing import CliRunner
 
-from e2ip_plugins.bench import plan
+from e2ip_plugins.bench import catalogue
 from e2ip_plugins.cli import app
 from nequip_ext.training import fetch
 
@@ -90,8 +90,8 @@ def test_bad_input(tmp_path, monkeypatch):
 
 
 def test_the_benchmarks_data_sets_can_be_fetched():
-    for name in plan.FETCHED:
+    for name in catalogue.FETCHED:
         assert name in fetch.SOURCES
-        dataset = plan.DATASETS[name]
+        dataset = catalogue.dataset(name)
         files = {dataset.train, dataset.valid, *dataset.tests.values()}
         assert files == {f"{name}/{name}_{label}.extxyz" for label in ("train", "valid", "test")}

@@ -7,7 +7,6 @@ from e2ip_plugins.errors import InputError
 from nequip_ext import E2IPLoss, E2IPModel
 from nequip_ext.model.readout import find_readout
 from nequip_ext.training import checks
-from nequip_ext.training.host_forces import clip_apart
 
 
 @pytest.mark.parametrize(
@@ -130,8 +129,8 @@ def test_gradients_are_clipped_apart(gnn_config):
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
     others[0].grad = None
-    clip_apart(module)
-    clip_apart(module)
+    checks.clip_apart(module)
+    checks.clip_apart(module)
     module.configure_gradient_clipping()
     assert others[0].grad is None
     for part in (own, others[1:]):

@@ -9,7 +9,7 @@ import torch
 from nequip.train import EnergyForceLoss
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths.spd import exp_sym6, sym6_to_matrix
+from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -50,78 +50,68 @@ def batch(number=12, seed=0, family="e2ip", **options):
     return preds, target
 
 
-def plain_nll(preds, target):
-    """-log p (N,) in eV/Å, from the parameters: the density of `torch` under a Student-t with m = ν - 2."""
-    nu, kappa = preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0]
-    sigma0 = sym6_to_matrix(exp_sym6(preds["e2ip_log_sigma0"]))
-    dof = nu - 2.0
-    scale = (nu * (kappa + 1.0) / (kappa * dof))[:, None, None] * sigma0
-    residual = target["forces"] - preds["forces"]
-    mahalanobis = (residual * torch.linalg.solve(scale, residual)).sum(-1)
-    constant = torch.lgamma((dof + 3.0) / 2.0) - torch.lgamma(dof / 2.0) - 1.5 * torch.log(math.pi * dof)
-    return -constant + 0.5 * torch.logdet(scale) + 0.5 * (dof + 3.0) * torch.log1p(mahalanobis / dof)
+def force_term(preds, target, **options):
+    """Loss per atom (N,) of the family alone, whose formula is tested in the core."""
+    family = Settings.of("e2ip", options, UNIT).build()
+    outputs = {**preds, **{name: preds[name][:, 0] for name in ("e2ip_nu", "e2ip_kappa", "e2ip_force_unit")}}
+    return family.force_loss(target["forces"] - preds["forces"], outputs)
 
 
-def plain_force_loss(preds, target, preset="default", evidence=None, evidence_weight=None):
-    """Loss per atom (N,) as the documentation of the presets says it, from parameters instead of coefficients."""
-    nu, kappa = preds["e2ip_nu"][:, 0], preds["e2ip_kappa"][:, 0]
-    weight = evidence_weight if evidence_weight is not None else 0.1 if (preset, evidence) == ("paper", None) else 0.0
-    error = (target["forces"] - preds["forces"]).norm(dim=-1) / UNIT
-    loss = plain_nll(preds, target) + weight * (nu + kappa) * error
-    if preset == "paper":
-        return loss
-    lowest = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * 15.0
-    return 2.0 * UNIT**2 / 3.0 * (loss - 3.0 * math.log(UNIT) - lowest)
+def negative_log_likelihood(preds, target):
+    parameters = {key.name: preds[key.name].reshape(-1, *key.shape).numpy() for key in E2IP.parameter_keys}
+    return E2IP.law(parameters).negative_log_likelihood((target["forces"] - preds["forces"]).numpy())
+
+
+def synchronised(manager):
+    """A manager as NequIP's training module has it."""
+    for metric in manager.values():
+        for one in metric if isinstance(metric, torch.nn.ModuleList) else [metric]:
+            one.dist_sync_on_step = True
+    return manager
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_terms_and_weights(options):
+    """With options or, bound to a model, without: a weight of the loss alone goes into the model's settings."""
     preds, target = batch(**options)
-    values = E2IPLoss(coeffs={"total_energy": 1.0, "forces": 3.0}, **options)(preds, target)
+    loss = E2IPLoss(coeffs={"total_energy": 1.0, "forces": 3.0}, **options)
+    values = loss(preds, target)
     assert values["per_atom_energy_mse"].item() == pytest.approx((0.1 / 6) ** 2)
-    expected = plain_force_loss(preds, target, **options).mean().item()
-    assert values["forces_e2ip"].item() == pytest.approx(expected, rel=1e-9)
+    expected = force_term(preds, target, **options).mean().item()
+    assert values["forces_e2ip"].item() == pytest.approx(expected, rel=1e-12)
     total = 0.25 * values["per_atom_energy_mse"] + 0.75 * values["forces_e2ip"]
     assert values["weighted_sum"].item() == pytest.approx(total.item())
+    settings, bound = Settings.of("e2ip", options, UNIT), E2IPLoss()["forces_e2ip"]
+    assert not settings.differences(bound.bind(settings))
+    assert bound(preds, target).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_settings_of_the_model(options):
-    """Bound to a model, the loss needs no options, and with a weight of its own hands it to the model's settings."""
-    settings = Settings.of("e2ip", options, UNIT)
-    loss = E2IPLoss()["forces_e2ip"]
-    assert not settings.differences(loss.bind(settings))
-    preds, target = batch(**options)
-    assert loss(preds, target).item() == pytest.approx(plain_force_loss(preds, target, **options).mean().item())
-    if settings.options["evidence"] == "independent" and "evidence_weight" not in options:
-        weighted = E2IPLoss(evidence_weight=0.7)["forces_e2ip"]
-        resulting = weighted.bind(settings)
-        assert resulting.options == {**settings.options, "evidence_weight": 0.7}
-        assert not resulting.differences(weighted.bind(resulting)), "set-up comes once for every stage of a run"
-        expected = plain_force_loss(preds, target, **{**options, "evidence_weight": 0.7}).mean().item()
-        assert weighted(preds, target).item() == pytest.approx(expected)
+def test_a_weight_of_the_loss_alone():
+    settings = Settings.of("e2ip", {"evidence": "independent"}, UNIT)
+    weighted = E2IPLoss(evidence_weight=0.7)["forces_e2ip"]
+    resulting = weighted.bind(settings)
+    assert resulting.options == {**settings.options, "evidence_weight": 0.7}
+    assert not resulting.differences(weighted.bind(resulting)), "set-up comes once for every stage of a run"
+    preds, target = batch(evidence="independent")
+    expected = force_term(preds, target, evidence="independent", evidence_weight=0.7).mean().item()
+    assert weighted(preds, target).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_epoch_mean_is_over_atoms_not_batches():
-    loss = E2IPLoss()
-    for metric in loss.values():
-        metric.dist_sync_on_step = True  # as NequIP's training module does
+    loss = synchronised(E2IPLoss())
     small, large = batch(number=4, seed=1), batch(number=20, seed=2)
     loss(*small), loss(*large)
-    total = plain_force_loss(*small).sum() + plain_force_loss(*large).sum()
+    total = force_term(*small).sum() + force_term(*large).sum()
     assert loss.compute()["forces_e2ip"].item() == pytest.approx(total.item() / 24)
 
 
 def test_step_value_carries_gradients_and_epoch_state_does_not():
-    """Below the ceiling of the pull the gradient is that of the plain likelihood."""
-    loss = E2IPLoss(preset="paper")
-    for metric in loss.values():
-        metric.dist_sync_on_step = True
+    loss = synchronised(E2IPLoss(preset="paper"))
     preds, target = batch(preset="paper")
     preds["forces"].requires_grad_(True)
     loss(preds, target)["forces_e2ip"].backward()
-    (expected,) = torch.autograd.grad(plain_force_loss(preds, target, preset="paper").mean(), preds["forces"])
-    assert torch.allclose(preds["forces"].grad, expected, rtol=1e-8)
+    (expected,) = torch.autograd.grad(force_term(preds, target, preset="paper").mean(), preds["forces"])
+    assert torch.allclose(preds["forces"].grad, expected, rtol=1e-12)
     assert not loss["forces_e2ip"].sum.requires_grad
 
 
@@ -139,12 +129,9 @@ def test_stress_term_and_energy_normalisation():
 def test_weights_by_type(forces):
     """As NequIP's own, whose mean square error the value is to the last bit with ``forces: host``."""
     coeffs, names = {"O": 1.0, "H": 5.0, "S": 2.0}, ["H", "O", "S"]
-    loss = E2IPLoss(per_type_forces_coeffs=coeffs, type_names=names)
-    host = EnergyForceLoss(per_type_forces_coeffs=coeffs, type_names=names)
+    loss = synchronised(E2IPLoss(per_type_forces_coeffs=coeffs, type_names=names))
+    host = synchronised(EnergyForceLoss(per_type_forces_coeffs=coeffs, type_names=names))
     loss["forces_e2ip"].bind(Settings.of("e2ip", {}, UNIT, forces))
-    for metric in (*loss.values(), *host.values()):
-        for one in metric if isinstance(metric, torch.nn.ModuleList) else [metric]:
-            one.dist_sync_on_step = True
     sums, counts = torch.zeros(3), torch.zeros(3)
     for seed, types in enumerate(([0, 1] * 6, [0, 1, 2] * 4)):
         preds, target = batch(seed=seed)
@@ -152,7 +139,7 @@ def test_weights_by_type(forces):
         preds["forces"].requires_grad_(True)
         values, expected = loss(preds, target), host(preds, target)["forces_mse"]
         if forces == "likelihood":
-            terms = plain_force_loss(preds, target).detach()
+            terms = force_term(preds, target).detach()
             batch_sums = torch.zeros(3).index_add(0, preds["atom_types"], terms)
             batch_counts = torch.bincount(preds["atom_types"], minlength=3)
             sums, counts = sums + batch_sums, counts + batch_counts
@@ -175,7 +162,7 @@ def test_bad_references_are_masked_and_counted(bad):
     loss = E2IPLoss()
     preds, target = batch()
     good = [i for i in range(12) if i not in (2, 7)]
-    expected = plain_force_loss(preds, target)[good].mean().item()
+    expected = force_term(preds, target)[good].mean().item()
     target["forces"][2, 1] = bad
     target["forces"][7] = bad
     preds["forces"].requires_grad_(True)
@@ -213,10 +200,10 @@ def test_a_batch_without_any_reference():
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
         ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),
         ({"per_type_forces_coeffs": {"H": 1.0}}, "which are not known"),
-        ({"per_type_forces_coeffs": {"H": 1.0}, "type_names": ["H", "O"]}, "for every type, which are H, O"),
-        ({"per_type_forces_coeffs": {"H": 1.0, "O": 0.0}, "type_names": ["H", "O"]}, "give a number > 0"),
-        ({"per_type_forces_coeffs": {"H": 1.0, "O": "much"}, "type_names": ["H", "O"]}, "give a number > 0"),
-        ({"per_type_forces_coeffs": {"H": 1.0, "O": math.inf}, "type_names": ["H", "O"]}, "give a number > 0"),
+        *(
+            ({"per_type_forces_coeffs": coeffs, "type_names": ["H", "O"]}, "give a number > 0.* which are H, O")
+            for coeffs in ({"H": 1.0}, {"H": 1.0, "O": 0.0}, {"H": 1.0, "O": "much"}, {"H": 1.0, "O": math.inf})
+        ),
     ],
     ids=str,
 )
@@ -249,25 +236,6 @@ def test_weights_that_need_the_other_options(options, message):
         loss["forces_e2ip"].bind(Settings.of("e2ip", {"evidence": options.get("evidence")}, UNIT))
 
 
-@pytest.mark.parametrize(
-    ("model", "loss", "message"),
-    [
-        ({"evidence": "independent"}, {"evidence": "coupled"}, "E2IPLoss has evidence coupled, the model independent"),
-        ({}, {"evidence": "independent"}, "E2IPLoss has evidence independent, the model leverage"),
-        ({"preset": "paper"}, {"preset": "default"}, "E2IPLoss has preset default, the model paper"),
-        (
-            {"preset": "paper", "evidence_weight": 0.1},
-            {"evidence_weight": 0.2},
-            r"E2IPLoss has evidence_weight 0\.2, the model 0\.1",
-        ),
-    ],
-    ids=str,
-)
-def test_options_of_model_and_loss_must_agree(model, loss, message):
-    with pytest.raises(InputError, match=message):
-        E2IPLoss(**loss)["forces_e2ip"].bind(Settings.of("e2ip", model, UNIT))
-
-
 def test_another_readout(toy_family):
     """Names, values and errors of a family of which nothing here knows."""
     preds, target = batch(family="isotropic")
@@ -276,40 +244,33 @@ def test_another_readout(toy_family):
     std = preds["isotropic_log_std"].exp()
     normal = torch.distributions.Normal(preds["forces"], std.expand(-1, 3))
     assert values["isotropic_nll"].item() == pytest.approx(-normal.log_prob(target["forces"]).sum(-1).mean().item())
-    for user, name in ((E2IPLoss(), "forces_e2ip"), (E2IPMetrics(), "e2ip_nll")):
-        with pytest.raises(InputError, match="has readout 'e2ip', the model 'isotropic': give them the same"):
-            user[name].bind(Settings.of("isotropic", {}, UNIT))
     with pytest.raises(InputError, match=r"not those of a readout 'e2ip'.*the same readout"):
         E2IPLoss()(preds, target)
     with pytest.raises(InputError, match="evidence is no option of readout 'isotropic'"):
         E2IPLoss(readout="isotropic", evidence="coupled")
 
 
-def test_a_model_without_readout_is_named():
+@pytest.mark.parametrize("make", [E2IPLoss, E2IPMetrics])
+def test_what_is_missing_is_named(make):
     preds, target = batch()
-    stock = {k: v for k, v in preds.items() if not k.startswith("e2ip")}
-    for manager in (E2IPLoss(), E2IPMetrics()):
-        with pytest.raises(InputError, match=r"nequip_ext\.E2IPModel"):
-            manager(stock, target)
-
-
-def test_data_without_forces_is_named():
-    preds, target = batch()
+    stock = {name: value for name, value in preds.items() if not name.startswith("e2ip")}
+    with pytest.raises(InputError, match=r"nequip_ext\.E2IPModel"):
+        make()(stock, target)
     del target["forces"]
-    for manager in (E2IPLoss(), E2IPMetrics()):
-        with pytest.raises(InputError, match="key_mapping"):
-            manager(preds, target)
+    with pytest.raises(InputError, match="key_mapping"):
+        make()(preds, target)
 
 
 def test_metrics_of_uncertainty():
     metrics = E2IPMetrics(coeffs={"forces_rmse": 1.0, "e2ip_nll": 1.0})
     batches = [batch(seed=1), batch(seed=2)]
     for preds, target in batches:
-        assert metrics(preds, target)["e2ip_nll"].item() == pytest.approx(plain_nll(preds, target).mean().item())
+        expected = negative_log_likelihood(preds, target).mean()
+        assert metrics(preds, target)["e2ip_nll"].item() == pytest.approx(expected)
     values = metrics.compute()
     preds, target = ({k: torch.cat([b[side][k] for b in batches]) for k in batches[0][side]} for side in (0, 1))
     residual = target["forces"] - preds["forces"]
-    assert values["e2ip_nll"].item() == pytest.approx(plain_nll(preds, target).mean().item())
+    assert values["e2ip_nll"].item() == pytest.approx(negative_log_likelihood(preds, target).mean())
     assert values["forces_rmse"].item() == pytest.approx(residual.square().mean().sqrt().item())
     assert values["weighted_sum"].item() == pytest.approx(0.5 * (values["e2ip_nll"] + values["forces_rmse"]).item())
     assert 0.0 <= values["e2ip_coverage95"] <= 1.0 and -1.0 <= values["e2ip_spearman"] <= 1.0

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from e2ip_plugins.errors import InputError
-from nequip_ext.training import checks
+from nequip_ext.training import restarts
 
 # NequIP 0.19.1 does not save the state of the shuffling generator: with shuffling a restarted run, stock
 # or ours, sees the frames in another order and ends close by, not at the same figures.
@@ -77,24 +77,11 @@ def test_restart_after_kill(tmp_path, command, environment, train, train_files, 
         assert torch.allclose(got[centres], expected[centres], rtol=1e-5, atol=1e-7)
 
 
-@pytest.fixture
-def last_line_of_failure(command, environment):
-    """Function that gives the last line printed by a command which must fail before it trains."""
-
-    def run(*arguments):
-        done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
-        assert done.returncode != 0
-        assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
-        return done.stderr.strip().splitlines()[-1]
-
-    return run
-
-
 @pytest.mark.parametrize("split", [*(pytest.param(s, marks=pytest.mark.nightly) for s in ("train", "val")), "test"])
-def test_missing_forces_key_ends_before_training(tmp_path, train_files, last_line_of_failure, split):
+def test_missing_forces_key_ends_before_training(tmp_path, train_files, failure, split):
     renamed = tmp_path / "renamed.xyz"
     renamed.write_text(train_files[split].read_text().replace("REF_forces", "dft_forces"))
-    message = last_line_of_failure("nequip_e2ip", tmp_path / "run", {**train_files, split: renamed})
+    message = failure("nequip_e2ip", tmp_path / "run", {**train_files, split: renamed})
     assert "no reference forces" in message and "key_mapping" in message
     assert {"train": "training data", "val": "validation data", "test": "test data"}[split] in message
     assert split == "train" or "renamed.xyz" in message
@@ -116,10 +103,10 @@ def test_missing_forces_key_ends_before_training(tmp_path, train_files, last_lin
     ],
 )
 def test_restart_of_a_checkpoint_with_another_readout(
-    tmp_path, train_files, finished, last_line_of_failure, checkpoint, config, override, message
+    tmp_path, train_files, finished, failure, checkpoint, config, override, message
 ):
     path = finished(checkpoint) / "last.ckpt"
-    line = last_line_of_failure(config, tmp_path / "run", train_files, f"++ckpt_path={path}", override)
+    line = failure(config, tmp_path / "run", train_files, f"++ckpt_path={path}", override)
     assert re.search(message, line), line
     assert str(path) in line
 
@@ -133,51 +120,43 @@ def test_restart_with_the_same_readout_in_other_words(tmp_path, finished, train,
     assert list(logged(folder)) == [3]
 
 
-MODEL = {"_target_": "nequip_ext.E2IPModel", "forces_rms": 2.0, "model": {"_target_": "nequip.model.NequIPGNNModel"}}
-LOSS = {"_target_": "nequip_ext.E2IPLoss"}
+E2IP = {"_target_": "nequip_ext.E2IPModel", "forces_rms": 2.0, "model": {"_target_": "nequip.model.NequIPGNNModel"}}
+AUTO = {"force_unit": "auto"}
+INDEPENDENT = {"evidence": "independent"}
+
+
+def section(model, loss):
+    wrapped = E2IP["model"] if model is None else {**E2IP, **model}
+    return {"model": wrapped, "loss": {"_target_": "nequip_ext.E2IPLoss", **loss}}
 
 
 @pytest.mark.parametrize(
-    ("saved", "saved_loss", "asked", "asked_loss", "message"),
+    ("saved", "saved_loss", "asked", "asked_loss", "differing"),
     [
         ({}, {}, {"preset": "default", "evidence": "leverage"}, {"preset": "default"}, None),
-        (
-            {"force_unit": "auto"},
-            {},
-            {"force_unit": "auto", "forces_rms": "${training_data_stats:forces_rms}"},
-            {},
-            None,
-        ),
-        ({"force_unit": "auto"}, {}, {"force_unit": 0.06}, {}, None),
-        ({"evidence": "independent"}, {"evidence_weight": 0.01}, {"evidence": "independent"}, {}, None),
-        ({}, {}, {"force_unit": 0.1}, {}, r"force_unit 0\.1, but .* trained with force_unit 0\.0433641"),
-        ({}, {}, {"force_unit": "auto"}, {}, r"force_unit 0\.06, but .* trained with force_unit 0\.0433641"),
-        ({}, {}, {"preset": "paper"}, {}, "preset paper.* trained with preset default"),
-        (
-            {"evidence": "independent"},
-            {},
-            {"evidence": "independent"},
-            {"evidence_weight": 0.5},
-            r"evidence_weight 0\.5, but .* trained with evidence_weight 0\.01\.",
-        ),
-        ({}, {}, {"evidence": "coupled"}, {}, r"evidence coupled, but .* trained with evidence leverage\."),
+        (AUTO, {}, {**AUTO, "forces_rms": "${training_data_stats:forces_rms}"}, {}, None),
+        (AUTO, {}, {"force_unit": 0.06}, {}, None),
+        (INDEPENDENT, {"evidence_weight": 0.01}, INDEPENDENT, {}, None),
         ({"evidence": "leverage"}, {}, {"evidence": "leverage"}, {}, None),
-        ({}, {}, {"forces": "host"}, {}, r"forces host, but .* trained with forces likelihood\."),
         ({"forces": "host"}, {}, {"forces": "host"}, {}, None),
-        (None, {}, {}, {}, "readout e2ip, but .* trained with readout stock"),
         (None, {}, None, {}, None),
+        ({}, {}, {"force_unit": 0.1}, {}, ("force_unit 0.1", "force_unit 0.0433641")),
+        ({}, {}, AUTO, {}, ("force_unit 0.06", "force_unit 0.0433641")),
+        ({}, {}, {"preset": "paper"}, {}, ("preset paper", "preset default")),
+        (INDEPENDENT, {}, INDEPENDENT, {"evidence_weight": 0.5}, ("evidence_weight 0.5", "evidence_weight 0.01.")),
+        ({}, {}, {"evidence": "coupled"}, {}, ("evidence coupled", "evidence leverage.")),
+        ({}, {}, {"forces": "host"}, {}, ("forces host", "forces likelihood.")),
+        (None, {}, {}, {}, ("readout e2ip", "readout stock")),
     ],
 )
-def test_what_a_restart_may_change(monkeypatch, saved, saved_loss, asked, asked_loss, message):
-    def section(model, loss):
-        wrapped = MODEL["model"] if model is None else {**MODEL, **model}
-        return {"model": wrapped, "loss": {**LOSS, **loss}}
-
+def test_what_a_restart_may_change(monkeypatch, saved, saved_loss, asked, asked_loss, differing):
+    """The message names what is asked for, then what the checkpoint has."""
     config = OmegaConf.create({"ckpt_path": "last.ckpt", "training_module": section(asked, asked_loss)})
-    monkeypatch.setattr(checks, "_running_config", lambda: config)
+    monkeypatch.setattr(restarts, "_running_config", lambda: config)
     module = SimpleNamespace(hparams={"info_dict": {"training_module": section(saved, saved_loss)}})
-    if message is None:
-        checks.check_restart(module)
-    else:
-        with pytest.raises(InputError, match=message):
-            checks.check_restart(module)
+    if differing is None:
+        restarts.check_restart(module)
+        return
+    requested, used = map(re.escape, differing)
+    with pytest.raises(InputError, match=f"{requested}, but .* trained with {used}"):
+        restarts.check_restart(module)

@@ -28,13 +28,10 @@ def make_module(gnn_config, default_dtype):
     """Function that builds a training module; options go to E2IPModel, or None for a stock model."""
     from nequip.train import EMALightningModule
 
-    def make(options, loss=LOSS, metrics=METRICS, model=None):
-        inner = gnn_config()
-        wrapped = (
-            inner if options is None else {"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": inner, **options}
-        )
+    def make(options, loss=LOSS, metrics=METRICS):
+        wrapped = {"_target_": "nequip_ext.E2IPModel", "seed": 1, "model": gnn_config(), **(options or {})}
         return EMALightningModule(
-            model=wrapped if model is None else model,
+            model=wrapped["model"] if options is None else wrapped,
             num_datasets={"train": 1, "val": 1, "test": 1, "predict": 0},
             loss=loss,
             val_metrics=metrics,
@@ -62,35 +59,28 @@ def set_up(trainer, module, stage="fit"):
         callback.setup(trainer, module, stage)
 
 
-def test_every_trainer_has_the_set_up(trainer):
+def test_every_trainer_has_the_set_up_of_which_the_first_acts(trainer, make_module, monkeypatch):
     assert [point.value for point in entry_points(group="lightning.pytorch.callbacks_factory", name="e2ip")] == [
         "nequip_ext.setup:callbacks"
     ]
     assert sum(isinstance(callback, E2IPInputCheck) for callback in trainer.callbacks) == 2
-
-
-def test_only_the_first_callback_acts(trainer, make_module, monkeypatch):
     calls = []
     monkeypatch.setattr(checks, "bind", lambda module: calls.append(module))
     set_up(trainer, make_module({}))
     assert len(calls) == 1
 
 
-def test_loss_and_metrics_get_the_models_settings(trainer, make_module):
+def test_loss_and_model_get_the_same_settings(trainer, make_module):
+    """The model's, with what the loss alone was told."""
     module = make_module({"preset": "paper", "evidence_weight": 0.3, "force_unit": 0.1})
-    set_up(trainer, module)
-    family = module.loss["forces_e2ip"].family
-    assert (family.coupled, family.mse_like, family.evidence_weight) == (False, False, 0.3)
-    set_up(trainer, module, "test")
-    assert module.loss["forces_e2ip"].family.evidence_weight == 0.3
-
-
-def test_the_readout_gets_what_the_loss_alone_was_told(trainer, make_module):
-    module = make_module({"evidence": "independent"}, {**LOSS, "evidence_weight": 0.3})
+    told = make_module({"evidence": "independent"}, {**LOSS, "evidence_weight": 0.3})
     for stage in ("fit", "test"):
         set_up(trainer, module, stage)
-        assert module.loss["forces_e2ip"].family.evidence_weight == 0.3
-        assert find_readout(module).settings.options["evidence_weight"] == 0.3
+        family = module.loss["forces_e2ip"].family
+        assert (family.coupled, family.mse_like, family.evidence_weight) == (False, False, 0.3)
+        set_up(trainer, told, stage)
+        assert told.loss["forces_e2ip"].family.evidence_weight == 0.3
+        assert find_readout(told).settings.options["evidence_weight"] == 0.3
 
 
 class GraphReadout(torch.nn.Module):
@@ -108,6 +98,8 @@ class GraphReadout(torch.nn.Module):
         ({}, {"evidence": "independent"}, {}, "E2IPLoss has evidence independent, the model leverage"),
         ({"preset": "paper"}, {"preset": "default"}, {}, "E2IPLoss has preset default, the model paper"),
         ({}, {"evidence_weight": 0.1}, {}, "evidence mode 'leverage' has no regulariser"),
+        ({"evidence": "independent"}, {"evidence": "coupled"}, {}, "has evidence coupled, the model independent"),
+        ({"preset": "paper", "evidence_weight": 0.1}, {"evidence_weight": 0.2}, {}, r"weight 0\.2, the model 0\.1"),
         ({"family": "isotropic"}, {}, {}, "E2IPLoss has readout 'e2ip', the model 'isotropic'"),
         ({}, {"readout": "isotropic"}, {}, "E2IPLoss has readout 'isotropic', the model 'e2ip'"),
         ({}, {}, {"readout": "isotropic"}, "E2IPMetrics has readout 'isotropic', the model 'e2ip'"),
@@ -159,22 +151,6 @@ def test_the_readout_is_found_wherever_it_is(make_module):
     assert find_readout(torch.nn.Linear(1, 1)) is None
 
 
-def test_readouts_of_the_first_version_are_refused(make_module):
-    """Checkpoints by their weights' names, packages by their class."""
-    module = make_module({})
-    state = module.state_dict()
-    old = {name.replace(".readout.trunks.0.", ".head."): value for name, value in state.items()}
-    assert old.keys() != state.keys()
-    with pytest.raises(InputError, match=r"early version of e2ip-plugins.*commit \w+"):
-        module.load_state_dict(old)
-    pooled = {**state, "model.sole_model.model.func.e2ip_readout.head.out.bias": torch.zeros(1)}
-    with pytest.raises(InputError, match="early version"):
-        module.load_state_dict(pooled, strict=False)
-    packaged = type("EvidentialReadout", (torch.nn.Module,), {})()
-    with pytest.raises(InputError, match=r"this model was saved by an early version of e2ip-plugins"):
-        find_readout(torch.nn.Sequential(packaged))
-
-
 def test_no_callback_where_nequip_is_not_in_use(monkeypatch):
     assert len(setup.callbacks()) == 2
     monkeypatch.setattr(setup.contract, "problem", lambda: "something is missing")
@@ -217,26 +193,12 @@ else:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_nequip_train_ends_before_training(tmp_path, command, environment, train_files):
-    done = subprocess.run(
-        command("nequip_e2ip", tmp_path / "run", train_files, "++training_module.loss.evidence=independent"),
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode != 0 and "Epoch 0" not in done.stdout
-    last = done.stderr.strip().splitlines()[-1]
-    assert "InputError: E2IPLoss has evidence independent, the model leverage: give them the same" in last
+def test_nequip_train_ends_before_training(tmp_path, failure, train_files):
+    text = failure("nequip_e2ip", tmp_path / "run", train_files, "++training_module.loss.evidence=independent")
+    assert "InputError: E2IPLoss has evidence independent, the model leverage: give them the same" in text
 
 
-def test_a_validation_set_of_training_frames_is_told_before_the_training(tmp_path, command, environment, train_files):
-    files = {**train_files, "val": train_files["train"]}
-    done = subprocess.run(
-        command("nequip_e2ip", tmp_path / "run", files, "max_epochs=1"),
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = done.stdout + done.stderr
-    assert "validation frames are training frames: error bars come out too small" in told
+def test_a_validation_set_of_training_frames_is_told_before_the_training(tmp_path, train, train_files):
+    folder = train("nequip_e2ip", tmp_path / "run", {**train_files, "val": train_files["train"]}, "max_epochs=1")
+    text = (folder / "train.log").read_text()
+    assert "validation frames are training frames: error bars come out too small" in text

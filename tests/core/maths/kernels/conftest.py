@@ -18,7 +18,7 @@ def path(request):
 def nothing_known(monkeypatch):
     """As in a new process: no kernel has been checked, no choice has been logged."""
     monkeypatch.setattr(check, "_outcomes", {})
-    monkeypatch.setattr(paths, "_logged", set())
+    paths._log_once.cache_clear()
     monkeypatch.delenv("E2IP_KERNEL", raising=False)
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths.kernels import check, distribution, eager, nll_terms, paths
+from e2ip_plugins.maths.kernels import check, distribution, nll_terms, paths, plain
+from e2ip_plugins.maths.kernels.autograd import plain_gradients
 
 #: σ_ref, mode and dampers.
 REST = (0.0433641, False, (14.0, 15.0), (4.0, 5.0))
@@ -20,19 +21,19 @@ DTYPES = [torch.float32, torch.float64]
 RESULTS = [(kernel, k) for kernel, names in check._RESULTS.items() for k in range(len(names))]
 
 
-def eager_launchers() -> types.SimpleNamespace:
-    def backward(*arguments):
-        *tensors, constants = arguments
-        rows = eager.forward(*tensors[:3], constants, gradients=True)[2]
-        return eager.backward(*tensors, rows, constants)
+def plain_launchers() -> types.SimpleNamespace:
+    def backward(coefficients, residual, force_unit, by_nll, by_regulariser, constants):
+        with torch.no_grad():
+            weights = (by_nll, by_regulariser)
+            return plain_gradients(plain.nll_terms, (coefficients, residual), force_unit, constants, weights)
 
-    return types.SimpleNamespace(forward=eager.forward, backward=backward, distribution=eager.distribution)
+    return types.SimpleNamespace(forward=plain.nll_terms, backward=backward, distribution=plain.distribution)
 
 
 @pytest.fixture
 def launchers(monkeypatch, nothing_known):
     """What stands for `triton_launch`; ``auto`` takes it on the CPU."""
-    module = paths.triton_launch() if paths.interpreted() else eager_launchers()
+    module = paths.triton_launch() if paths.interpreted() else plain_launchers()
     monkeypatch.setattr(paths, "triton_launch", lambda: module)
     monkeypatch.setattr(paths, "has_triton", lambda: True)
     monkeypatch.setattr(paths, "TRITON_DEVICES", ("cpu",))

@@ -176,19 +176,10 @@ def test_issue_bound(triton_build):
 
 def test_benchmark_in_the_interpreter(tmp_path):
     script = ROOT / "benchmarks/kernel.py"
-    command = [
-        sys.executable,
-        str(script),
-        "--quick",
-        "--pipelines",
-        "paper",
-        "eager",
-        "triton",
-        "--out",
-        str(tmp_path),
-    ]
+    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path / "kernel.json")]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    report = json.loads((tmp_path / "kernel.json").read_text())
-    assert [set(block["results"]) for block in report["blocks"]] == [{"paper", "eager", "triton"}] * 3
-    assert "| triton |" in (tmp_path / "kernel.md").read_text()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    report = json.loads((tmp_path / "kernel.json").read_text())["cpu"]
+    assert [block["pass"] for block in report["blocks"]] == ["map", "forward", "forward+backward"]
+    assert all({"paper", "eager", "triton"} <= set(block["results"]) for block in report["blocks"])
+    assert "| triton |" in done.stdout

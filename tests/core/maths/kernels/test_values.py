@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.maths.kernels import api, distribution, eager, nll_terms, plain
+from e2ip_plugins.maths.kernels import api, distribution, inference, nll_terms, plain
 from e2ip_plugins.maths.kernels.constants import Constants
 
 F64 = torch.float64
@@ -182,7 +182,7 @@ def test_below_every_knee_nothing_is_damped(path, draw, leaves, assert_same):
 
 def test_what_inference_keeps_is_of_use_to_autograd(draw, leaves, gradients):
     """Tables are made once, whatever the mode of the first call; results are nobody else's."""
-    eager._tables.cache_clear()
+    inference._tables.cache_clear()
     arguments = torch.full((), UNIT, dtype=F64), True, *DAMPERS
     coefficients, residual = (0.1 * x for x in draw(4, F64))  # below every knee
     with torch.inference_mode():
@@ -311,7 +311,7 @@ def test_bad_arguments(path, monkeypatch, draw):
 @pytest.mark.parametrize("per_atom_unit", [False, True])
 def test_more_atoms_than_fit_the_cache(coupled, per_atom_unit, draw, leaves):
     """The eager path takes chunks of 8192 atoms; two halves that fit give what belongs to each atom."""
-    n = eager.CHUNK + 1500
+    n = inference.CHUNK + 1500
     inputs = draw(n)
     unit = UNIT * torch.linspace(1, 3, n, dtype=F64) if per_atom_unit else torch.tensor(UNIT, dtype=F64)
 

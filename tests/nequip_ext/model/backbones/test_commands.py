@@ -18,17 +18,6 @@ CONFIGS = Path(__file__).parents[4] / "configs"
 NAMES = ["painn", pytest.param("alphanet", marks=pytest.mark.nightly)]
 
 WITHOUT_PLUGIN = """
-    import importlib.metadata, sys
-
-    original = importlib.metadata.entry_points
-    importlib.metadata.entry_points = lambda **k: [] if k.get("group") == "nequip.extension" else original(**k)
-
-    class Uninstalled:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] in ("nequip_ext", "e2ip_plugins"):
-                raise ModuleNotFoundError(name)
-
-    sys.meta_path.insert(0, Uninstalled())
     import ase.io, numpy
     from nequip.integrations.ase import NequIPCalculator
 
@@ -70,46 +59,37 @@ def test_restart_and_leverage(trained, logged):
 
 
 @pytest.fixture(scope="module")
-def package(trained, environment):
+def package(trained, run_tool):
     path = trained[1] / "model.nequip.zip"
-    tool = Path(sys.executable).with_name("nequip-package")
-    done = subprocess.run(
-        [tool, "build", trained[1] / "best.ckpt", path], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_tool("nequip-package", "build", trained[1] / "best.ckpt", path)
     return path
 
 
-def test_package(trained, package, environment, tmp_path):
+def test_package(trained, package, without_plugin, tmp_path):
     """It carries the network, leaves torch-geometric outside, and runs without this plugin."""
     name, folder = trained
     with zipfile.ZipFile(package) as archive:
         names = [member.split("/", 1)[1] for member in archive.namelist()]
         external = archive.read(f"{package.name[:-4]}/.data/extern_modules").decode().split()
-    own = {Path(member).name for member in names if member.startswith("nequip_ext/model/backbones/")}
-    assert f"{name}.py" in own and "models.py" not in own
+    carried = {Path(member).name for member in names if member.startswith("nequip_ext/model/backbones/")}
+    assert f"{name}.py" in carried and "models.py" not in carried
     assert not [member for member in names if member.startswith(("torch_geometric", "ase/", "hydra/"))]
     assert any(member.startswith("torch_geometric") for member in external)
     frame, target = tmp_path / "frame.xyz", tmp_path / "covariance.npy"
     atoms = ase.io.read(folder / "test_dataset0.xyz")
     ase.io.write(frame, atoms)
-    script = "\n".join(line[4:] for line in WITHOUT_PLUGIN.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", script, package, frame, target], env=environment, capture_output=True, text=True
-    )
+    done = without_plugin(WITHOUT_PLUGIN, package, frame, target)
     assert done.returncode == 0, done.stderr[-3000:]
     written = atoms.arrays["forces_cov"].reshape(-1, 3, 3)
     assert np.allclose(np.load(target), written, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "package"])
-def test_strip(trained, package, environment, tmp_path, kind):
+def test_strip(trained, package, run_tool, tmp_path, kind):
     """In a process of its own: what is registered when must not matter."""
     model = {"checkpoint": trained[1] / "best.ckpt", "package": package}[kind]
     stripped = tmp_path / f"stock{'.ckpt' if kind == 'checkpoint' else '.nequip.zip'}"
-    tool = [Path(sys.executable).with_name("e2ip"), "strip", model, "--output", stripped]
-    done = subprocess.run(tool, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_tool("e2ip", "strip", model, "--output", stripped)
     atoms = ase.io.read(trained[1] / "test_dataset0.xyz")
     results = []
     for path, calculator in ((model, E2IPCalculator), (stripped, NequIPCalculator)):
@@ -122,21 +102,11 @@ def test_strip(trained, package, environment, tmp_path, kind):
 
 
 @pytest.mark.nightly
-def test_ahead_of_time_compiled_model(trained, fast_compiler, frames):
-    _, folder = trained
-    compiled = folder / "model.nequip.pt2"
-    tool = [Path(sys.executable).with_name("nequip-compile"), folder / "best.ckpt", compiled, "--mode", "aotinductor"]
-    done = subprocess.run(
-        [*tool, "--device", "cpu", "--target", "e2ip_ase"], env=fast_compiler, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    reference = E2IPCalculator.from_saved_model(folder / "best.ckpt")
+def test_ahead_of_time_compiled_model(trained, compile_for, check_results, frames):
+    checkpoint = trained[1] / "best.ckpt"
+    reference, compiled = E2IPCalculator.from_saved_model(checkpoint), compile_for(checkpoint, "e2ip_ase")
     calculator = E2IPCalculator.from_compiled_model(compiled, chemical_species_to_atom_type_map=True)
-    for atoms in frames:
-        reference.calculate(atoms)
-        calculator.calculate(atoms)
-        for name in ("energy", "forces", "forces_cov", "e2ip_nu"):
-            assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-3, atol=1e-5), name
+    check_results(calculator, reference, frames, ("energy", "forces", "forces_cov", "e2ip_nu"), rtol=1e-3)
 
 
 def test_without_torch_geometric(environment):

@@ -3,23 +3,11 @@
 import pytest
 import torch
 from ase import Atoms
-from hydra.utils import get_method
 
-from e2ip_plugins.errors import InputError
-from nequip_ext import PaiNNModel
 from nequip_ext.model.backbones.geometry import CosineCutoff
 from nequip_ext.model.backbones.layers import Mixing
 
 NAME = "nequip_ext.PaiNNModel"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"), [({}, 589_057), ({"num_layers": 6, "num_radial": 128}, 1_405_825)], ids=["20", "128"]
-)
-def test_numbers_of_weights(default_dtype, sizes, expected):
-    types = [f"X{i}" for i in range(100)]
-    model = PaiNNModel(seed=1, model_dtype="float32", type_names=types, r_max=5.0, **sizes)
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 @pytest.mark.parametrize(("preset", "envelope"), [("default", 0.85546875), ("paper", 0.5)])
@@ -91,22 +79,3 @@ def test_edge_type_cutoffs(build, to_data):
     for symbols, distance, acts in (("HO", 2.1, True), ("HH", 2.1, False), ("CC", 3.6, False), ("CC", 3.4, True)):
         forces = model(to_data(Atoms(symbols, [[0, 0, 0], [distance, 0, 0]])))["forces"]
         assert bool((forces != 0).any()) == acts, (symbols, distance)
-
-
-BAD = [
-    ({"preset": "smooth"}, "unknown preset 'smooth'; choose from: default, paper"),
-    ({"num_layers": 0}, "num_layers is 0"),
-    ({"num_layers": 2.5}, "num_layers is 2.5: give a whole number"),
-    ({"num_features": 7}, "num_features is 7: give an even number"),
-    ({"num_features": -2}, "num_features is -2: give a whole number from 1 on"),
-    ({"numlayers": 2}, "PaiNNModel: unknown option numlayers; it has: seed, .* num_layers, .* pair_potential"),
-    ({"r_max": -1.0}, "r_max is -1.0: give the cutoff in Å"),
-    ({"type_names": ["H", "C_1"]}, "letters and digits only; found: C_1"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), BAD, ids=lambda value: next(iter(value), "") if value is dict else "")
-def test_bad_options(default_dtype, backbone_config, changes, message):
-    config = backbone_config(NAME, **changes)
-    with pytest.raises(InputError, match=message.replace("(", r"\(")):
-        get_method(config.pop("_target_"))(**config)

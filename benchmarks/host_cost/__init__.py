@@ -1,1 +1,0 @@
-"""Parts of ``benchmarks/hosts.py``: systems, models of both hosts, measurements and the report."""

@@ -1,0 +1,144 @@
+"""What an evaluation takes and says: the interface of a model, options, and how far the work is."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Optional, Protocol, Sequence, Tuple, Type
+
+from ase import Atoms
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.families.interface import Family
+from e2ip_plugins.scores.calibration import Calibration
+
+
+class BatchModel(Protocol):
+    """A model that takes batches: what the adapters of MACE and NequIP open, entry points ``e2ip_plugins.evaluate``.
+
+    Attributes
+    ----------
+    family : subclass of Family, or None
+        None for a model without a readout.
+    uq_model : str or None
+        Name of the readout, where it is known.
+    species : sequence of str
+        Chemical symbols that the model knows.
+    reads : sequence of str
+        Keys of info and per-atom columns that the model reads from a frame beside the structure.
+    dtype : str
+        Name of the model's precision.
+    warning : str
+        Warning for the user, or an empty string.
+    """
+
+    family: Optional[Type[Family]]
+    uq_model: Optional[str]
+    species: Sequence[str]
+    reads: Sequence[str]
+    dtype: str
+    warning: str
+
+    def graph(self, atoms: Atoms) -> Tuple[Any, int]:
+        """Return a frame with its neighbours, and their number."""
+
+    def evaluate(self, graphs: Sequence[Any], stress: bool) -> Dict[str, Tensor]:
+        """Return the results of F frames with N atoms, as one batch, in eV and Å.
+
+        ``energy`` (F,), ``forces`` (N, 3), with ``stress`` also ``stress`` (F, 3, 3); every output key of the family,
+        and the leverage if the model has one, (N, …).
+        """
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of ``e2ip evaluate`` that decide the result.
+
+    Attributes
+    ----------
+    batch_atoms, batch_edges : int or None
+        Largest numbers in a batch; a larger frame is a batch by itself.
+    calibration : Calibration, optional
+        Calibration of the uncertainties.
+    stress : bool
+        Whether fully periodic frames get a stress.
+    covariances : bool
+        Whether columns of 3×3 tensors are written.
+    part : (int, int)
+        i of n: the i-th of n equal pieces of the file, from 1.
+    skip_bad : bool
+        Whether bad frames are left out. Otherwise the first one ends the evaluation.
+    overwrite : bool
+        Whether an existing output is replaced.
+    """
+
+    batch_atoms: Optional[int] = 512
+    batch_edges: Optional[int] = None
+    calibration: Optional[Calibration] = None
+    stress: bool = False
+    covariances: bool = True
+    part: Tuple[int, int] = (1, 1)
+    skip_bad: bool = False
+    overwrite: bool = False
+
+    def texts(self) -> Dict[str, str]:
+        """Return the options that a continued evaluation must have again, as text by name."""
+        calibration = self.calibration
+        return {
+            "--calibration": "none" if calibration is None else digest_of(Path(calibration.path)),
+            "--stress": "given" if self.stress else "not given",
+            "--no-covariances": "not given" if self.covariances else "given",
+            "--part": "{}/{}".format(*self.part),
+        }
+
+
+@dataclass(frozen=True)
+class State:
+    """How far an evaluation has come.
+
+    Attributes
+    ----------
+    frame : int
+        Number of the next frame of the input.
+    bytes : int
+        Length of the input's text that is done, from the first frame of this part on.
+    sha256 : str
+        Digest of that text.
+    written : int
+        Number of frames in the output.
+    skipped : list of (int, str)
+        Frames that were left out, and why.
+    without_stress : int
+        Number of frames in the output that have no stress, though it was asked for.
+    """
+
+    frame: int
+    bytes: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+    written: int = 0
+    skipped: Tuple[Tuple[int, str], ...] = ()
+    without_stress: int = 0
+
+    @classmethod
+    def read(cls, content: Dict[str, Any]) -> "State":
+        """Return the state that ``dataclasses.asdict`` and JSON have made ``content`` of."""
+        return cls(**{**content, "skipped": tuple(map(tuple, content["skipped"]))})
+
+
+def part_of(text: str) -> Tuple[int, int]:
+    """Return (i, n) of ``i/n``; `InputError` for anything else."""
+    try:
+        i, n = map(int, text.split("/"))
+        if not 1 <= i <= n:
+            raise ValueError
+    except ValueError as error:
+        raise InputError(f"--part {text}: give I/N, for example 3/8 for the third of eight parts") from error
+    return i, n
+
+
+def digest_of(path: Path) -> str:
+    """Return the name of a file and the SHA-256 of its content."""
+    try:
+        return f"{path.name} (sha256 {hashlib.sha256(path.read_bytes()).hexdigest()})"
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,180 @@
+"""Force errors of configurations beside what a readout says of the same atoms: what the constants are fitted to."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.fitting.training_atoms import gather_objects
+from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.scores import references
+
+#: Columns (N, …) of atoms by name: ``residual``, ``forces``, ``frames``, ``heads``, ``kinds``, ``distance``,
+#: ``typical`` (the log-variance of the species) and the parameters of the family.
+AtomTable = Dict[str, np.ndarray]
+
+
+@dataclass
+class ForceErrors:
+    """Force errors of a batch of atoms.
+
+    Attributes
+    ----------
+    residual : (N, 3)
+        Reference minus predicted forces in eV/Å. Atoms with one that is not finite are left out, as are configurations
+        with a species that has no training atoms.
+    frames : (N,) int
+        Configuration of every atom, counted from 0 in each batch.
+    forces : (N, 3), optional
+        Predicted, in eV/Å: atoms whose force vanishes by symmetry are left out.
+    """
+
+    residual: Tensor
+    frames: Tensor
+    forces: Optional[Tensor] = None
+
+
+@contextmanager
+def record_calls(readout: Readout) -> Iterator[Dict[str, Any]]:
+    """Give a dictionary with the last call of a readout: scalars, kinds, heads, support, outputs."""
+    call: Dict[str, Any] = {}
+
+    def of_leverage(module: Leverage, inputs: Tuple[Any, ...], support: Support) -> None:
+        scalars, species, heads = inputs[0], inputs[1], inputs[2]
+        heads = torch.zeros_like(species) if heads is None or len(module.growth) == 1 else heads
+        call.update(scalars=scalars.detach(), kinds=heads * module.species_per_head() + species, heads=heads)
+        call["support"] = Support(*(value.detach() for value in support))
+
+    def of_readout(module: Readout, inputs: Tuple[Any, ...], outputs: Dict[str, Tensor]) -> None:
+        call["outputs"] = {name: value.detach() for name, value in outputs.items()}
+
+    handles = [readout.leverage.register_forward_hook(of_leverage), readout.register_forward_hook(of_readout)]
+    try:
+        yield call
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def parameters_of(readout: Readout, columns: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the parameters of a readout's family from a dictionary that has them beside others."""
+    return {key.name: columns[key.name] for key in readout.family.parameter_keys}
+
+
+def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[AtomTable, int]:
+    """Run batches and return a table of their atoms, the same in every process of a distributed training.
+
+    Also returns the number of configurations that were left out for species without training atoms.
+    """
+    parts: List[AtomTable] = []
+    frames = left_out = 0
+    with record_calls(readout) as call:
+        for batch in batches:
+            # What a species without training atoms does to its neighbours says nothing about those that have some.
+            lacking = readout.leverage.regions()[call["kinds"]] == 0
+            supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
+            supported[batch.frames[lacking]] = False
+            usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
+            left_out += int((~supported).sum())
+            forces = torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces.detach()
+            zero = references.vanishing(forces.cpu().numpy(), batch.residual.detach().cpu().numpy())
+            usable &= ~torch.from_numpy(zero).to(usable.device)
+            columns = {
+                **parameters_of(readout, call["outputs"]),
+                **{"residual": batch.residual, "forces": forces, "frames": batch.frames + frames},
+                **{"heads": call["heads"], "kinds": call["kinds"]},
+                **{"distance": call["support"].distance, "typical": call["support"].log_variance},
+            }
+            parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
+            frames += len(supported)
+    parts, left_out = _from_all_processes(parts, left_out)
+    names = parts[0] if parts else {}
+    return {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}, left_out
+
+
+def collect_validation(readout: Readout, batches: Iterable[ForceErrors], warnings: List[str]) -> AtomTable:
+    """Return a table of the atoms of a validation set, each configuration once; adds to ``warnings``.
+
+    Raises
+    ------
+    InputError
+        Where they say nothing about errors.
+    """
+    table, left_out = collect_errors(readout, batches)
+    if not table or not len(table["residual"]):
+        raise InputError(
+            "the validation set has no configuration with finite reference forces whose species the training set has, "
+            "or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of evidence mode "
+            "'leverage' are fitted to those; give it such configurations"
+        )
+    if not np.abs(table["residual"]).max():
+        raise InputError(
+            "all validation errors are zero: there is nothing to fit to; give other validation configurations"
+        )
+    if left_out:
+        warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
+    copies = _copies(table)
+    if copies:
+        warnings.append(
+            f"{len(copies)} validation configuration{'s are' if len(copies) > 1 else ' is'} there more than once, and "
+            "count once"
+        )
+        table = select(table, ~np.isin(table["frames"], copies))
+    predicted = np.isfinite(table["forces"]).all(-1)
+    forces = table["forces"][predicted]
+    doubt = references.doubt(table["residual"][predicted] + forces, forces)
+    warnings += [f"validation set: {doubt}"] if doubt else []
+    return table
+
+
+def select(table: AtomTable, atoms: np.ndarray) -> AtomTable:
+    """Return the table of some atoms, which a mask or indices name."""
+    return {name: values[atoms] for name, values in table.items()}
+
+
+def by_head(table: AtomTable) -> Dict[int, AtomTable]:
+    """Return the table of every head."""
+    heads = np.unique(table["heads"]).tolist() if table else []
+    return {int(head): select(table, table["heads"] == head) for head in heads}
+
+
+def _copies(table: AtomTable) -> List[int]:
+    """Return the configurations that repeat another, with the same errors and leverages to a network's precision."""
+    frames, index = np.unique(table["frames"], return_inverse=True)
+    atoms = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
+    size = np.bincount(index, np.square(table["residual"]).sum(-1))
+    copies: List[int] = []
+    near: List[int] = []
+    # Copies are neighbours in this order.
+    for i in np.argsort(size, kind="stable"):
+        near = [j for j in near if size[i] - size[j] <= 1e-3 * size[i]]
+        if any(_alike(select(table, atoms[i]), select(table, atoms[j])) for j in near):
+            copies.append(int(frames[i]))
+        else:
+            near.append(i)
+    return copies
+
+
+def _alike(a: AtomTable, b: AtomTable) -> bool:
+    return (
+        len(a["kinds"]) == len(b["kinds"])
+        and all(np.array_equal(a[name], b[name]) for name in ("heads", "kinds"))
+        and np.allclose(a["residual"], b["residual"], rtol=1e-3, atol=1e-4)
+        and np.allclose(a["distance"], b["distance"], rtol=1e-3)
+    )
+
+
+def _from_all_processes(parts: List[AtomTable], left_out: int) -> Tuple[List[AtomTable], int]:
+    gathered = gather_objects((parts, left_out))
+    together: List[AtomTable] = []
+    first = 0
+    for of_process, _ in gathered:
+        together += [{**part, "frames": part["frames"] + first} for part in of_process]
+        first = max((int(part["frames"].max(initial=-1)) + 1 for part in together), default=first)
+    return together, sum(number for _, number in gathered)

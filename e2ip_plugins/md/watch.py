@@ -1,0 +1,80 @@
+"""Options of a `Monitor` as commands have them: ``--watch`` and all that goes with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from ase import Atoms
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import CONFORMAL_EXTENT
+from e2ip_plugins.md.monitor import ACTIONS, Monitor
+from e2ip_plugins.md.thresholds import WATCHED, Quantile, Threshold, watchable
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Options of a `Monitor`, whose docstring describes them, and the steps between two checks."""
+
+    thresholds: Dict[str, Threshold]
+    action: Sequence[str] = ("stop",)
+    held_out: Optional[Path] = None
+    level: float = 0.9
+    window: int = 1
+    frames: Path = Path("monitor.xyz")
+    interval: int = 10
+
+    def attach(self, dynamics: Any, atoms: Atoms) -> Monitor:
+        """Make the monitor of a structure and attach it to a dynamics of ASE or a `LammpsDriver`."""
+        options = {name: getattr(self, name) for name in ("action", "held_out", "level", "window", "frames")}
+        monitor = Monitor(atoms, self.thresholds, **options)
+        dynamics.attach(monitor, interval=self.interval)
+        return monitor
+
+
+def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any) -> Watch:
+    """Return the `Watch` of a command's options.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        Values of ``--watch``: ``NAME=NUMBER`` or, for a quantile of the held-out frames, ``NAME=q0.99``.
+    action : sequence of str
+        Values of ``--action``, of which each may name several actions, separated by commas.
+    **options
+        Further fields of `Watch`.
+
+    Raises
+    ------
+    InputError
+        Names, thresholds and actions that mean nothing, and options without effect or without what they need.
+    """
+    thresholds: Dict[str, Threshold] = {}
+    for text in texts:
+        name, threshold = _parse_threshold(text)
+        if name in thresholds:
+            raise InputError(f"--watch {text}: {name} has a threshold already; give one for each")
+        thresholds[name] = threshold
+    actions = [name.strip() for text in action for name in text.split(",")]
+    for name in actions:
+        if name not in ACTIONS:
+            raise InputError(f"--action {name}: choose from {', '.join(ACTIONS)}; --action may be repeated")
+    conformal = CONFORMAL_EXTENT.name in thresholds
+    if "held_out" not in options and (conformal or any(isinstance(t, Quantile) for t in thresholds.values())):
+        raise InputError("--watch: quantiles and conformal regions come from held-out frames; give --held-out")
+    if "level" in options and not conformal:
+        raise InputError(f"--level: for --watch {CONFORMAL_EXTENT.name}=…")
+    return Watch(thresholds, actions or ("stop",), **options)
+
+
+def _parse_threshold(text: str) -> Tuple[str, Threshold]:
+    name, _, value = text.partition("=")
+    name = name.strip()
+    if value and name not in WATCHED:
+        raise InputError(f"--watch {text}: {name!r} cannot be watched; choose from {watchable()}")
+    try:
+        return name, Quantile(float(value[1:])) if value.startswith("q") else float(value)
+    except InputError as error:
+        raise InputError(f"--watch {text}: {error}") from error
+    except ValueError as error:
+        raise InputError(f"--watch {text}: a name and a number or quantile, such as e2ip_leverage=q0.99") from error

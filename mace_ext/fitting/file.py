@@ -1,0 +1,73 @@
+"""``e2ip fit`` for MACE: a ``.model`` file, with or without a readout, gets one with a fitted leverage."""
+
+from pathlib import Path
+from typing import Optional, Sequence
+
+from e2ip_plugins import families
+from e2ip_plugins.files import save
+from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, to_standard_error
+from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.readout.settings import Settings, resolve_force_unit
+from mace_ext.fitting.passes import Graphs, batching, fit_model
+from mace_ext.model.files import choose_head, open_file, precision_of
+from mace_ext.model.model import add_readout
+from mace_ext.model.readout import find_readout
+
+
+def fit_file(
+    model: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
+    on_progress: OnProgress = to_standard_error,
+) -> FitReport:
+    """Fit a ``.model`` file's leverage to its training set, and write it to another file.
+
+    A model with a readout gets evidence mode ``leverage`` where its family has that; a stock model gets e²IP's with a
+    constant covariance per species first. Energies and forces stay what they are, to the last bit.
+
+    Parameters
+    ----------
+    model, output : Path
+        Of `mace_run_train`'s ``.model`` files, foundation models included. ``output`` is complete or does not exist.
+    training, validation : sequence of Frame
+        The training set needs no forces; where it has them, they tell how much the model knows by heart.
+    head : str, optional
+        MACE head that the frames belong to; needed where the model has several. The others' leverage is lost.
+    device : str
+    batch_size : int
+        Configurations.
+    on_progress : callable
+        Takes lines about the progress.
+
+    Raises
+    ------
+    InputError
+        Files and models of another kind, unknown heads and species, and what `fit_leverage` cannot fit.
+    """
+    net = open_file(model, device)
+    head = choose_head(model, net, head)
+    with precision_of(net):
+        train, valid = (Graphs(frames, net, head) for frames in (training, validation))
+        readout = find_readout(net)
+        if readout is None:
+            add_readout(net, Settings.of(families.DEFAULT, {}, resolve_force_unit(None)).with_leverage(str(model)))
+            for trunk in net.e2ip_readout.trunks:
+                trunk.make_constant()
+        else:
+            readout.settings = readout.settings.with_leverage(str(model))
+            readout.family = readout.settings.build()
+        loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
+        report = fit_model(net, *loaders, constant=is_constant(net.e2ip_readout), on_progress=on_progress)
+    others = [name for name in net.heads if name != head]
+    if others:
+        report.warnings.append(f"the leverage was fitted for head {head} alone, not for {', '.join(others)}")
+    # On the CPU, or machines without that device could not load what e3nn has compiled.
+    save(net.cpu(), output)
+    return report

@@ -1,0 +1,133 @@
+"""Fit of the leverage of a MACE model: its passes over training and validation batches."""
+
+from contextlib import contextmanager
+from typing import Iterable, Iterator, Sequence
+
+import torch
+from mace import data
+from mace.modules import models
+from mace.tools import AtomicNumberTable
+from mace.tools.torch_geometric import Batch
+from torch.utils.data import Dataset
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error, with_progress
+from e2ip_plugins.fitting.fit import fit_leverage
+from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.labelled import Frame
+from mace_ext.model.files import configuration, species_of
+
+
+class Graphs(Dataset):
+    """MACE's graphs of frames, made when asked for: a training set's neighbours may not fit into memory.
+
+    Raises
+    ------
+    InputError
+        For species that the model does not know, before the first graph.
+    """
+
+    def __init__(self, frames: Sequence[Frame], model: models.ScaleShiftMACE, head: str) -> None:
+        species = species_of(model)
+        for frame in frames:
+            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, species)
+        self.frames, self.model, self.head, self.heads = frames, model, head, list(model.heads)
+        self.table = AtomicNumberTable([int(z) for z in model.atomic_numbers])
+        self.cutoff = float(model.r_max)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __getitem__(self, index: int) -> data.AtomicData:
+        frame = self.frames[index]
+        try:
+            config = configuration(frame.atoms, self.model, self.head)
+        except InputError as error:
+            raise InputError(f"{frame.where}: {error}") from error
+        config.weight = config.property_weights["forces"] = 1.0
+        config.properties["forces"] = frame.forces
+        return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
+
+
+def batching(batch_size: int) -> Batching:
+    """Return how MACE's graphs become batches."""
+    return Batching(batch_size, Batch.from_data_list)
+
+
+def fit_model(
+    model: models.ScaleShiftMACE,
+    training: Iterable[Batch],
+    validation: Iterable[Batch],
+    known: Iterable[Batch] = (),
+    constant: bool = False,
+    on_progress: OnProgress = to_standard_error,
+) -> FitReport:
+    """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
+
+    Parameters
+    ----------
+    model : ScaleShiftMACE
+        Not wrapped by DDP.
+    training, validation
+        Loaders; in a distributed training every process has its share. Atoms count if the weights of their
+        configuration are not zero, those of ``validation`` and ``known`` if their reference forces are finite, too.
+    known
+        The same, of training configurations whose errors are compared with those of the validation set.
+    constant : bool
+        See `fit_leverage`.
+    on_progress : callable
+        Takes lines about the progress.
+    """
+    device = next(model.parameters()).device
+
+    def features() -> Iterator[torch.Tensor]:
+        for batch in with_progress(training, "training set", on_progress):
+            batch = batch.to(device)
+            run_features(model, batch)
+            yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
+
+    def residuals(loader: Iterable[Batch], name: str) -> Iterator[ForceErrors]:
+        for batch in with_progress(loader, name, on_progress):
+            batch = batch.to(device)
+            forces = forces_of(model, batch)
+            counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
+            missing = torch.full_like(forces, float("nan"))
+            yield ForceErrors(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
+
+    with _frozen(model):
+        return fit_leverage(
+            model.e2ip_readout,
+            features(),
+            residuals(validation, "validation set"),
+            species_of(model),
+            constant,
+            training_errors=residuals(known, "errors of the training set"),
+        )
+
+
+def run_features(model: models.ScaleShiftMACE, batch: Batch) -> None:
+    """Run a model on a batch without forces, for what its readout is given."""
+    with torch.no_grad():
+        model.uncertainty_outputs(batch.to_dict())
+
+
+def forces_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
+    """Return predicted forces (N, 3) without a graph."""
+    return model(batch.to_dict(), compute_force=True)["forces"].detach()
+
+
+@contextmanager
+def _frozen(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, its weights without gradients; both are restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    learning = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        model.eval().requires_grad_(False)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter, learns in learning.items():
+            parameter.requires_grad_(learns)

@@ -1,0 +1,234 @@
+"""Checks of the data of a training: of files before MACE reads them, of configurations before the first batch.
+
+Loaded while MACE is: imports of ASE's readers and of MACE wait until they are used.
+"""
+
+import ast
+import logging
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
+
+import numpy as np
+from ase import Atoms
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.predictions.checks import check_structure
+from e2ip_plugins.predictions.data_sets import check_frame, masked_forces
+from e2ip_plugins.predictions.doubts import Configuration, doubts
+from mace_ext.compat import option as option_of
+
+#: MACE's own names for replay data, and endings of what it does not read with ASE.
+REPLAY_SETS = ("mp", "omat", "matpes_pbe", "matpes_r2scan")
+BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
+
+#: Where MACE has the paths of a head's data.
+_FILES = ("train_file", "valid_file", "test_file")
+
+#: What losses learn from beside energies and forces.
+_FURTHER = {"stress": ["stress"], "huber": ["stress"], "universal": ["stress"], "virials": ["virials"]}
+
+
+def _listed(paths: Union[str, Sequence[str], None]) -> List[str]:
+    """Return the paths of a data option, of which MACE takes one or several."""
+    return [paths] if isinstance(paths, str) else list(paths or [])
+
+
+def _is_binary(path: str) -> bool:
+    return os.path.isdir(path) or path.endswith(BINARY)
+
+
+def _read(path: str, where: str) -> Iterator[Atoms]:
+    import ase.io
+
+    try:
+        yield from ase.io.iread(path)
+    except Exception as error:
+        raise InputError(f"{where}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def check_files(args: Namespace) -> None:
+    """Raise `InputError` for files that do not exist, cannot be read or, if ASE reads them, lack the named forces.
+
+    MACE trains on without a word: frames without the named key get force weight zero. A training file without the named
+    energies makes MACE's average atomic energies NaN, and everything after them.
+    """
+    heads = ast.literal_eval(args.heads) if isinstance(args.heads, str) else args.heads
+    for head in (heads or {"Default": {}}).values():
+        key = head.get("arrays_keys", {}).get("forces", head.get("forces_key", args.forces_key))
+        energy_key = head.get("info_keys", {}).get("energy", head.get("energy_key", args.energy_key))
+        if head.get("train_file", args.train_file) is None:
+            raise InputError("no training data: --train_file is missing")
+        for option in _FILES:
+            paths = head.get(option, None if option == "test_file" and heads else getattr(args, option))
+            for path in _listed(paths):
+                check_file(path, f"--{option}", key, "--forces_key")
+                if option == "train_file" and args.energy_weight > 0:
+                    check_file(path, f"--{option}", energy_key, "--energy_key")
+    if args.pt_train_file is not None:
+        key = None if option_of(args, "pseudolabel_replay") else args.forces_key
+        check_file(args.pt_train_file, "--pt_train_file", key, "--forces_key")
+
+
+def check_file(path: str, option: str, key: Optional[str], key_option: str) -> None:
+    """Raise `InputError` unless ``path`` can be read and, given ``key``, one frame has forces or energies under it.
+
+    ``key_option`` is ``--forces_key`` or ``--energy_key``. Stops at the first frame that has them, usually the first
+    one, or the one after the isolated atoms; but not where the key is ``forces``, which MACE takes from ASE's
+    calculator after the frame's constraints have been applied.
+    """
+    where = f"{option} {path}"
+    if path in REPLAY_SETS:
+        return
+    if not os.path.exists(path):
+        if ":" not in path:
+            raise InputError(f"{where}: there is no such file")
+        for part in path.split(":"):  # MACE's way to join LMDB files
+            check_file(part, option, key, key_option)
+        return
+    if os.path.isdir(path) and not any(name.endswith(BINARY) for name in os.listdir(path)):
+        raise InputError(f"{where}: is a folder without HDF5 or LMDB files; give an extxyz file")
+    if _is_binary(path):
+        return
+    forces = key_option == "--forces_key"
+    names: Set[str] = set()
+    count = 0
+    for count, atoms in enumerate(_read(path, where), 1):
+        calculated = {"forces" if forces else "energy"} & set(getattr(atoms.calc, "results", {}))
+        names |= set(atoms.arrays if forces else atoms.info) | calculated
+        if key == "forces" and calculated:
+            _check_constraints(atoms, f"{where}, frame {count - 1}")
+        elif key is None or key in names:
+            return
+    if not count:
+        raise InputError(f"{where}: holds no frames")
+    if key not in names:
+        what, place = ("forces", "per-atom columns") if forces else ("an energy", "names in the comment lines")
+        way_out = f"name it with {key_option}" + ("" if forces else ", or train on forces alone with --energy_weight 0")
+        others = ", ".join(sorted(names - {"numbers", "positions"})) or "none"
+        raise InputError(f"{where}: no frame has {what} under '{key}' ({place} found: {others}); {way_out}")
+
+
+def _check_constraints(atoms: Atoms, where: str) -> None:
+    raw = atoms.get_forces(apply_constraint=False)
+    changed = int((np.abs(atoms.get_forces() - raw) > 1e-9).any(-1).sum()) if atoms.constraints else 0
+    if changed:
+        raise InputError(
+            f"{where}: has constraints, with which MACE takes other reference forces of {changed} atoms than the file "
+            "has; write the forces under another name, for example REF_forces, or the frames without constraints"
+        )
+
+
+def check_structures(args: Namespace, known: Sequence[str]) -> None:
+    """Raise `InputError` for structures that a model which stays as it is cannot learn from.
+
+    MACE would ask for the atomic energies of species that are none of those ``known``, and leaves batches out that are
+    not full.
+    """
+    for option in ("train_file", "valid_file"):
+        total = 0
+        for path in _listed(getattr(args, option)):
+            where = f"--{option} {path}"
+            for number, atoms in enumerate(() if _is_binary(path) else _read(path, where)):
+                check_structure(atoms, f"{where}, frame {number}", known)
+                total += 1
+        if option == "train_file" and 0 < total < args.batch_size:
+            raise InputError(f"--{option}: {total} frames fill no batch of --batch_size {args.batch_size}")
+
+
+def _sets(head: Any) -> Dict[str, Sequence[Any]]:
+    """Return the data sets in memory of a head's config, a `HeadConfig` of MACE's, by their names."""
+    collections = head.collections
+    if collections is None:
+        return {}
+    tests = {f"test ({name})": configs for name, configs in collections.tests}
+    return {"training": collections.train, "validation": collections.valid, **tests}
+
+
+def check_configurations(head_configs: Iterable[Any], known: Optional[Sequence[str]], loss: str) -> None:
+    """Warn of atoms with NaN or infinite reference forces, of frames without any, and of data that are not in memory.
+
+    Raises
+    ------
+    InputError
+        For positions that are not finite, such atoms MACE leaves out of every neighbourhood without a word; for two
+        atoms at the same place; for labels that the ``loss`` learns from and that are not finite; and for species that
+        are none of those ``known``: in test data MACE meets them after the training, and leaves no model.
+    """
+    for head in head_configs:
+        sets = _sets(head)
+        if not sets or any(map(_is_binary, _paths(head))):
+            logging.warning(
+                f"{'Some data' if sets else 'Data'} of head {head.head_name} are not in memory (HDF5 or LMDB): labels "
+                "and positions that are no numbers and atoms at the same place are not looked for"
+            )
+        for name, configs in sets.items():
+            where = f"of the {name} set (head {head.head_name})"
+            finite = [] if name.startswith("test") else ["energy", *_FURTHER.get(loss, [])]
+            for index, config in enumerate(configs):
+                labels = {label: config.properties[label] for label in finite if _has(config, label)}
+                structure = config.atomic_numbers, config.positions, config.cell, config.pbc
+                try:
+                    check_frame(*structure, labels, where, known)
+                except InputError as error:
+                    raise InputError(f"{_place(config, head, index)} {error}") from error
+            forces = [config.properties["forces"] for config in configs if _has(config, "forces")]
+            finite_atoms = [np.isfinite(array).all(-1) for array in forces]
+            text = masked_forces(sum((~atoms).sum() for atoms in finite_atoms), sum(map(len, finite_atoms)), where)
+            if text:
+                logging.warning(text)
+            if len(forces) < len(configs):
+                logging.warning(
+                    f"{len(configs) - len(forces)} of {len(configs)} frames {where} have no reference forces: "
+                    "the uncertainty learns nothing from them"
+                )
+
+
+def check_atomic_energies(energies: Any, head_configs: Iterable[Any]) -> None:
+    """Raise `InputError` for atomic energies that are not finite: averages over frames of which some have no energy."""
+    if np.isfinite(np.asarray(energies, dtype=np.float64)).all():
+        return
+    frames = [(config, head, i) for head in head_configs for i, config in enumerate(_sets(head).get("training", ()))]
+    lacking = [frame for frame in frames if not _has(frame[0], "energy")]
+    where = f"; {len(lacking)} of {len(frames)} have none, the first is {_place(*lacking[0])}" if lacking else ""
+    raise InputError(
+        "the atomic energies that --E0s average gives are not finite, because they need an energy of every training "
+        f"frame{where}: leave such frames out, or give --E0s the energies of isolated atoms"
+    )
+
+
+def warn_of_sets(head_configs: Iterable[Any]) -> None:
+    """Warn of sets in memory to which a leverage will not be fitted well.
+
+    Configurations of weight zero, which MACE reads and never uses, do not count.
+    """
+    for head in head_configs:
+        used = [[_configuration(c) for c in configs if c.weight > 0] for configs in _sets(head).values()]
+        for text in doubts(*used[:2]) if used else ():
+            logging.warning(f"Data of head {head.head_name}: {text}")
+
+
+def _configuration(config: Any) -> Configuration:
+    cell = np.zeros((3, 3)) if config.cell is None else config.cell
+    state = tuple(str(config.properties.get(name)) for name in ("total_charge", "total_spin"))
+    return Configuration(config.atomic_numbers, config.positions, cell, state, config.properties.get("forces"))
+
+
+def _has(config: Any, label: str) -> bool:
+    return config.properties.get(label) is not None
+
+
+def _paths(head: Any) -> List[str]:
+    return [path for option in _FILES for path in _listed(getattr(head, option, None))]
+
+
+def _place(config: Any, head: Any, index: int) -> str:
+    """Return where a configuration is in the user's files: MACE leaves isolated atoms out and may shuffle the rest."""
+    for path in _paths(head):
+        if not path.endswith(BINARY) and Path(path).is_file():
+            for number, atoms in enumerate(_read(path, path)):
+                same = np.array_equal(atoms.numbers, config.atomic_numbers)
+                if same and np.array_equal(atoms.positions, config.positions, equal_nan=True):
+                    return f"{path}, frame {number}"
+    return f"frame {index}"

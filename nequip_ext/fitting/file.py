@@ -1,0 +1,212 @@
+"""``e2ip fit`` for NequIP: a checkpoint or package, with or without a readout, gets one with a fitted leverage."""
+
+import copy
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+from hydra.utils import get_class
+from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.train import NequIPLightningModule
+from nequip.train.lightning import _SOLE_MODEL_KEY
+from nequip.utils.global_state import set_global_state
+
+from e2ip_plugins.errors import InputError
+from e2ip_plugins.files import save
+from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
+from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.predictions.labelled import Frame
+from nequip_ext.fitting.package import fit_package, wrap_package
+from nequip_ext.fitting.passes import fit_frames
+from nequip_ext.model.checkpoints import averages_for, explained, leverages, rebuild, refuse_head
+from nequip_ext.model.elements import types_of
+from nequip_ext.model.readout import find_readout, settings_of
+
+MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
+
+
+def fit_file(
+    model: Path,
+    training: Sequence[Frame],
+    validation: Sequence[Frame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
+    on_progress: OnProgress = to_standard_error,
+) -> FitReport:
+    """Write a model whose uncertainty follows its leverage; energies and forces stay as they are, to the last bit.
+
+    A readout in mode ``coupled`` becomes one in mode ``leverage``. A stock model gets a readout with one isotropic Σ0
+    per species.
+
+    Parameters
+    ----------
+    model : Path
+        NequIP checkpoint ``….ckpt`` or package ``….nequip.zip``.
+    training, validation : sequence of Frame
+        Of species that the model's types are of (`nequip_ext.model.elements.types_of`).
+    output : Path
+        ``….nequip.zip`` for a package that has a readout; ``….ckpt`` for everything else, for a stock package one that
+        goes on reading that. Replaced as a whole or not at all.
+    head : str, optional
+        For MACE; an error here.
+    device : str
+    batch_size : int
+        Frames.
+    on_progress : callable
+        Takes lines about the progress.
+
+    Raises
+    ------
+    InputError
+        For all that is wrong with files and frames.
+    """
+    refuse_head(head)
+    set_global_state()
+    if model.name.endswith(".zip"):
+        report = fit_package(model, training, validation, output, device, batch_size, on_progress)
+        if report is not None:
+            return report
+        checkpoint = wrap_package(model)
+    else:
+        checkpoint = read_checkpoint(model)
+    if output.suffix != ".ckpt":
+        raise InputError(
+            f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
+        )
+    with only_apply_persistent_modifiers(persistent_only=True), explained(model):
+        twin, hparams, is_new = _in_mode_leverage(checkpoint, model)
+    evaluated = twin.to(device).eval().evaluation_model[_SOLE_MODEL_KEY]
+    readout: Any = find_readout(evaluated)
+    if is_new:
+        for trunk in readout.trunks:
+            trunk.make_constant()
+    with explained(model):
+        report = fit_frames(evaluated, training, validation, batch_size, types_of(model), on_progress)
+    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=is_constant(readout)))
+    checkpoint["hyper_parameters"] = hparams
+    save(checkpoint, output)
+    return report
+
+
+def _in_mode_leverage(checkpoint: Dict[str, Any], path: Path) -> Tuple[NequIPLightningModule, Dict[str, Any], bool]:
+    """Return a training module whose readout is in mode ``leverage``, its hyperparameters, and whether it is new.
+
+    A stock model's checkpoint gets the state of a new readout.
+    """
+    kind, hparams = training_module(checkpoint, path)
+    twin = rebuild(kind, hparams, checkpoint)
+    readout = find_readout(twin.model)
+    hparams = copy.deepcopy(hparams)
+    if readout is None:
+        drop_optimiser(checkpoint, path, "fit")
+        _change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config})
+        checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
+    else:
+        settings = settings_of(readout)
+        if settings.with_leverage(str(path)) != settings:
+            _change_models(hparams, lambda config: _with_leverage(config, path))
+    return rebuild(kind, hparams, checkpoint), hparams, readout is None
+
+
+def read_checkpoint(path: Path) -> Dict[str, Any]:
+    """Read a checkpoint of ``nequip-train``; `InputError` for other files."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+        _ = checkpoint["hyper_parameters"]["info_dict"]["training_module"]["_target_"], checkpoint["state_dict"]
+    # Unpickling raises whatever goes wrong in it.
+    except Exception as error:
+        raise InputError(f"{path}: is no checkpoint of nequip-train ({type(error).__name__}: {error})") from error
+    return checkpoint
+
+
+def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool = False) -> Tuple[Any, Dict[str, Any]]:
+    """Return the class and the hyperparameters of a checkpoint's training module.
+
+    The config of a model that is read from another checkpoint becomes what is in that one. With ``free_standing`` this
+    is done inside a readout's config, too, whose forces are then no longer fixed.
+    """
+    hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
+
+    def inlined(config: Dict[str, Any]) -> Dict[str, Any]:
+        while _reads_checkpoint(config):
+            inner = Path(config["checkpoint_path"])
+            if not inner.is_file():
+                raise InputError(f"{path}: its model comes from {inner}, which does not exist")
+            config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
+        if free_standing and config["_target_"] == MODEL and _reads_checkpoint(config["model"]):
+            return {**config, "model": inlined(dict(config["model"])), "forces": "likelihood"}
+        return config
+
+    _change_models(hparams, inlined)
+    return get_class(hparams["info_dict"]["training_module"]["_target_"]), hparams
+
+
+def _reads_checkpoint(config: Dict[str, Any]) -> bool:
+    return config["_target_"].rpartition(".")[2] == "ModelFromCheckpoint"
+
+
+def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
+    """Change the config of the model, in the arguments of the training module and in NequIP's notes about the run.
+
+    A loss of ours that names mode ``coupled`` gets mode ``leverage``.
+    """
+    for section in (hparams, hparams["info_dict"]["training_module"]):
+        section["model"] = change(dict(section["model"]))
+        loss = section.get("loss")
+        if loss is not None and loss.get("_target_") == _LOSS and loss.get("evidence") == "coupled":
+            section["loss"] = {**loss, "evidence": "leverage"}
+
+
+def _with_leverage(config: Dict[str, Any], path: Path) -> Dict[str, Any]:
+    if config["_target_"] != MODEL:
+        source = config.get("package_path", config["_target_"])
+        raise InputError(
+            f"{path}: its readout comes from {source}, so that its evidence mode cannot be changed in a checkpoint: "
+            "package it with nequip-package and fit the package"
+        )
+    return {**config, "evidence": "leverage"}
+
+
+def drop_optimiser(checkpoint: Dict[str, Any], path: Path, verb: str) -> None:
+    """Drop the state of an optimiser that knows other weights than the changed model has; ``verb`` is the command's.
+
+    Raises
+    ------
+    InputError
+        For a schedule-free optimiser, which has a part in the weights.
+    """
+    if "schedulefree_optimizer_state_dict" in checkpoint:
+        raise InputError(
+            f"{path}: its weights are those of a schedule-free optimiser, which must know all weights of the model: "
+            f"package it with nequip-package and {verb} the package"
+        )
+    for name in ("optimizer_states", "lr_schedulers"):
+        checkpoint.pop(name, None)
+
+
+def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) -> Dict[str, Any]:
+    """Return the state of a stock training module in one whose model also has a readout."""
+    state = wrapped.state_dict()
+    state.update({name: value for name, value in stock.state_dict().items() if not name.startswith("ema.")})
+    state.update(averages_for(wrapped, stock))
+    return state
+
+
+def _state_of_readout(twin: NequIPLightningModule, weights: bool) -> Dict[str, Any]:
+    """Return entries of a state dictionary for the leverages of a training module in evaluation.
+
+    With ``weights``, for the complete readouts.
+    """
+    state: Dict[str, Any] = {}
+    for prefix in leverages(twin):
+        prefix = prefix if not weights else prefix.removesuffix("leverage.")
+        state.update({name: value for name, value in twin.state_dict().items() if name.startswith(prefix)})
+    if weights and hasattr(twin, "ema"):
+        for number, (name, value) in enumerate(twin.model.named_parameters()):
+            if f"model.{name}" in state:
+                state[f"ema.ema_weight_{number}"] = value.detach()
+    return state
