@@ -17,8 +17,8 @@ import numpy as np
 from rich.progress import track
 
 from e2ip_plugins.predictions.prediction_files import read_predictions
-from e2ip_plugins.scores.calibration_fit import Sample
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
+from e2ip_plugins.scores.sample import Sample
 
 RESULTS = Path(__file__).resolve().parent / "results" / "validation_frames.json"
 

@@ -1,12 +1,12 @@
-"""The one exception for input that the user can mend, and the one warning."""
+"""The exception for input that the user can correct, and the warning about uncertainties."""
 
 
 class InputError(ValueError):
-    """Bad data, option or file; the message names it and the way out.
+    """Bad data, option or file; the message names it and says what to do.
 
     Command-line entry points print the message without a traceback and exit with status 2.
     """
 
 
 class UncertaintyWarning(UserWarning):
-    """What to know of an uncertainty: above its threshold, a threshold hardly meant so, a model never fitted."""
+    """Warning about an uncertainty: above its threshold, with a doubtful threshold, or of a model never fitted."""

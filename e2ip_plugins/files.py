@@ -1,29 +1,18 @@
-"""Files that are whole or not there, and errors of the machine that name them."""
+"""Safe writing: a file is complete or unchanged, and errors of the operating system name it."""
 
 import io
 import os
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Iterator, Union
 
 import torch
 
 
-def readable_frames(path: Union[str, Path], format: Optional[str] = None) -> int:
-    """Frames before the first that ASE cannot read."""
-    import ase.io
-
-    count = 0
-    with suppress(Exception):
-        for _ in ase.io.iread(path, index=":", format=format):
-            count += 1
-    return count
-
-
 @contextmanager
 def naming(path: Union[str, Path]) -> Iterator[None]:
-    """Let an ``OSError`` of a write, which knows no file, name this one: a full disk, for example."""
+    """Add the file's name to an ``OSError`` that has none, as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -34,10 +23,10 @@ def naming(path: Union[str, Path]) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Union[str, Path]) -> Iterator[Path]:
-    """A file to write that takes the place of ``path`` at the end, unless there is an error.
+    """Yield a file to write that replaces ``path`` at the end, unless there is an error.
 
-    It has the same name and lies in a folder of its own beside ``path``: formats go by the suffix, and some, such as
-    packages, have the name inside. An existing file's permissions stay.
+    It has the same name and lies in a temporary folder beside ``path``: formats depend on the suffix, and some files,
+    such as packages, contain their name. The permissions of an existing file stay.
 
     Raises
     ------
@@ -53,17 +42,17 @@ def replacing(path: Union[str, Path]) -> Iterator[Path]:
         unfinished.replace(target)
 
 
-def save(thing: Any, path: Union[str, Path]) -> None:
-    """``torch.save`` to a file that is whole or not there."""
-    # By way of memory: torch hides a full disk behind an error of its own.
-    content = io.BytesIO()
-    torch.save(thing, content)
+def save(content: Any, path: Union[str, Path]) -> None:
+    """Save with ``torch.save`` to a file that is complete or unchanged."""
+    # torch would hide a full disk behind another error, so it writes to memory.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     with replacing(path) as unfinished:
-        unfinished.write_bytes(content.getbuffer())
+        unfinished.write_bytes(buffer.getbuffer())
 
 
 def append(path: Union[str, Path], text: str) -> None:
-    """Add to a file, all of the text or, where there is an error, nothing."""
+    """Add a text to a file; where there is an error, the file stays as it was."""
     path = Path(path)
     before = path.stat().st_size if path.exists() else None
     with naming(path):

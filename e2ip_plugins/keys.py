@@ -1,4 +1,4 @@
-"""Names of what models put out, in one place: output dictionaries, ASE results and extxyz columns."""
+"""Names of the outputs of models in dictionaries, ASE results and extxyz columns, with shapes and units."""
 
 import re
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class OutputKey(NamedTuple):
     unit : str
     meaning : str
     above : float
-        Values in files must be finite and greater than this.
+        Lower bound: values in files must be finite and greater.
     """
 
     name: str
@@ -28,7 +28,7 @@ class OutputKey(NamedTuple):
     above: float = -float("inf")
 
 
-#: Views that every predictive family derives from its parameters; a family may add its own.
+#: Outputs that every predictive family derives from its parameters; a family may add others.
 FORCE_VIEWS = (
     OutputKey("forces_cov", (3, 3), "eV²/Å²", "covariance of the predicted force: aleatoric + epistemic"),
     OutputKey("forces_aleatoric_cov", (3, 3), "eV²/Å²", "aleatoric part"),
@@ -37,35 +37,35 @@ FORCE_VIEWS = (
     OutputKey("forces_epistemic_std", (), "eV/Å", "sqrt(tr forces_epistemic_cov / 3), rotation invariant"),
 )
 
-#: What every readout says about an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
+#: Output of every readout on an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")
 
-#: Scalars of an atom that follow from the outputs (`e2ip_plugins.scores.frame_maxima`): no columns, no results.
+#: Scalars of an atom that follow from the outputs (`e2ip_plugins.scores.frame_maxima`), never written to files.
 PRINCIPAL_STD = OutputKey("forces_principal_std", (), "eV/Å", "sqrt of the largest eigenvalue of forces_cov")
 CONFORMAL_EXTENT = OutputKey(
     "forces_conformal_extent", (), "eV/Å", "longest half axis of the conformal region: radius · forces_principal_std"
 )
 
-#: Not NaN: hosts compare the outputs of models with themselves.
+#: Leverage of a model that was never fitted. It is not NaN, because MACE and NequIP test outputs for equality.
 UNFITTED = -1.0
 
-#: Name of a predictive family in files and results.
+#: Key of the predictive family in files and results.
 FAMILY_KEY = "uq_family"
 
-#: Name of the readout that predicted, in files and results: `e2ip_plugins.readout.readout.model_name`.
+#: Key of the name of the readout that predicted: `e2ip_plugins.readout.readout.model_name`.
 MODEL_KEY = "uq_model"
 
-#: Name of the calibration that has been applied, in files and results.
+#: Key of the name of the calibration that has been applied.
 CALIBRATION_KEY = "uq_calibration"
 
-#: What is said of a whole frame's uncertainties.
+#: Keys that belong to a whole frame.
 FRAME_KEYS = (FAMILY_KEY, MODEL_KEY, CALIBRATION_KEY)
 
-#: How names of reference energies, forces and so on begin in files, beside predictions.
+#: Beginning of the names of reference energies, forces and so on in files with predictions.
 REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
-#: Needed in training only, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its knee (N,); the
-#: coefficients (N, C) that the family's distribution was made of, from which its loss starts.
+#: Outputs in training only, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its knee (N,); the
+#: coefficients (N, C) from which the family makes its parameters and its loss.
 FORCE_UNIT_KEY = "e2ip_force_unit"
 PLATEAU_KEY = "e2ip_plateau"
 COEFFICIENTS_KEY = "e2ip_coefficients"

@@ -188,12 +188,12 @@ def toy_family_environment(tmp_path_factory):
 @pytest.fixture
 def write_calibration(tmp_path):
     """Function that writes a calibration, by default with a factor for hydrogen and one for others; its path."""
-    from e2ip_plugins.scores.calibration import Calibration, Constant
+    from e2ip_plugins.scores.calibration import Calibration, CalibrationConstant
 
     def write(floor=0.0, uq_family="niw", factors=None, uq_model=None):
         factors = {"H": 2.0, "C": 0.5, "O": 0.5} if factors is None else factors
-        factor = {symbol: Constant(value, (0.4, 2.1)) for symbol, value in factors.items()}
-        path, constant = tmp_path / "calibration.json", Constant(floor, (floor, floor))
+        factor = {symbol: CalibrationConstant(value, (0.4, 2.1)) for symbol, value in factors.items()}
+        path, constant = tmp_path / "calibration.json", CalibrationConstant(floor, (floor, floor))
         Calibration(("species-scale",), uq_family, factor, constant, {}, 9, 99, (), "", uq_model=uq_model).write(path)
         return str(path)
 

@@ -11,11 +11,13 @@ from e2ip_plugins.bench import data
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
-from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
-from e2ip_plugins.report.compare import Model, compare, load_models
+from e2ip_plugins.predictions.copies import distinct
+from e2ip_plugins.predictions.prediction_files import read_predictions
+from e2ip_plugins.report.compare import ScoredModel, compare, load_models
 from e2ip_plugins.report.ensemble import combine
-from e2ip_plugins.scores.calibration_fit import Sample, calibrate
+from e2ip_plugins.scores.calibration_fit import calibrate
 from e2ip_plugins.scores.metrics import summarise
+from e2ip_plugins.scores.sample import Sample
 
 #: Name of a calibration before judging -> method of `e2ip calibrate` and the frames that it is fitted to.
 CALIBRATIONS: Dict[str, Optional[Tuple[str, str]]] = {
@@ -148,7 +150,7 @@ def _number(value: Optional[float]) -> float:
     return float("nan") if value is None else value
 
 
-def _covariance(model: Model) -> np.ndarray:
+def _covariance(model: ScoredModel) -> np.ndarray:
     p = model.predictions
     assert p.family is not None
     return law_of(p.family, p.parameters).covariance()

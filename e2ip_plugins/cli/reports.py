@@ -1,17 +1,20 @@
-"""Subcommands that read predictions: compare, ensemble, calibrate."""
+"""Subcommands on prediction files: compare, ensemble, calibrate."""
 
 import dataclasses
 import enum
 from pathlib import Path
-from typing import Annotated, List, Optional
+from typing import TYPE_CHECKING, Annotated, List, Optional
 
 import typer
 
 from e2ip_plugins.cli import checks
 from e2ip_plugins.errors import InputError
 
-RefForces = Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: found]")]
-RefEnergy = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")]
+if TYPE_CHECKING:
+    from e2ip_plugins.report.scored_model import ScoredModel
+
+RefForces = Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: by its name]")]
+RefEnergy = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: by its name]")]
 
 
 class Unit(str, enum.Enum):
@@ -53,41 +56,31 @@ def compare_command(
     Reads what `mace_eval_configs` and NequIP's TestTimeXYZFileWriter write, with or without
     uncertainties. Scores that need a distribution stay empty for a deterministic model.
 
-    With --ood every model's figures stand beside those out of distribution, and a table says how
-    well leverage and epistemic uncertainty find the frames out of distribution. These need no
-    reference forces for that; without them their errors and coverages stay empty.
+    With --ood every model's figures stand beside those out of distribution, and a table shows how
+    well leverage and epistemic uncertainty find the frames out of distribution. Those frames need
+    no reference forces; without them their errors and coverages stay empty.
 
     With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
-    with and without, name its file twice and give none for the first.
+    with and without its calibration, name its file twice and give none for the first.
     """
-    for path in [*files, *(ood or [])]:
-        if not path.is_file():
-            what = "is a folder; give the extxyz file in it" if path.is_dir() else "no such file"
-            raise InputError(f"{path}: {what}")
     from rich.console import Console
 
     from e2ip_plugins.files import naming
+    from e2ip_plugins.predictions.chunks import check_is_file
     from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
     from e2ip_plugins.scores.calibration import Calibration
 
-    chosen = [None if path == "none" else Calibration.read(path) for path in calibration or []]
+    for path in [*files, *(ood or [])]:
+        check_is_file(path)
+    calibrations = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
-    if ood:
-        models, ood_models = load_both_sets(files, ood, names, ref_forces, ref_energy, chosen)
-    else:
-        models, ood_models = load_models(files, names, ref_forces, ref_energy, chosen), []
+    options = (names, ref_forces, ref_energy, calibrations)
+    models, ood_models = load_both_sets(files, ood, *options) if ood else (load_models(files, *options), [])
     checks.make_folder(out)
-    for m in [*models, *ood_models]:
-        for text in m.left_out:
-            checks.warn(f"{m.predictions.path}: {text}")
-        doubt = m.calibration and m.calibration.doubt(m.predictions.uq_model, str(m.predictions.path))
-        if doubt:
-            checks.warn(doubt)
-        if m.predictions.calibration is not None:
-            text = f"{m.predictions.path}: was calibrated already, with {m.predictions.calibration}"
-            typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
+    for model in [*models, *ood_models]:
+        _tell_doubts(model)
     result = compare(models, ood_models)
     print_tables(result, unit.value, Console())
     with naming(out):
@@ -95,6 +88,20 @@ def compare_command(
         write_figure(models, unit.value, out / "compare", ood_models)
         (out / "compare.md").write_text(markdown(result, unit.value, "compare.png"), encoding="utf-8")
     typer.echo(f"Written: {out}/compare.md, .json, .png, .pdf")
+
+
+def _tell_doubts(model: "ScoredModel") -> None:
+    p = model.predictions
+    for text in model.left_out:
+        checks.warn(f"{p.path}: {text}")
+    if model.calibration and (doubt := model.calibration.doubt(p.uq_model, str(p.path))):
+        checks.warn(doubt)
+    if p.calibration is not None:
+        _note(f"{p.path}: was calibrated already, with {p.calibration}")
+
+
+def _note(text: str) -> None:
+    typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
 
 
 def ensemble_command(
@@ -112,8 +119,8 @@ def ensemble_command(
 ) -> None:
     """Combine predictions of several models into those of their ensemble.
 
-    Mean forces and energies; the covariance is that of the members' forces (K - 1 in the denominator)
-    plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
+    Forces and energies are means. The covariance is that of the members' forces (K - 1 in the
+    denominator) plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
     """
     from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
@@ -146,36 +153,37 @@ def calibrate_command(
     """Fit a calibration of predicted covariances to validation frames.
 
     Reads predictions as `e2ip compare` does, of any family. `e2ip compare --calibration`, the
-    calculators and the evaluation tools of both hosts apply the result.
+    calculators and evaluation tools of MACE and NequIP apply the result.
 
-    scale multiplies the covariance by the factor that makes the calibration error least, and
+    scale multiplies the covariance by the factor with the least calibration error, and
     species-scale has a factor for every species; floor adds the least isotropic variance with which
     coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
     random atom of a new configuration with at least the probability of their level.
 
-    Whatever the method, the file also has quantiles of the largest uncertainty in a frame, which
-    thresholds of e2ip_plugins.md.Monitor may be given as.
+    With every method the file also has quantiles of the largest uncertainty in a frame, from which
+    e2ip_plugins.md.Monitor can take its thresholds.
     """
-    if not file.is_file():
-        raise InputError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
-    checks.check_output(output, [file], overwrite)
-    from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
-    from e2ip_plugins.scores import calibration_fit as calibrate
-    from e2ip_plugins.scores import frame_maxima
+    from e2ip_plugins.predictions.chunks import check_is_file
+    from e2ip_plugins.predictions.copies import distinct
+    from e2ip_plugins.predictions.prediction_files import read_predictions
+    from e2ip_plugins.scores import calibration_fit, frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
+    from e2ip_plugins.scores.sample import Sample
 
+    check_is_file(file)
+    checks.check_output(output, [file], overwrite)
     methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
-    calibrate.check(methods, levels)
+    calibration_fit.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
     predictions = distinct(read_predictions(file, ref_forces))
     for text in predictions.repeats:
         checks.warn(f"{file}: {text}")
-    found = calibrate.calibrate(calibrate.Sample.of(predictions), methods, levels)
-    found = dataclasses.replace(found, frame_maxima=frame_maxima.of_predictions(predictions, found))
-    found.write(output)
-    for text in found.notes:
-        typer.secho(f"e2ip: note: {text}", fg=typer.colors.YELLOW, err=True)
-    for line in found.lines():
+    calibration = calibration_fit.calibrate(Sample.of(predictions), methods, levels)
+    calibration = dataclasses.replace(calibration, frame_maxima=frame_maxima.of_predictions(predictions, calibration))
+    calibration.write(output)
+    for text in calibration.notes:
+        _note(text)
+    for line in calibration.lines():
         typer.echo(line)
     typer.echo(f"Written: {output}")

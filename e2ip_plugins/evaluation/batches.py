@@ -13,9 +13,9 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions
 from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE, MODEL_KEY
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.chunks import Chunk, to_atoms
 from e2ip_plugins.predictions.columns import keep_references, put_uncertainties, uncertainties
-from e2ip_plugins.predictions.labelled import check_structure
 from e2ip_plugins.scores.calibration import Calibration
 
 #: Info of every frame that is written: its number in the input, from 0.

@@ -7,7 +7,7 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.columns import STOCK, predicted, without_labels
+from e2ip_plugins.predictions.columns import ASE_RESULTS, predicted, without_labels
 
 
 def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
@@ -36,7 +36,7 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
         raise InputError("the frame has no calculator, whose results could be kept")
     atoms.get_forces(apply_constraint=False)
     results = atoms.calc.results
-    unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in STOCK}
+    unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ASE_RESULTS}
     frame = predicted(atoms if keep_labels else without_labels(atoms), {**results, **unbiased})
     frame.info.pop("energy_bias", None)
     if "energy_bias" in results:

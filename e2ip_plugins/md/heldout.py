@@ -9,10 +9,11 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Union
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.keys import CALIBRATION_KEY, CONFORMAL_EXTENT, FAMILY_KEY, LEVERAGE, MODEL_KEY, PRINCIPAL_STD
-from e2ip_plugins.predictions.prediction_files import distinct, read_predictions
+from e2ip_plugins.predictions.copies import distinct
+from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.calibration_fit import configurations_for
-from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, Tables, of_predictions
+from e2ip_plugins.scores.conformal import configurations_for
+from e2ip_plugins.scores.frame_maxima import ALL_ATOMS, QUANTILE_LEVELS, Tables, of_predictions
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class HeldOut:
         ----------
         path : str or Path
         levels : iterable of float
-            Levels of quantiles that are needed beside `LEVELS`; a calibration has `LEVELS` alone.
+            Levels of quantiles that are needed beside `QUANTILE_LEVELS`; a calibration has `QUANTILE_LEVELS` alone.
 
         Raises
         ------
@@ -72,7 +73,7 @@ class HeldOut:
             warnings.warn(f"{path}: {text}", UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
-        p, maxima = predictions, of_predictions(predictions, levels={*LEVELS, *levels})
+        p, maxima = predictions, of_predictions(predictions, levels={*QUANTILE_LEVELS, *levels})
         family = predictions.family.uq_family
         return cls(str(path), family, maxima, {}, p.calibration, True, p.uq_model, len(p.frames))
 
@@ -109,7 +110,7 @@ class HeldOut:
         name : str
             Name of the uncertainty.
         group : str
-            Chemical symbol, or `ALL`.
+            Chemical symbol, or `ALL_ATOMS`.
         level : float
 
         Raises
@@ -118,7 +119,7 @@ class HeldOut:
             Quantiles that the file lacks, and those that are no threshold: infinite or 0.
         """
         values = self.table(name, group)
-        if values is None and group != ALL and self.table(name, ALL) is not None:
+        if values is None and group != ALL_ATOMS and self.table(name, ALL_ATOMS) is not None:
             raise InputError(f"{self.path}: its frames hold no {group}, of which a quantile is wanted")
         if values is None:
             raise InputError(f"{self.path}: its frames have no {name}")

@@ -13,7 +13,7 @@ from e2ip_plugins.md.dynamics import RunOptions, draw_velocities, make_dynamics
 from e2ip_plugins.md.frames import evaluate_first, non_finite, with_results
 from e2ip_plugins.md.monitor import MonitorStop
 from e2ip_plugins.md.watch import Watch
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.trajectories import append_frame, check_output
 
 #: Info that this package's tools write into frames. It is not true of the frames of a run that begins with one.
@@ -112,7 +112,7 @@ def run(
     Raises
     ------
     InputError
-        Before the run: what `e2ip_plugins.predictions.labelled.check_structure` and `Monitor` refuse. During it: a full
+        Before the run: what `e2ip_plugins.predictions.checks.check_structure` and `Monitor` refuse. During it: a full
         disk.
     """
     check_structure(atoms, where)

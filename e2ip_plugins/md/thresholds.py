@@ -11,7 +11,7 @@ import numpy as np
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, FORCE_VIEWS, LEVERAGE, PRINCIPAL_STD, OutputKey
 from e2ip_plugins.md.heldout import HeldOut
-from e2ip_plugins.scores.frame_maxima import ALL
+from e2ip_plugins.scores.frame_maxima import ALL_ATOMS
 
 _EPISTEMIC_STD = next(key for key in FORCE_VIEWS if key.name == "forces_epistemic_std")
 
@@ -62,8 +62,8 @@ class Limits:
         if name not in WATCHED:
             raise InputError(f"{name!r} cannot be watched; choose from {watchable()}")
         self.name, by_species = name, isinstance(thresholds, Mapping)
-        self.values: Dict[str, Threshold] = dict(thresholds) if by_species else {ALL: thresholds}
-        self.groups = symbols if by_species else [ALL] * len(symbols)
+        self.values: Dict[str, Threshold] = dict(thresholds) if by_species else {ALL_ATOMS: thresholds}
+        self.groups = symbols if by_species else [ALL_ATOMS] * len(symbols)
         needed, known = set(self.groups), set(self.values)
         for species, text in ((known - needed, "are not in the structure"), (needed - known, "are missing")):
             if species:
@@ -105,7 +105,7 @@ class Limits:
                 numbers[group] = factor * held_out.quantile(self.name, group, value.level)
                 continue
             numbers[group] = float(value)
-            table = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL))
+            table = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
             if table and value < math.inf:
                 self._compare_held_out(numbers[group], factor * table[0.5], factor * table[1.0])
         limits = np.array([numbers[group] for group in self.groups])

@@ -1,7 +1,7 @@
 """Frames of an extxyz file one after another, as text with their place in the file.
 
-``ase.io.iread`` looks through the whole file before its first frame and cannot begin in the middle; what is here never
-holds more than one frame and knows where the next one begins. ASE still makes the atoms of a frame's text.
+``ase.io.iread`` looks through the whole file before its first frame and cannot begin in the middle. The functions here
+hold one frame at a time and know where the next one begins. ASE still parses the text of a frame.
 """
 
 import io
@@ -9,8 +9,10 @@ import lzma
 import zlib
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, List, NamedTuple
+from typing import BinaryIO, Iterator, List, NamedTuple
 
+import ase
+import ase.io
 from ase.io.formats import open_with_compression
 
 from e2ip_plugins.errors import InputError
@@ -25,12 +27,12 @@ class Chunk(NamedTuple):
     Attributes
     ----------
     number : int
-        Of the frame in the file, from 0.
+        Number of the frame in the file, from 0.
     start : int
         Byte at which it begins, in the uncompressed file.
     text : bytes
     complete : bool
-        Whether all of its lines are there; False for the end of a half-written file.
+        Whether all of its lines are in the file; False for the end of a half-written file.
     """
 
     number: int
@@ -45,16 +47,21 @@ class Chunk(NamedTuple):
 
 
 class Index(NamedTuple):
-    """How many frames a file has, and where every 1024th of them begins."""
+    """Number of frames in a file, and the byte at which every 1024th of them begins."""
 
     frames: int
     places: List[int]
 
 
-def open_frames(path: Path) -> BinaryIO:
-    """An extxyz file, compressed with gzip, bzip2 or xz or not."""
+def check_is_file(path: Path) -> None:
+    """Raise `InputError` for a path that is no file."""
     if not path.is_file():
         raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+
+
+def open_frames(path: Path) -> BinaryIO:
+    """Open an extxyz file, which may be compressed with gzip, bzip2 or xz."""
+    check_is_file(path)
     try:
         return open_with_compression(str(path), "rb")
     except OSError as error:
@@ -62,28 +69,28 @@ def open_frames(path: Path) -> BinaryIO:
 
 
 def chunks(file: BinaryIO, path: Path, number: int = 0, start: int = 0) -> Iterator[Chunk]:
-    """Frames from frame ``number`` on, which begins at byte ``start``.
+    """Yield the frames from frame ``number`` on, which begins at byte ``start``.
 
     Raises
     ------
     InputError
-        Where a frame should begin and does not: nobody can tell where the next one would.
+        A line that should hold a number of atoms and does not: the next frame cannot be found without it.
     """
     try:
         file.seek(start)
         while header := file.readline():
-            atoms = _atoms(header)
-            if atoms is None and not header.strip() and not any(line.strip() for line in file):
+            count = header.strip().decode(errors="replace")
+            if not count and not any(line.strip() for line in file):
                 return  # empty lines at the end
-            if atoms is None:
+            if not count.isdecimal():
                 raise InputError(
                     f"{path}, frame {number}: a line with the number of atoms should be here, found "
-                    f"'{shown(header)}': the file is no extxyz (ase convert makes one of what ASE reads), or the frame "
-                    "before has another number of atoms than it says"
+                    f"'{_printable(header)}': the file is no extxyz (ase convert makes one of what ASE reads), or the "
+                    "frame before has another number of atoms than it says"
                 )
-            lines = [header, *islice(file, atoms + 1)]
+            lines = [header, *islice(file, int(count) + 1)]
             # A last line without its end may have lost digits.
-            complete = len(lines) == atoms + 2 and lines[-1].endswith(b"\n")
+            complete = len(lines) == int(count) + 2 and lines[-1].endswith(b"\n")
             chunk = Chunk(number, start, b"".join(lines), complete)
             yield chunk
             number, start = number + 1, chunk.end
@@ -92,23 +99,23 @@ def chunks(file: BinaryIO, path: Path, number: int = 0, start: int = 0) -> Itera
 
 
 def index_frames(path: Path) -> Index:
-    """Look through a file once."""
-    count, places = 0, []
+    """Return the index of a file, which is read once."""
+    frames, places = 0, []
     with open_frames(path) as file:
         for chunk in chunks(file, path):
-            if count % _STRIDE == 0:
+            if chunk.number % _STRIDE == 0:
                 places.append(chunk.start)
-            count += 1
-    return Index(count, places)
+            frames = chunk.number + 1
+    return Index(frames, places)
 
 
 def start_of(path: Path, index: Index, number: int) -> int:
-    """Byte at which a frame begins, or at which the file ends."""
+    """Return the byte at which a frame begins, or at which the file ends."""
     if not index.frames:
         return 0
     nearest = min(number // _STRIDE, len(index.places) - 1)
+    end = 0
     with open_frames(path) as file:
-        end = 0
         for chunk in chunks(file, path, nearest * _STRIDE, index.places[nearest]):
             if chunk.number == number:
                 return chunk.start
@@ -116,19 +123,19 @@ def start_of(path: Path, index: Index, number: int) -> int:
     return end
 
 
-def to_atoms(chunk: Chunk, path: Path) -> Any:
-    """The ASE frame of a chunk, what ``ase.io.read`` makes of it; `InputError` where it cannot."""
+def to_atoms(chunk: Chunk, path: Path) -> ase.Atoms:
+    """Return the ASE frame of a chunk, as ``ase.io.read`` does; `InputError` where ASE cannot read it."""
     check_whole(chunk, path)
     try:
         return parsed(chunk.text)
-    # ASE's reader lets whatever goes wrong inside it through.
+    # ASE's reader raises exceptions of all kinds.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{path}, frame {chunk.number}: ASE cannot read it ({reason})") from error
 
 
 def check_whole(chunk: Chunk, path: Path) -> None:
-    """`InputError` for a frame of which the file has not all."""
+    """Raise `InputError` for a frame whose end is missing in the file."""
     if not chunk.complete:
         raise InputError(
             f"{path}, frame {chunk.number}: is cut off, the file ends in the middle of it (if the frame is whole, end "
@@ -136,25 +143,14 @@ def check_whole(chunk: Chunk, path: Path) -> None:
         )
 
 
-def parsed(text: bytes) -> Any:
-    """The ASE frame of a frame's text; whatever ASE raises where it cannot read it."""
-    import ase
-    import ase.io
-
-    if int(text.split(b"\n", 1)[0]) == 0:  # which not every ASE takes
+def parsed(text: bytes) -> ase.Atoms:
+    """Return the ASE frame of a frame's text; raise whatever ASE raises where it cannot read it."""
+    if int(text.split(b"\n", 1)[0]) == 0:  # which not every ASE reads
         return ase.Atoms()
     return ase.io.read(io.StringIO(text.decode(errors="replace")), index=0, format="extxyz")
 
 
-def shown(line: bytes) -> str:
-    """The beginning of a line that may be of a file of another kind, without what a terminal would obey."""
+def _printable(line: bytes) -> str:
+    """Return the beginning of a line, which may be of a binary file, without characters that control a terminal."""
     text = line[:40].decode(errors="replace").strip()
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _atoms(header: bytes) -> Any:
-    try:
-        atoms = int(header)
-    except ValueError:
-        return None
-    return atoms if atoms >= 0 else None

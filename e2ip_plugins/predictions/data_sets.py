@@ -4,7 +4,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from e2ip_plugins.predictions.labelled import check_apart, check_atoms, check_finite
+from e2ip_plugins.predictions.checks import check_apart, check_atoms, check_finite
 
 
 def check_frame(

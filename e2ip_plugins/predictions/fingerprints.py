@@ -1,33 +1,46 @@
 """Fingerprints that tell frames apart, whatever file or program they come from."""
 
 import hashlib
-from typing import Any
 
 import numpy as np
+from ase import Atoms
 
-#: In the info of frames, what calculators and models make charge and spin of, and what counts as if it were not there.
+#: Names in the info of frames from which calculators and models take charge and spin, with the value that is assumed
+#: where a name is missing.
 STATE = {"charge": 0, "total_charge": 0, "spin": 1, "total_spin": 1, "multiplicity": 1, "spin_multiplicity": 1}
 
 
-def fingerprint(atoms: Any) -> str:
-    """What tells an ASE frame from others: species, positions, where periodic cell, charge and spin; 12 hex digits."""
+def fingerprint(atoms: Atoms) -> str:
+    """Return 12 hex digits for the species, positions, periodic cell vectors, charge and spin of a frame."""
     mark = fingerprint_of(atoms.numbers, atoms.positions, atoms.cell[:] * atoms.pbc[:, None])
-    given = {name: atoms.info.get(name, usual) for name, usual in STATE.items()}
-    said = {n: f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value) for n, value in given.items()}
-    state = [f"{name}={said[name]}" for name, usual in STATE.items() if said[name] != str(usual)]
+    state = []
+    for name, usual in STATE.items():
+        value = atoms.info.get(name, usual)
+        text = f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
+        if text != str(usual):
+            state.append(f"{name}={text}")
     return hashlib.sha256(" ".join([mark, *state]).encode()).hexdigest()[:12] if state else mark
 
 
 def fingerprint_of(species: np.ndarray, positions: np.ndarray, cell: np.ndarray) -> str:
-    """`fingerprint` of species (N,) in numbers of whatever kind, positions (N, 3) and cell (3, 3), 0 for none, in Å.
+    """Return the `fingerprint` of a frame without charge and spin.
 
-    What is hashed are six sums over atoms with fixed weights, in steps of 1e-4 Å: of all coordinates there would be so
-    many that some lie where rounding decides. A passage through a file with eight decimals makes one frame of some
-    thousand another one, one through float32 or six decimals one of ten.
+    Six sums over atoms with fixed weights are hashed, in steps of 1e-4 Å. Of all coordinates there would be so many
+    that some lie where rounding decides. A passage through a file with eight decimals changes the fingerprint of one
+    frame in some thousand, one through float32 or six decimals that of one in ten.
+
+    Parameters
+    ----------
+    species : (N,)
+        Numbers of any kind.
+    positions : (N, 3)
+        In Å.
+    cell : (3, 3)
+        In Å; 0 for directions that are not periodic.
     """
     rows = np.concatenate([positions, cell]).astype(np.float64)
-    phases = 1.0 + np.arange(len(rows)) * np.pi * (3.0 - 5.0**0.5)  # of the golden angle: no two alike
+    phases = 1.0 + np.arange(len(rows)) * np.pi * (3.0 - 5.0**0.5)  # multiples of the golden angle: no two are alike
     sums = np.stack([np.cos(phases), np.sin(phases)]) @ rows
-    # Without the sign of zeros.
+    # Adding 0 removes the sign of zeros.
     rounded = np.round(sums, 4) + 0.0
     return hashlib.sha256(np.asarray(species, dtype=np.int64).tobytes() + rounded.tobytes()).hexdigest()[:12]

@@ -1,22 +1,61 @@
-"""Frames of trajectories that runs have left, whole or cut off in the middle of a frame."""
+"""Whole files of frames: reading them, also where a killed run has cut one off, and adding frames to them."""
 
 import io
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import ase.io
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import append
-from e2ip_plugins.predictions.chunks import Chunk, chunks, open_frames, to_atoms
+from e2ip_plugins.predictions.chunks import Chunk, check_is_file, chunks, open_frames, to_atoms
 
 #: Endings of extxyz files.
 TEXT = (".xyz", ".extxyz")
 
 
-def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], str]:
-    """All frames of a file, as they are: frames without atoms and with positions that are no numbers included.
+def read_all(path: Path, format: Optional[str] = None) -> List[Atoms]:
+    """Return the frames of a file, at least one, in any format of ASE's.
 
-    A last frame that was cut off, as a program that is killed leaves it, is left out.
+    Raises
+    ------
+    InputError
+        Files that are missing or empty, or that ASE cannot read; the message names the first such frame.
+    """
+    check_is_file(path)
+    try:
+        frames = ase.io.read(path, index=":", format=format)
+    # ASE's readers raise exceptions of all kinds.
+    except Exception as error:
+        if not path.stat().st_size:
+            raise InputError(f"{path}: has no frames") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        where, cut = str(path), ""
+        if format == "extxyz" or path.suffix in TEXT:
+            where += f", frame {_readable_frames(path, format)}"
+            cut = "; its last frame is cut off" if is_cut_off(path) else ""
+        raise InputError(f"{where}: ASE cannot read it ({reason}){cut}") from error
+    if not frames:
+        raise InputError(f"{path}: has no frames")
+    return frames
+
+
+def _readable_frames(path: Path, format: Optional[str]) -> int:
+    """Return the number of frames before the first that ASE cannot read."""
+    count = 0
+    with suppress(Exception):
+        for _ in ase.io.iread(path, index=":", format=format):
+            count += 1
+    return count
+
+
+def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Atoms], str]:
+    """Return all frames of a file, also those without atoms and those with positions that are not finite.
+
+    A last frame that is cut off is left out.
 
     Parameters
     ----------
@@ -37,45 +76,34 @@ def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Any], 
         Files that are missing, empty, or broken elsewhere than at the end.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
-    frames: List[Any] = []
+    if path.suffix not in TEXT:
+        return read_all(path), ""
+    frames: List[Atoms] = []
     note = ""
-    if path.suffix in TEXT:
-        for chunk in _chunks(path):
-            if not chunk.complete:
-                note = f"{path}: frame {chunk.number} is cut off and left out"
-                break
-            frames.append(to_atoms(chunk, path))
-    else:
-        import ase.io
-
-        try:
-            frames = ase.io.read(path, index=":")
-        # ASE's readers let whatever goes wrong inside them through.
-        except Exception as error:
-            raise InputError(f"{path}: ASE cannot read it ({type(error).__name__}: {error})") from error
+    for chunk in _chunks(path):
+        if not chunk.complete:
+            note = f"{path}: frame {chunk.number} is cut off and left out"
+            break
+        frames.append(to_atoms(chunk, path))
     if not frames and not may_be_empty:
         raise InputError(f"{path}: has no whole frame")
     return frames, note
 
 
-def append_frame(path: Path, atoms: Any) -> None:
-    """Add a frame to an extxyz file, which is left as it was where that cannot be, or is interrupted."""
-    import ase.io
-
+def append_frame(path: Path, atoms: Atoms) -> None:
+    """Add a frame to an extxyz file, which stays as it was if that fails or is interrupted."""
     text = io.StringIO()
     ase.io.write(text, atoms, format="extxyz")
     append(path, text.getvalue())
 
 
 def whole_bytes(path: Path) -> int:
-    """How much of an extxyz file are whole frames."""
+    """Return how many bytes of an extxyz file belong to whole frames."""
     return sum(len(chunk.text) for chunk in _chunks(path) if chunk.complete)
 
 
 def is_cut_off(path: Path) -> bool:
-    """Whether the last frame of a file, if it is extxyz, is not all there."""
+    """Return whether the last frame of an extxyz file is cut off; False for other files."""
     try:
         return not all(chunk.complete for chunk in _chunks(path))
     except InputError:
@@ -83,7 +111,7 @@ def is_cut_off(path: Path) -> bool:
 
 
 def check_end(path: Path, option: str = "") -> None:
-    """`InputError` for an extxyz file whose last frame is cut off: what is written behind it would go into its line."""
+    """Raise `InputError` for an extxyz file whose last frame is cut off: a frame added to it would be broken."""
     if not all(chunk.complete for chunk in _chunks(path)):
         raise InputError(
             f"{option}{path}: its last frame is cut off; take it out or, if it is all there, end its last line"

@@ -1,1 +1,1 @@
-"""From the files that the hosts' tools wrote to tables and figures."""
+"""Reports on prediction files that MACE's and NequIP's tools wrote: comparison, ensembles, tables and figures."""

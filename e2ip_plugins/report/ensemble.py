@@ -1,11 +1,14 @@
-"""Predictions of an ensemble from those of its members: first and second moments of their mixture."""
+"""Predictions of an ensemble from those of its members: mean and covariance of their mixture."""
 
 import hashlib
+from itertools import combinations
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
+import ase.io
 import numpy as np
 import torch
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
@@ -16,29 +19,30 @@ from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
 from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
 from e2ip_plugins.predictions.fingerprints import STATE
 from e2ip_plugins.predictions.prediction_files import Predictions
-from e2ip_plugins.report.compare import read_same_frames
+from e2ip_plugins.predictions.trajectories import read_all
+from e2ip_plugins.report.same_frames import read_same_frames
 
-#: From this many members on a sample covariance of three components may have full rank.
-FULL_RANK = 4
+#: Least number of members whose sample covariance of three components may have full rank.
+FULL_RANK_MEMBERS = 4
 
 #: Standard deviation of atoms on which all members agree, in units of the others' (root mean square).
 _AGREED = 1e-3
 
 
 def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Aleatoric and epistemic part of the covariance of an equally weighted mixture (N, 3, 3).
+    """Return aleatoric and epistemic part of the covariance of an equally weighted mixture (N, 3, 3).
 
-    Law of total variance. The members' disagreement is epistemic; it has K - 1 in the denominator, because members
-    are a sample of what training may give.
+    Law of total variance. The members' disagreement is epistemic; its denominator is K - 1, because members are a
+    sample of what training may give.
 
     Parameters
     ----------
     forces : (K, N, 3)
         In eV/Å; K ≥ 2.
     covariances : (K, N, 3, 3)
-        Of each member, zero for one without, in eV²/Å².
+        Of each member, zero for one without uncertainties, in eV²/Å².
     epistemic : (K, N, 3, 3)
-        Their epistemic parts.
+        Epistemic parts of the covariances.
     """
     deviation = forces - forces.mean(0)
     spread = np.einsum("kni,knj->nij", deviation, deviation) / (len(forces) - 1)
@@ -52,17 +56,17 @@ def combine(
     ref_energy: Optional[str] = None,
     isotropic: bool = False,
 ) -> List[str]:
-    """Write the ensemble's predictions; returns warnings.
+    """Write the ensemble's predictions; return warnings.
 
     Parameters
     ----------
     files
         Predictions of K ≥ 2 members of any families, or of none, for the same frames.
     output
-        extxyz file with ``forces``, the mean of the members' distributions, and ``energy``, the parameters of
-        `Ensemble`, covariances, of which each part is that of the members, references, where there are some, as
-        ``REF_forces`` and ``REF_energy``, the mean leverage of members that have one, and a ``uq_model`` of those that
-        have one.
+        extxyz file with ``forces``, the mean of the members' distributions; ``energy``; the parameters of `Ensemble`;
+        covariances, of which each part is that of the members; references, where the members have some, as
+        ``REF_forces`` and ``REF_energy``; the mean leverage of members that have one; and a ``uq_model`` if a member
+        has one.
     isotropic : bool
         Whether every covariance is replaced by a third of its trace times the unit matrix: one number per atom, as
         committees are mostly used. A few members determine that better than the shape of a matrix.
@@ -73,59 +77,11 @@ def combine(
         Fewer than two members, a member given twice, two of one ``uq_model``; files that cannot be read or are for
         different frames.
     """
-    files = [Path(f) for f in files]
-    if len(files) < 2:
-        raise InputError(f"an ensemble has at least two members, got {len(files)}: give one prediction file for each")
-    for i, file in enumerate(files):
-        if any(file.exists() and other.exists() and file.samefile(other) for other in files[:i]):
-            raise InputError(f"{file} is given twice; members that are copies say nothing of each other")
-    members = read_same_frames(files, ref_forces, ref_energy, required=False)
-    for i, member in enumerate(members):
-        for other in members[:i]:
-            if member.uq_model and member.uq_model == other.uq_model:
-                raise InputError(
-                    f"{other.path} and {member.path} are of one model, {member.uq_model}; members that are copies say "
-                    "nothing of each other"
-                )
-            if member.uq_model is None and np.array_equal(member.forces, other.forces) and member.forces.any():
-                raise InputError(
-                    f"{other.path} and {member.path} have the same forces, all of them; members that are copies say "
-                    "nothing of each other"
-                )
-    warnings = [f"{member.path}: {text}" for member in members for text in member.repeats]
-    if all(member.family is None for member in members) and len(members) < FULL_RANK and not isotropic:
-        warnings.append(
-            f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
-            f"coverage do not; take {FULL_RANK} members or more, --isotropic, or calibrate with a floor"
-        )
-    calibrated = [str(member.path) for member in members if member.calibration is not None]
-    if 0 < len(calibrated) < len(members):
-        warnings.append(f"{', '.join(calibrated)}: calibrated, while other members are not")
-    stock = [str(member.path) for member in members if member.family is None]
-    if 0 < len(stock) < len(members):
-        warnings.append(
-            f"{', '.join(stock)}: no uncertainties; counted as covariances of zero in the mean of the members'"
-        )
-    means, covariances, epistemic = zip(*(_distribution(member) for member in members), strict=True)
-    forces = np.stack(means)
-    parts = np.stack(moments(forces, np.stack(covariances), np.stack(epistemic)))
-    same = ~parts.any((0, 2, 3))
-    # By symmetry every model has the force of an isolated atom.
-    strange = same & forces.any((0, 2))
-    if strange.any() or same.all():
-        strange = strange if strange.any() else same
-        first = members[0].index[members[0].frame_of_atom[np.argmax(strange)]]
-        raise InputError(
-            f"{files[0]}: all members predict the same forces for {int(strange.sum())} atoms, first in frame {first}: "
-            "are these files of different models?"
-        )
-    if same.any():
-        variance = np.trace(parts[:, ~same].sum(0), axis1=1, axis2=2).mean() / 3.0
-        parts[1, same] = _AGREED**2 * variance * np.eye(3)
-        warnings.append(
-            f"{int(same.sum())} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals), on which "
-            f"all members agree: their standard deviation is {_AGREED:g} of the others'"
-        )
+    members = _read_members([Path(file) for file in files], ref_forces, ref_energy)
+    warnings = _warnings(members, isotropic)
+    means, covariances, epistemic = (np.stack(arrays) for arrays in zip(*map(_distribution, members), strict=True))
+    parts = np.stack(moments(means, covariances, epistemic))
+    warnings += _widen_agreed(parts, means, members[0])
     if isotropic:
         parts = np.trace(parts, axis1=2, axis2=3)[..., None, None] / 3.0 * np.eye(3)
     full = matrix_to_sym6(torch.from_numpy(parts.sum(0)))
@@ -133,14 +89,10 @@ def combine(
     columns = {"ensemble_log_cov": log_spd(full).numpy(), "ensemble_epistemic_share": share}
     # The parts themselves: what follows from the parameters has the shape of the whole.
     columns |= {name: value.numpy() for name, value in force_views(*map(torch.from_numpy, parts)).items()}
-    given = [(str(member.path), member.leverage) for member in members if member.leverage is not None]
-    unfitted = [path for path, leverage in given if np.isnan(leverage).all()]
-    leverages = [leverage for path, leverage in given if path not in unfitted]
-    if leverages and unfitted:
-        warnings.append(f"{', '.join(unfitted)}: leverage never fitted; the ensemble's is the mean of the others'")
-    if leverages:
-        columns[LEVERAGE.name] = np.nan_to_num(np.mean(leverages, axis=0), nan=UNFITTED, posinf=np.inf)
-    columns["forces"] = forces.mean(0)
+    fitted = [m.leverage for m in members if m.leverage is not None and not np.isnan(m.leverage).all()]
+    if fitted:
+        columns[LEVERAGE.name] = np.nan_to_num(np.mean(fitted, axis=0), nan=UNFITTED, posinf=np.inf)
+    columns["forces"] = means.mean(0)
     if members[0].labelled:
         columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
@@ -149,14 +101,81 @@ def combine(
     return warnings
 
 
-def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean (N, 3), covariance and its epistemic part (N, 3, 3).
+def _read_members(files: List[Path], ref_forces: Optional[str], ref_energy: Optional[str]) -> List[Predictions]:
+    """Return the members' predictions; `InputError` for fewer than two, and for copies of a member."""
+    copies = "members that are copies say nothing of each other"
+    if len(files) < 2:
+        raise InputError(f"an ensemble has at least two members, got {len(files)}: give one prediction file for each")
+    for i, file in enumerate(files):
+        if any(file.exists() and other.exists() and file.samefile(other) for other in files[:i]):
+            raise InputError(f"{file} is given twice; {copies}")
+    members = read_same_frames(files, ref_forces, ref_energy, required=False)
+    for other, member in combinations(members, 2):
+        if member.uq_model and member.uq_model == other.uq_model:
+            raise InputError(f"{other.path} and {member.path} are of one model, {member.uq_model}; {copies}")
+        if member.uq_model is None and np.array_equal(member.forces, other.forces) and member.forces.any():
+            raise InputError(f"{other.path} and {member.path} have the same forces, all of them; {copies}")
+    return members
 
-    The mean is not the forces where a family's distribution is not around them.
+
+def _warnings(members: List[Predictions], isotropic: bool) -> List[str]:
+    warnings = [f"{member.path}: {text}" for member in members for text in member.repeats]
+    stock = [str(member.path) for member in members if member.family is None]
+    if len(stock) == len(members) < FULL_RANK_MEMBERS and not isotropic:
+        warnings.append(
+            f"covariances of {len(members)} members have no full rank: variances and rankings mean something, NLL and "
+            f"coverage do not; take {FULL_RANK_MEMBERS} members or more, --isotropic, or calibrate with a floor"
+        )
+    calibrated = [str(member.path) for member in members if member.calibration is not None]
+    if 0 < len(calibrated) < len(members):
+        warnings.append(f"{', '.join(calibrated)}: calibrated, while other members are not")
+    if 0 < len(stock) < len(members):
+        warnings.append(
+            f"{', '.join(stock)}: no uncertainties; counted as covariances of zero in the mean of the members'"
+        )
+    leverages = {str(member.path): member.leverage for member in members if member.leverage is not None}
+    unfitted = [path for path, leverage in leverages.items() if np.isnan(leverage).all()]
+    if 0 < len(unfitted) < len(leverages):
+        warnings.append(f"{', '.join(unfitted)}: leverage never fitted; the ensemble's is the mean of the others'")
+    return warnings
+
+
+def _widen_agreed(parts: np.ndarray, forces: np.ndarray, frames: Predictions) -> List[str]:
+    """Give atoms on which all members agree a small epistemic covariance, in place; return a warning, if any.
+
+    Raises
+    ------
+    InputError
+        Members agree on an atom whose force does not vanish, or on all atoms.
     """
-    n = len(member.species)
+    same = ~parts.any((0, 2, 3))
+    # By symmetry every model has the force of an isolated atom.
+    suspect = same & forces.any((0, 2))
+    if suspect.any() or same.all():
+        suspect = suspect if suspect.any() else same
+        first = frames.index[frames.frame_of_atom[np.argmax(suspect)]]
+        raise InputError(
+            f"{frames.path}: all members predict the same forces for {int(suspect.sum())} atoms, first in frame "
+            f"{first}: are these files of different models?"
+        )
+    if not same.any():
+        return []
+    variance = np.trace(parts[:, ~same].sum(0), axis1=1, axis2=2).mean() / 3.0
+    parts[1, same] = _AGREED**2 * variance * np.eye(3)
+    return [
+        f"{int(same.sum())} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals), on which "
+        f"all members agree: their standard deviation is {_AGREED:g} of the others'"
+    ]
+
+
+def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean (N, 3), covariance and its epistemic part (N, 3, 3).
+
+    The mean differs from the forces where a family's distribution is shifted.
+    """
     if member.family is None:
-        return member.forces, np.zeros((n, 3, 3)), np.zeros((n, 3, 3))
+        none = np.zeros((len(member.species), 3, 3))
+        return member.forces, none, none
     parameters = {name: torch.from_numpy(values) for name, values in member.parameters.items()}
     epistemic = member.family.derive(parameters)["forces_epistemic_cov"].numpy()
     law = law_of(member.family, member.parameters)
@@ -164,7 +183,7 @@ def _distribution(member: Predictions) -> Tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _name(members: Sequence[Predictions], isotropic: bool) -> Optional[str]:
-    """The same for the same members in any order, calibrated in the same way; None unless a member has one."""
+    """Return a name that depends on the members and their calibrations, not on their order; None if none has one."""
     if all(member.uq_model is None for member in members):
         return None
     names = sorted(f"{member.uq_model} {member.calibration}" for member in members)
@@ -179,23 +198,16 @@ def _write(
     energies: Dict[str, np.ndarray],
     uq_model: Optional[str],
 ) -> None:
-    import ase
-    import ase.io
-
-    structures = ase.io.read(frames.path, index=":", format="extxyz")
-    structures = [structures[i] for i in frames.index]
-    ends = np.cumsum(frames.sizes)
+    structures = read_all(frames.path, "extxyz")
     written = []
-    for i, (structure, end) in enumerate(zip(structures, ends, strict=True)):
-        rows = slice(end - frames.sizes[i], end)
-        atoms = ase.Atoms(structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc)
+    for i, (number, rows) in enumerate(zip(frames.index, frames.atoms_of, strict=True)):
+        structure = structures[number]
+        atoms = Atoms(structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc)
         atoms.info |= {name: structure.info[name] for name in STATE if name in structure.info}
         for name, values in columns.items():
             atoms.new_array(name, values[rows].reshape(len(atoms), *([-1] if values.ndim > 1 else [])))
         atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}
-        atoms.info[FAMILY_KEY] = Ensemble.uq_family
-        if uq_model is not None:
-            atoms.info[MODEL_KEY] = uq_model
+        atoms.info |= {FAMILY_KEY: Ensemble.uq_family} | ({} if uq_model is None else {MODEL_KEY: uq_model})
         written.append(atoms)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, written, format="extxyz")

@@ -1,92 +1,68 @@
-"""The figure page of ``e2ip compare``: calibration above, usefulness of the uncertainties below."""
+"""The figure page of ``e2ip compare``: calibration first, then usefulness of the uncertainties, then errors."""
 
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
-import matplotlib
 import numpy as np
+from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from e2ip_plugins.report.compare import Model
-from e2ip_plugins.report.tables import UNITS
+from e2ip_plugins.report.scored_model import ScoredModel
+from e2ip_plugins.report.tables import REPORT_UNITS
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS, observed_coverage, sparsification
 
-# Okabe & Ito, then Tol's muted ones: told apart with every kind of colour vision, better the fewer there are. Greys,
+# Okabe & Ito, then Tol's muted ones: distinct for every kind of colour vision, the more so the fewer there are. Greys,
 # from dark to light, are for models without uncertainties.
 _COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
     *("#332288", "#882255", "#999933", "#AA4499", "#117733", "#DDCC77"),
 )
 _GREYS = (0.45, 0.85)
-# Where colours tell sets, not models, apart.
+# In panels whose colours stand for sets, not for models.
 _OOD_COLOUR = "black"
 
-_STYLE = {
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "pdf.fonttype": 42,
-}
-
-Panel = Callable[[Axes], None]
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 
 _IDEAL = {"color": "0.25", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1}
 
+#: Draws one panel.
+Panel = Callable[[Axes], None]
 
-def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()) -> Figure:
-    """Panels for all models, or the errors alone where no file has uncertainties; forces in meV/Å or kcal/mol/Å.
 
-    The first ones ask whether the distributions are calibrated, with 95 % bands from a bootstrap of whole
-    configurations, the others whether the uncertainties find the errors, and how large those are. Every model with
-    uncertainties has a panel of its own, the density of its atoms over error and uncertainty.
+class _Look(NamedTuple):
+    """Colours of models by label, the unit of forces, and its factor from eV/Å."""
+
+    colours: Dict[str, str]
+    force: str
+    factor: float
+
+
+def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[ScoredModel] = ()) -> Figure:
+    """Return panels for all models, or the errors alone where no file has uncertainties.
+
+    The first panels show whether the distributions are calibrated, with 95 % bands from a bootstrap of whole
+    configurations; the others show whether the uncertainties find the errors, and how large the errors are, in meV/Å or
+    kcal/mol/Å. Every model with uncertainties has a panel with the density of its atoms over error and uncertainty.
 
     With the same models out of distribution, reliability and its deviation have a panel for either set, the panel of
-    errors shows both, and every model with leverage gets two panels: errors, and predicted standard deviations, of both
-    sets against it. The other panels stay those in distribution.
+    errors shows both, and every model with leverage has two more panels: errors, and predicted standard deviations, of
+    both sets against it. The other panels stay those in distribution.
     """
-    force, _, factor, _ = UNITS[unit]
-    uncertain = [m for m in models if "pit" in m.scores]
-    colours = _assign_colours(models)
-    with matplotlib.rc_context(_STYLE):
-        panels: List[Panel] = []
-        if uncertain:
-            sets = {"": uncertain}
-            if ood:
-                outside = [m for m in ood if "pit" in m.scores]
-                sets = {", in distribution": uncertain} | ({", out of distribution": outside} if outside else {})
-            panels = [
-                *(partial(_reliability, models=shown, colours=colours, of=of) for of, shown in sets.items()),
-                *(partial(_pit_deviation, models=shown, colours=colours, of=of) for of, shown in sets.items()),
-                partial(_pit_histogram, models=uncertain, colours=colours),
-                partial(_ellipsoid_axes, models=uncertain, colours=colours),
-                partial(_sparsification, models=uncertain, colours=colours),
-            ]
-            if len(uncertain) > 1:
-                panels.append(
-                    partial(_error_against_std, models=uncertain, colours=colours, factor=factor, force=force)
-                )
-            panels += [
-                partial(_density, model=m, colour=colours[m.label], factor=factor, force=force) for m in uncertain
-            ]
+    look = _Look(_assign_colours(models), REPORT_UNITS[unit][0], REPORT_UNITS[unit][2])
+    with style.context(_STYLE):
+        panels = _calibration_panels(models, ood, look)
         for a, b in zip(models, ood, strict=False):
-            panels += _leverage_panels(a, b, colours[a.label], factor, force)
+            panels += _leverage_panels(a, b, look)
         judged = [m for m in ood if "error" in m.scores]
-        panels.append(
-            partial(_errors_per_species, models=models, ood=judged, colours=colours, factor=factor, force=force)
-        )
+        panels.append(partial(_errors_per_species, models=models, ood=judged, look=look))
 
         # Three in a row, or four where that leaves less room empty.
         columns = min(min((3, 4), key=lambda n: -len(panels) % n), len(panels))
@@ -99,24 +75,28 @@ def figure_page(models: List[Model], unit: str = "eV", ood: Sequence[Model] = ()
             draw(ax)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
-        handles = [Patch(color=colours[m.label], label=m.label) for m in models]
-        title = "panels in which no set is named: in distribution" if ood and uncertain else None
-        # Of 10.5 points a letter takes some 0.09 inches, a patch and its space 0.8.
+        handles = [Patch(color=look.colours[m.label], label=m.label) for m in models]
+        title = (
+            "panels in which no set is named: in distribution"
+            if ood and any("pit" in m.scores for m in models)
+            else None
+        )
+        # A letter of 10.5 points takes about 0.09 inches, a patch and its space 0.8.
         room = int(size[0] / (0.8 + 0.09 * max(len(m.label) for m in models)))
         ncols = max(1, min(len(models), room, 5))
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=10.5, title=title)
     return figure
 
 
-def write_figure(models: List[Model], unit: str, stem: Path, ood: Sequence[Model] = ()) -> None:
+def write_figure(models: List[ScoredModel], unit: str, stem: Path, ood: Sequence[ScoredModel] = ()) -> None:
     """Save the page as PNG and PDF."""
     figure = figure_page(models, unit, ood)
-    with matplotlib.rc_context(_STYLE):
+    with style.context(_STYLE):
         for suffix in (".png", ".pdf"):
             figure.savefig(stem.with_suffix(suffix), dpi=160)
 
 
-def _assign_colours(models: List[Model]) -> Dict[str, str]:
+def _assign_colours(models: List[ScoredModel]) -> Dict[str, str]:
     uncertain = [m.label for m in models if "pit" in m.scores]
     others = [m.label for m in models if "pit" not in m.scores]
     greys = np.linspace(*_GREYS, max(3, len(others)))
@@ -126,54 +106,85 @@ def _assign_colours(models: List[Model]) -> Dict[str, str]:
     }
 
 
+def _calibration_panels(models: List[ScoredModel], ood: Sequence[ScoredModel], look: _Look) -> List[Panel]:
+    """Return the panels that need predicted distributions and errors."""
+    uncertain, outside = ([m for m in shown if "pit" in m.scores] for shown in (models, ood))
+    if not uncertain:
+        return []
+    sets = {", in distribution": uncertain} if ood else {"": uncertain}
+    if outside:
+        sets[", out of distribution"] = outside
+    calibration = [
+        partial(draw, models=shown, look=look, of_set=of_set)
+        for draw in (_reliability, _pit_deviation)
+        for of_set, shown in sets.items()
+    ]
+    usefulness = [_pit_histogram, _ellipsoid_axes, _sparsification, *([_error_against_std] * (len(uncertain) > 1))]
+    return [
+        *calibration,
+        *(partial(draw, models=uncertain, look=look) for draw in usefulness),
+        *(partial(_density, model=m, look=look) for m in uncertain),
+    ]
+
+
 def _title(what: str, label: str) -> str:
-    """Of a panel of one model, in lines that have room above it."""
+    """Return the title of one model's panel, in lines that have room above it."""
     return "\n".join([f"{what},", *wrap(label, 34)]) if len(what + label) > 40 else f"{what}, {label}"
 
 
-def _reliability(ax: Axes, models: List[Model], colours: Dict[str, str], of: str) -> None:
-    ax.set_title("Reliability" + of)
-    ax.plot([0, 1], [0, 1], **_IDEAL | {"zorder": 3})
-    levels = np.concatenate([[0.0], CALIBRATION_LEVELS, [1.0]])
+def _remark(ax: Axes, x: float, y: float, text: str, **options: str) -> None:
+    """Write a remark in grey at a place in the panel, from (0, 0) to (1, 1)."""
+    ax.text(x, y, text, color="0.45", transform=ax.transAxes, **options)
+
+
+def _coverages(
+    ax: Axes, models: List[ScoredModel], look: _Look, levels: np.ndarray, shown: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Draw what is ``shown`` of observed coverages, with their bands, against levels."""
     for m in models:
-        ax.plot(levels, [0.0, *observed_coverage(m.scores["pit"]), 1.0], color=colours[m.label], linewidth=2)
+        colour = look.colours[m.label]
+        ax.plot(levels, shown(observed_coverage(m.scores["pit"])), color=colour, linewidth=2)
         if m.band is not None:
-            low, high = ([0.0, *edge, 1.0] for edge in (m.band.low, m.band.high))
-            ax.fill_between(levels, low, high, color=colours[m.label], alpha=0.2, linewidth=0)
+            ax.fill_between(levels, shown(m.band.low), shown(m.band.high), color=colour, alpha=0.2, linewidth=0)
+
+
+def _reliability(ax: Axes, models: List[ScoredModel], look: _Look, of_set: str) -> None:
+    ax.set_title("Reliability" + of_set)
+    ax.plot([0, 1], [0, 1], **_IDEAL | {"zorder": 3})
+    _coverages(ax, models, look, _with_ends(CALIBRATION_LEVELS), _with_ends)
     ax.text(0.04, 0.95, "too cautious", color="0.45", va="top")
     ax.text(0.96, 0.05, "too confident", color="0.45", ha="right")
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.set(xlabel="expected share of atoms inside", ylabel="observed share of atoms inside")
 
 
-def _pit_deviation(ax: Axes, models: List[Model], colours: Dict[str, str], of: str) -> None:
-    ax.set_title("PIT deviation" + of)
+def _with_ends(values: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], values, [1.0]])
+
+
+def _pit_deviation(ax: Axes, models: List[ScoredModel], look: _Look, of_set: str) -> None:
+    ax.set_title("PIT deviation" + of_set)
     ax.axhline(0.0, **_IDEAL)
-    for m in models:
-        deviation = observed_coverage(m.scores["pit"]) - CALIBRATION_LEVELS
-        ax.plot(CALIBRATION_LEVELS, deviation, color=colours[m.label], linewidth=2)
-        if m.band is not None:
-            low, high = (edge - CALIBRATION_LEVELS for edge in (m.band.low, m.band.high))
-            ax.fill_between(CALIBRATION_LEVELS, low, high, color=colours[m.label], alpha=0.2, linewidth=0)
+    _coverages(ax, models, look, CALIBRATION_LEVELS, lambda coverage: coverage - CALIBRATION_LEVELS)
     largest = max(0.05, 1.15 * max(np.abs(ax.get_ylim())))  # below, room for a line of text
     ax.set(xlim=(0, 1), ylim=(-largest, largest))
     ax.set(xlabel="expected share of atoms inside", ylabel="observed - expected share")
-    ax.text(0.03, 0.03, "bands: 95 %, configurations resampled", color="0.45", transform=ax.transAxes)
+    _remark(ax, 0.03, 0.03, "bands: 95 %, configurations resampled")
 
 
-def _pit_histogram(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+def _pit_histogram(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
     ax.set_title("PIT histogram")
     ax.axhline(1.0, **_IDEAL)
     bins = np.linspace(0.0, 1.0, 21)
     for m in models:
         density, _ = np.histogram(m.scores["pit"], bins, density=True)
-        ax.stairs(density, bins, color=colours[m.label], linewidth=2)
-        ax.stairs(density, bins, color=colours[m.label], fill=True, alpha=0.12)
+        ax.stairs(density, bins, color=look.colours[m.label], linewidth=2)
+        ax.stairs(density, bins, color=look.colours[m.label], fill=True, alpha=0.12)
     ax.set(xlim=(0, 1), xlabel="PIT of the reference force (flat: calibrated)", ylabel="density")
     ax.set_ylim(0, max(2.0, ax.get_ylim()[1]))
 
 
-def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
+def _ellipsoid_axes(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
     ax.set_title("Direction of the uncertainty")
     ax.axhline(1.0, **_IDEAL)
     top = 1.5
@@ -183,89 +194,86 @@ def _ellipsoid_axes(ax: Axes, models: List[Model], colours: Dict[str, str]) -> N
             continue
         z_rms = np.sqrt(np.square(directed).mean(0))
         x = np.arange(3) + min(0.12, 0.8 / len(models)) * (i - 0.5 * (len(models) - 1))
-        ax.plot(x, z_rms, "o-", color=colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
+        ax.plot(x, z_rms, "o-", color=look.colours[m.label], linewidth=1.5, markersize=7, markeredgecolor="white")
         top = max(top, 1.15 * z_rms.max())
     ax.set_xticks([0, 1, 2], ["minor", "middle", "major"])
     ax.set(xlim=(-0.5, 2.5), ylim=(0, top), ylabel="RMS error / predicted std. deviation")
     ax.set_xlabel("principal axis of the predicted covariance")
 
 
-def _error_against_std(ax: Axes, models: List[Model], colours: Dict[str, str], factor: float, force: str) -> None:
+def _sparsification(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
+    ax.set_title("Dropping the most uncertain atoms")
+    ax.axhline(1.0, **_IDEAL)
+    for m in models:
+        error, colour = m.scores["error_norm"], look.colours[m.label]
+        at = np.linspace(0, len(error) - 1, min(len(error), 300)).astype(int)
+        dropped = 100.0 * at / len(error)
+        ax.plot(dropped, sparsification(m.scores["total_std"], error)[at], color=colour, linewidth=2)
+        ax.plot(dropped, sparsification(error, error)[at], color=colour, linewidth=1, linestyle=":")
+    # The last few atoms left are noise.
+    ax.set(xlim=(0, 98), ylim=(0, 1.1), xlabel="atoms dropped (%)", ylabel="mean error of the rest / of all")
+    _remark(ax, 0.03, 0.03, "dotted: dropped by true error\ndashed: dropped at random")
+
+
+def _error_against_std(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
     ax.set_title("Error against uncertainty")
-    spans = [_rms_in_bins(ax, m, colours[m.label], factor) for m in models]
-    _equal_axes(ax, spans, force)
-    ax.text(0.04, 0.95, "points: RMS in bins\nof equal size", color="0.45", va="top", transform=ax.transAxes)
+    _equal_axes(ax, [_rms_in_bins(ax, m, look) for m in models], look)
+    _remark(ax, 0.04, 0.95, "points: RMS in bins\nof equal size", va="top")
 
 
-def _density(ax: Axes, model: Model, colour: str, factor: float, force: str) -> None:
+def _density(ax: Axes, model: ScoredModel, look: _Look) -> None:
     ax.set_title(_title("Error against uncertainty", model.label))
-    std, error = _std_and_error(model, factor)
-    seen = error > 0  # others have no place on a logarithmic axis
-    spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, colour, factor)]
-    spans += [np.quantile(error[seen], [0.02, 0.999])] if seen.any() else []
-    low, high = _equal_axes(ax, spans, force)
-    if not seen.any():
+    std, error = _std_and_error(model, look)
+    positive = error > 0  # others have no place on a logarithmic axis
+    spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, look)]
+    spans += [np.quantile(error[positive], [0.02, 0.999])] if positive.any() else []
+    low, high = _equal_axes(ax, spans, look)
+    if not positive.any():
         return
-    shades = matplotlib.colors.LinearSegmentedColormap.from_list("tint", ["#e4e8ec", colour])
+    shades = LinearSegmentedColormap.from_list("tint", ["#e4e8ec", look.colours[model.label]])
     extent = np.log10([low, high, low, high])
     cells = ax.hexbin(
-        std[seen], error[seen], xscale="log", yscale="log", extent=extent, gridsize=45, mincnt=1, cmap=shades,
+        std[positive], error[positive], xscale="log", yscale="log", extent=extent, gridsize=45, mincnt=1, cmap=shades,
         alpha=0.7, linewidths=0, bins="log", rasterized=True,
     )  # fmt: skip
-    # It has set the axes anew.
+    # hexbin changes the limits and ticks of the axes.
     ax.set(xlim=(low, high), ylim=(low, high))
-    _plain_ticks(ax.xaxis, ax.yaxis)
     bar = ax.figure.colorbar(cells, ax=ax, label="atoms", shrink=0.8, pad=0.02, aspect=30)
-    _plain_ticks(bar.ax.yaxis)
+    _plain_ticks(ax.xaxis, ax.yaxis, bar.ax.yaxis)
 
 
-def _std_and_error(m: Model, factor: float) -> Tuple[np.ndarray, np.ndarray]:
-    return m.scores["total_std"] * factor, m.scores["error_norm"] * factor / np.sqrt(3.0)
+def _std_and_error(model: ScoredModel, look: _Look) -> Tuple[np.ndarray, np.ndarray]:
+    return model.scores["total_std"] * look.factor, model.scores["error_norm"] * look.factor / np.sqrt(3.0)
 
 
-def _rms_in_bins(ax: Axes, m: Model, colour: str, factor: float) -> np.ndarray:
-    """Draw RMS errors against RMS standard deviations, in bins of equal size; returns the latter."""
-    std, error = _std_and_error(m, factor)
-    order = np.array_split(np.argsort(std), min(12, len(std)))
-    x, y = (np.array([np.sqrt(np.square(values[o]).mean()) for o in order]) for values in (std, error))
+def _rms_in_bins(ax: Axes, model: ScoredModel, look: _Look) -> np.ndarray:
+    """Draw RMS errors against RMS standard deviations, in bins of equal size; return both, errors of 0 left out."""
+    std, error = _std_and_error(model, look)
+    bins = np.array_split(np.argsort(std), min(12, len(std)))
+    x, y = (np.array([np.sqrt(np.square(values[b]).mean()) for b in bins]) for values in (std, error))
+    colour = look.colours[model.label]
     ax.plot(x, y, "o-", color=colour, markersize=6, markeredgecolor="white", linewidth=1.8, zorder=4)
     return np.concatenate([x, y[y > 0]])
 
 
-def _equal_axes(ax: Axes, spans: Sequence[np.ndarray], force: str) -> Tuple[float, float]:
-    """Logarithmic axes of the same length that hold the spans, and their diagonal; returns their ends."""
+def _equal_axes(ax: Axes, spans: Sequence[np.ndarray], look: _Look) -> Tuple[float, float]:
+    """Set logarithmic axes of the same length that hold the spans, draw their diagonal, and return their ends."""
     low, high = min(map(min, spans)) / 1.3, max(map(max, spans)) * 1.3
     ax.plot([low, high], [low, high], **_IDEAL | {"zorder": 3})
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     _plain_ticks(ax.xaxis, ax.yaxis)
-    ax.set_xlabel(f"predicted total standard deviation ({force})")
-    ax.set_ylabel(f"force error per component ({force})")
+    ax.set_xlabel(f"predicted total standard deviation ({look.force})")
+    ax.set_ylabel(f"force error per component ({look.force})")
     return low, high
 
 
-def _plain_ticks(*axes: Any) -> None:
-    """Of logarithmic axes: numbers, and not so many that they overlap."""
+def _plain_ticks(*axes: Axis) -> None:
+    """Label logarithmic axes with plain numbers, few enough not to overlap."""
     for axis in axes:
         low, high = axis.get_view_interval()
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300.0 * low else (1,)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
-
-
-def _sparsification(ax: Axes, models: List[Model], colours: Dict[str, str]) -> None:
-    ax.set_title("Dropping the most uncertain atoms")
-    ax.axhline(1.0, **_IDEAL)
-    for m in models:
-        error = m.scores["error_norm"]
-        at = np.linspace(0, len(error) - 1, min(len(error), 300)).astype(int)
-        dropped = 100.0 * at / len(error)
-        ax.plot(dropped, sparsification(m.scores["total_std"], error)[at], color=colours[m.label], linewidth=2)
-        ax.plot(dropped, sparsification(error, error)[at], color=colours[m.label], linewidth=1, linestyle=":")
-    # The last few atoms left are noise.
-    ax.set(xlim=(0, 98), ylim=(0, 1.1), xlabel="atoms dropped (%)", ylabel="mean error of the rest / of all")
-    ax.text(
-        0.03, 0.03, "dotted: dropped by true error\ndashed: dropped at random", color="0.45", transform=ax.transAxes
-    )
 
 
 #: Score drawn against leverage: title, label of its axis, number of components that share its square.
@@ -275,9 +283,10 @@ _AGAINST_LEVERAGE = {
 }
 
 
-def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, force: str) -> List[Panel]:
-    """Errors, and predicted standard deviations, of both sets against leverage, on the same axes; none without it."""
+def _leverage_panels(inside: ScoredModel, outside: ScoredModel, look: _Look) -> List[Panel]:
+    """Return panels of errors and of standard deviations of both sets against leverage, if the model has one."""
     curves: Dict[str, List[tuple]] = {}
+    colour = look.colours[inside.label]
     for m, name, of_set in ((inside, "in distribution", colour), (outside, "out of distribution", _OOD_COLOUR)):
         leverage = m.scores.get("leverage", np.empty(0))
         order = np.argsort(leverage)
@@ -287,7 +296,7 @@ def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, 
         x = [np.median(leverage[b]) for b in bins]
         for score, (_, _, components) in _AGAINST_LEVERAGE.items():
             if bins and score in m.scores:
-                values = factor * m.scores[score] / np.sqrt(components)
+                values = look.factor * m.scores[score] / np.sqrt(components)
                 bands = np.array([np.quantile(values[b], [0.1, 0.5, 0.9]) for b in bins]).T
                 curves.setdefault(score, []).append((name, of_set, x, bands))
     ends = [end for sets in curves.values() for *_, bands in sets for end in (bands.min(), bands.max())]
@@ -296,11 +305,11 @@ def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, 
         what, label, _ = _AGAINST_LEVERAGE[score]
         ax.set_title(_title(f"{what} against leverage", inside.label))
         ax.set(xscale="log", yscale="log", xlabel="leverage (1: training atoms on average)")
-        ax.set_ylabel(f"{label} ({force})")
+        ax.set_ylabel(f"{label} ({look.force})")
         for name, of_set, x, (low, middle, high) in curves[score]:
             ax.fill_between(x, low, high, color=of_set, alpha=0.15, linewidth=0)
             ax.plot(x, middle, "o-", color=of_set, markersize=6, markeredgecolor="white", linewidth=1.8, label=name)
-        # Above there is room for the legend.
+        # Leave room for the legend above.
         ax.set_ylim(max(min(ends), 1e-4 * max(ends)) / 1.3, 4.0 * max(ends))
         _plain_ticks(ax.xaxis)
         ax.legend(title="medians and 10–90 % in bins of equal size", alignment="left", loc="upper left")
@@ -308,23 +317,21 @@ def _leverage_panels(inside: Model, outside: Model, colour: str, factor: float, 
     return [partial(draw, score=score) for score in curves]
 
 
-def _errors_per_species(
-    ax: Axes, models: List[Model], ood: Sequence[Model], colours: Dict[str, str], factor: float, force: str
-) -> None:
-    ax.set_title("Force MAE")
+def _errors_per_species(ax: Axes, models: List[ScoredModel], ood: Sequence[ScoredModel], look: _Look) -> None:
+    ax.set_title("Force MAE, both sets" if ood else "Force MAE")
     symbols = sorted({str(s) for m in [models[0], *ood[:1]] for s in np.unique(m.species)})
     width = 0.8 / len(models)
-    for shown, look in ((models, {}), (ood, {"fill": False, "linewidth": 1.2})):
+    for shown, outline in ((models, False), (ood, True)):
         for i, m in enumerate(shown):
             groups = [np.ones(len(m.species), dtype=bool), *(m.species == s for s in symbols)]
             # A set need not have every species.
-            maes = [factor * np.abs(m.scores["error"][g]).mean() if g.any() else np.nan for g in groups]
+            maes = [look.factor * np.abs(m.scores["error"][g]).mean() if g.any() else np.nan for g in groups]
             x = np.arange(len(groups)) + width * (i - 0.5 * (len(models) - 1))
-            colour = {"edgecolor": colours[m.label]} if look else {"color": colours[m.label]}
-            ax.bar(x, maes, 0.92 * width, **colour, **look)
+            colour = look.colours[m.label]
+            options = {"edgecolor": colour, "fill": False, "linewidth": 1.2} if outline else {"color": colour}
+            ax.bar(x, maes, 0.92 * width, **options)
     ax.set_xticks(range(len(symbols) + 1), ["all", *symbols])
-    ax.set(ylabel=f"component MAE ({force})")
+    ax.set(ylabel=f"component MAE ({look.force})")
     if ood:
-        ax.set_title("Force MAE, both sets")
         ax.margins(y=0.15)
-        ax.text(0.03, 0.97, "outlines: out of distribution", color="0.45", va="top", transform=ax.transAxes)
+        _remark(ax, 0.03, 0.97, "outlines: out of distribution", va="top")

@@ -1,1 +1,1 @@
-"""How good predicted distributions are: figures of merit (NumPy), and the metric that both hosts log in training."""
+"""Scores of predicted distributions: figures of merit, calibration, and the metric that is logged in training."""

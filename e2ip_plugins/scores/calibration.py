@@ -1,16 +1,17 @@
-"""A post-hoc calibration: constants that put a model's covariances right afterwards, in a small JSON file.
+"""A post-hoc calibration: constants that correct a model's covariances afterwards, in a small JSON file.
 
-``e2ip calibrate`` fits them (`e2ip_plugins.scores.calibration_fit`); ``e2ip compare``, the calculators and the
+``e2ip calibrate`` fits them (`e2ip_plugins.scores.calibration_fit`). ``e2ip compare``, the calculators and the
 evaluation tools of MACE and NequIP apply them. The covariance of an atom becomes factor · covariance + floor · I, with
-a factor for its species; the rest of its distribution stays. There may also be conformal radii: q of a level p, so that
-(y - γ)ᵀ covariance⁻¹ (y - γ) ≤ q² holds for a random atom of a new configuration with a probability of at least p.
+a factor for its species; the mean and the shape of its distribution stay. A calibration may also have conformal radii:
+the radius q of a level p is such that (y - γ)ᵀ covariance⁻¹ (y - γ) ≤ q² holds for a random atom of a new configuration
+with a probability of at least p.
 """
 
 import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -21,17 +22,22 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
 from e2ip_plugins.keys import MODEL_KEY
-from e2ip_plugins.scores.frame_maxima import Tables
 
-#: Of the file; a reader knows one.
-FORMAT, VERSION = "e2ip calibration", 1
+#: First entries of the file; a reader knows one version.
+CALIBRATION_FORMAT, CALIBRATION_VERSION = "e2ip calibration", 1
 
-#: All constants belong to forces in this unit.
-UNIT = "eV/Å"
+#: Unit of the forces that the constants are for.
+CALIBRATION_UNIT = "eV/Å"
+
+_FIT_ANOTHER = "fit one with e2ip calibrate to this model's predictions for validation frames"
+
+#: Quantile by level, by group of atoms (`ALL_ATOMS` or a chemical symbol), by name of the uncertainty; see
+#: `e2ip_plugins.scores.frame_maxima`.
+Tables = Dict[str, Dict[str, Dict[float, float]]]
 
 
 @dataclass(frozen=True)
-class Constant:
+class CalibrationConstant:
     """One fitted number.
 
     Attributes
@@ -47,43 +53,42 @@ class Constant:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted to a validation file.
+    """Constants fitted to a validation file.
 
     Attributes
     ----------
     methods : tuple of str
     uq_family : str
-        Of the predictions that it is for.
-    uq_model : str or None
-        Of these, too; None where they had none, as those of earlier versions.
+        Family of the predictions that the calibration is for.
     factor : dict
-        `Constant` by species: what the covariance is multiplied by.
-    floor : Constant
+        `CalibrationConstant` by species: what the covariance is multiplied by.
+    floor : CalibrationConstant
         Variance that is added on the diagonal, in eV²/Å².
     radii : dict
         Conformal radius by level, dimensionless; infinite where the configurations were too few. May be empty.
     configurations, atoms : int
-        With finite reference forces.
+        Numbers of those with finite reference forces.
     frames : tuple of str
-        `fingerprint` of every frame of the validation file but isolated atoms.
+        `fingerprint` of every frame of the validation file except isolated atoms.
     file : str
-        Its name, for people.
+        Name of the validation file, for people.
     scores : dict
         Figures of the validation file ``before`` and ``after``.
     notes : list of str
         What the user should know about the fit.
     path : str
-        Where it was read from, for messages.
+        File that the calibration was read from, for messages.
     frame_maxima : dict
         Quantiles of the largest calibrated uncertainty in a frame of the validation file, of
-        `e2ip_plugins.scores.frame_maxima.of_predictions`. Empty in files from before there were any, and other versions
-        of this class read a file with or without them.
+        `e2ip_plugins.scores.frame_maxima.of_predictions`.
+    uq_model : str or None
+        Name of the readout of these predictions; None where they had none.
     """
 
     methods: Tuple[str, ...]
     uq_family: str
-    factor: Dict[str, Constant]
-    floor: Constant
+    factor: Dict[str, CalibrationConstant]
+    floor: CalibrationConstant
     radii: Dict[float, float]
     configurations: int
     atoms: int
@@ -97,19 +102,18 @@ class Calibration:
 
     @property
     def species(self) -> Tuple[str, ...]:
-        """Chemical symbols that there are constants for."""
+        """Chemical symbols that have constants."""
         return tuple(self.factor)
 
     def lines(self) -> List[str]:
-        """What was fitted, in words, and what it does to the frames that it was fitted to."""
+        """Return lines of text on the constants, and on their effect on the validation file."""
         lines = [f"{self.file}: {self.configurations} configurations, {self.atoms} atoms, family {self.uq_family}"]
-        by_species = {"factor on the covariance": next(iter(self.factor.values()))}
+        factors = {"": next(iter(self.factor.values()))} if "scale" in self.methods else {}
         if "species-scale" in self.methods:
-            by_species = {f"factor on the covariance, {symbol}": constant for symbol, constant in self.factor.items()}
-        if "scale" in self.methods or "species-scale" in self.methods:
-            lines += [
-                f"{name}: {c.value:.4g} ({c.interval[0]:.4g} to {c.interval[1]:.4g})" for name, c in by_species.items()
-            ]
+            factors = {f", {symbol}": constant for symbol, constant in self.factor.items()}
+        for suffix, constant in factors.items():
+            low, high = constant.interval
+            lines.append(f"factor on the covariance{suffix}: {constant.value:.4g} ({low:.4g} to {high:.4g})")
         if "floor" in self.methods:
             sigma, low, high = (1000.0 * math.sqrt(v) for v in (self.floor.value, *self.floor.interval))
             lines.append(f"floor: {sigma:.2f} meV/Å ({low:.2f} to {high:.2f})")
@@ -124,7 +128,7 @@ class Calibration:
     def check(
         self, family: Optional[Type[Family]], species: Iterable[str], where: str, uq_model: Optional[str] = None
     ) -> None:
-        """Raise `InputError` unless it is for predictions of this family, these species and this model.
+        """Raise `InputError` unless the calibration is for predictions of this family, these species and this model.
 
         Parameters
         ----------
@@ -133,7 +137,7 @@ class Calibration:
         species
             Chemical symbols.
         where : str
-            Whose predictions, for the message.
+            Name of the predictions, for the message.
         uq_model : str, optional
             Where it is known.
         """
@@ -142,21 +146,21 @@ class Calibration:
         if family.uq_family != self.uq_family:
             raise InputError(
                 f"{self.path}: is for predictions of family '{self.uq_family}', but {where} has family "
-                f"'{family.uq_family}'; fit one with e2ip calibrate to this model's predictions for validation frames"
+                f"'{family.uq_family}'; {_FIT_ANOTHER}"
             )
         self.check_model(uq_model, where)
         self.check_species(species, where)
 
     def check_model(self, uq_model: Optional[str], where: str) -> None:
-        """Raise `InputError` for another model than it was fitted to, where both are known."""
+        """Raise `InputError` for another model than that of the validation file, where both are known."""
         if None not in (uq_model, self.uq_model) and uq_model != self.uq_model:
             raise InputError(
                 f"{self.path}: was fitted to predictions of another model ({self.uq_model}) than {where} has "
-                f"({uq_model}); fit one with e2ip calibrate to this model's predictions for validation frames"
+                f"({uq_model}); {_FIT_ANOTHER}"
             )
 
     def doubt(self, uq_model: Optional[str], where: str) -> str:
-        """What to say where predictions name their model and it does not know its own; empty otherwise."""
+        """Return a warning for predictions that name their model if the calibration names none; otherwise ''."""
         if uq_model is None or self.uq_model is not None:
             return ""
         return (
@@ -165,16 +169,16 @@ class Calibration:
         )
 
     def check_species(self, species: Iterable[str], where: str) -> None:
-        """Raise `InputError` for species that it has no constants for."""
+        """Raise `InputError` for species without constants."""
         unknown = sorted(set(map(str, species)) - set(self.species))
         if unknown:
             raise InputError(
                 f"{self.path}: was fitted to {', '.join(self.species)} and knows nothing of {', '.join(unknown)}, "
-                f"which {where} has; fit one with e2ip calibrate to validation frames that hold these species"
+                f"which {where} has; {_FIT_ANOTHER} that hold these species"
             )
 
     def check_frames(self, frames: Sequence[str], where: str) -> None:
-        """Raise `InputError` if one of the ``frames`` (fingerprints) was fitted to."""
+        """Raise `InputError` if one of the ``frames`` (fingerprints) is of the validation file."""
         shared = set(self.frames) & set(frames)
         if shared:
             raise InputError(
@@ -183,7 +187,7 @@ class Calibration:
             )
 
     def apply(self, family: Type[Family], parameters: Dict[str, Tensor], species: Iterable[str]) -> Dict[str, Tensor]:
-        """The calibrated parameters of N atoms, in eV and Å; see `check` for what they may be of."""
+        """Return the calibrated parameters of N atoms, in eV and Å; `check` tells which parameters are allowed."""
         like = next(iter(parameters.values()))
         values = [self.factor[str(symbol)].value for symbol in species]
         factor = torch.tensor(values, dtype=like.dtype, device=like.device)
@@ -192,40 +196,27 @@ class Calibration:
     def in_units(
         self, family: Type[Family], parameters: Dict[str, Tensor], force_factor: float, species: Iterable[str]
     ) -> Dict[str, Tensor]:
-        """`Family.in_units` with this calibration: every output key, after forces became eV/Å by a unit factor."""
-        own = {key.name: parameters[key.name] for key in family.parameter_keys}
-        calibrated = self.apply(family, family.convert(own, force_factor), species)
+        """Return every output, calibrated: `Family.in_units` with ``force_factor``, which makes forces eV/Å."""
+        of_family = {key.name: parameters[key.name] for key in family.parameter_keys}
+        calibrated = self.apply(family, family.convert(of_family, force_factor), species)
         return {**calibrated, **family.derive(calibrated)}
 
     def apply_numpy(
         self, family: Type[Family], parameters: Dict[str, np.ndarray], species: Iterable[str]
     ) -> Dict[str, np.ndarray]:
-        """`apply` of NumPy arrays, in float64."""
+        """Return `apply` of NumPy arrays, in float64."""
         tensors = {name: torch.as_tensor(values, dtype=torch.float64) for name, values in parameters.items()}
         return {name: values.numpy() for name, values in self.apply(family, tensors, species).items()}
 
     def write(self, path: Union[str, Path]) -> None:
-        """As JSON; infinite radii and maxima become null."""
+        """Write the calibration as JSON; infinite radii and maxima become null."""
         content = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": CALIBRATION_FORMAT,
+            "version": CALIBRATION_VERSION,
             "e2ip_version": __version__,
-            "methods": list(self.methods),
-            "uq_family": self.uq_family,
-            MODEL_KEY: self.uq_model,
-            "unit": UNIT,
-            "factor": {symbol: _as_json(constant) for symbol, constant in self.factor.items()},
-            "floor": _as_json(self.floor),
-            "radii": _levels_as_json(self.radii),
-            "configurations": self.configurations,
-            "atoms": self.atoms,
-            "scores": self.scores,
-            "notes": self.notes,
-            "frame_maxima": {
-                key: {group: _levels_as_json(values) for group, values in groups.items()}
-                for key, groups in self.frame_maxima.items()
-            },
-            "file": self.file,
+            "unit": CALIBRATION_UNIT,
+            **{name: _to_json(value) for name, value in vars(self).items() if name not in ("path", "frames")},
+            # At the end, because there may be thousands.
             "frames": " ".join(self.frames),
         }
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -246,77 +237,82 @@ class Calibration:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
             raise InputError(f"{path}: cannot be read as a calibration ({reason})") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") != CALIBRATION_FORMAT:
             raise InputError(f"{path}: is no calibration; e2ip calibrate writes one")
-        if content.get("version") != VERSION:
+        if content.get("version") != CALIBRATION_VERSION:
             raise InputError(
                 f"{path}: is a calibration of version {content.get('version')}, this e2ip-plugins reads version "
-                f"{VERSION}; fit it anew with e2ip calibrate"
+                f"{CALIBRATION_VERSION}; fit it anew with e2ip calibrate"
             )
-        if content.get("unit") != UNIT:
-            raise InputError(f"{path}: is for forces in {content.get('unit')}, not in {UNIT}")
+        if content.get("unit") != CALIBRATION_UNIT:
+            raise InputError(f"{path}: is for forces in {content.get('unit')}, not in {CALIBRATION_UNIT}")
         try:
-            found = cls._of(content, str(path))
+            calibration = cls(path=str(path), **{name: read(content[name]) for name, read in _FIELDS.items()})
+            _check_values(calibration)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"{path}: is damaged ({reason}); fit it anew with e2ip calibrate") from error
-        return found
-
-    @classmethod
-    def _of(cls, content: Dict[str, Any], path: str) -> "Calibration":
-        factor = {symbol: _of_json(given) for symbol, given in content["factor"].items()}
-        floor = _of_json(content["floor"])
-        if not factor or any(constant.value <= 0.0 for constant in factor.values()) or floor.value < 0.0:
-            raise ValueError("factors must be positive, the floor not negative")
-        radii = _levels_of_json(content["radii"])
-        if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
-            raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
-        if [radii[level] for level in sorted(radii)] != sorted(radii.values()):
-            raise ValueError("conformal radii must grow with their levels")
-        if not isinstance(content["methods"], list):
-            raise ValueError("methods must be a list")
-        return cls(
-            methods=tuple(content["methods"]),
-            uq_family=str(content["uq_family"]),
-            uq_model=content.get(MODEL_KEY),
-            factor=factor,
-            floor=floor,
-            radii=radii,
-            configurations=int(content["configurations"]),
-            atoms=int(content["atoms"]),
-            frames=tuple(content["frames"].split()),
-            file=str(content["file"]),
-            scores=content["scores"],
-            notes=content["notes"],
-            path=path,
-            frame_maxima={
-                str(key): {str(group): _levels_of_json(values) for group, values in groups.items()}
-                for key, groups in content.get("frame_maxima", {}).items()
-            },
-        )
+        return calibration
 
 
-def _levels_as_json(values: Dict[float, float]) -> Dict[str, Optional[float]]:
-    """By level; infinite values, of levels that the configurations are too few for, become null."""
-    return {f"{level:.12g}": value if math.isfinite(value) else None for level, value in values.items()}
+def _check_values(calibration: Calibration) -> None:
+    """Raise ``ValueError`` for constants and radii that mean nothing."""
+    factors, radii = calibration.factor.values(), calibration.radii
+    if not factors or any(constant.value <= 0.0 for constant in factors) or calibration.floor.value < 0.0:
+        raise ValueError("factors must be positive, the floor not negative")
+    if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
+        raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
+    if [radii[level] for level in sorted(radii)] != sorted(radii.values()):
+        raise ValueError("conformal radii must grow with their levels")
 
 
-def _levels_of_json(given: Dict[str, Optional[float]]) -> Dict[float, float]:
-    return {float(level): math.inf if value is None else _number(value) for level, value in given.items()}
+def _to_json(value: Any) -> Any:
+    """Return a field as it is written: a constant with its interval, levels as text, infinite values as None."""
+    if isinstance(value, CalibrationConstant):
+        return {"value": value.value, "interval95": value.interval}
+    if isinstance(value, dict):
+        return {f"{key:.12g}" if isinstance(key, float) else key: _to_json(entry) for key, entry in value.items()}
+    return None if value == math.inf else value
 
 
-def _as_json(constant: Constant) -> Dict[str, Any]:
-    return {"value": constant.value, "interval95": list(constant.interval)}
-
-
-def _of_json(given: Dict[str, Any]) -> Constant:
-    value, (low, high) = _number(given["value"]), map(_number, given["interval95"])
+def _constant(entry: Dict[str, Any]) -> CalibrationConstant:
+    value, (low, high) = _number(entry["value"]), map(_number, entry["interval95"])
     if low > high:
         raise ValueError("an interval must not end before it begins")
-    return Constant(value, (low, high))
+    return CalibrationConstant(value, (low, high))
 
 
-def _number(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise ValueError(f"{given!r} is no finite number")
-    return float(given)
+def _number(entry: Any) -> float:
+    if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not math.isfinite(entry):
+        raise ValueError(f"{entry!r} is no finite number")
+    return float(entry)
+
+
+def _levels(entries: Dict[str, Optional[float]]) -> Dict[float, float]:
+    return {float(level): math.inf if value is None else _number(value) for level, value in entries.items()}
+
+
+def _methods(entry: Any) -> Tuple[str, ...]:
+    if not isinstance(entry, list):
+        raise ValueError("methods must be a list")
+    return tuple(entry)
+
+
+#: How every field is read from JSON.
+_FIELDS: Dict[str, Callable[[Any], Any]] = {
+    "methods": _methods,
+    "uq_family": str,
+    "factor": lambda entries: {symbol: _constant(entry) for symbol, entry in entries.items()},
+    "floor": _constant,
+    "radii": _levels,
+    "configurations": int,
+    "atoms": int,
+    "frames": lambda text: tuple(text.split()),
+    "file": str,
+    "scores": dict,
+    "notes": list,
+    "frame_maxima": lambda tables: {
+        name: {group: _levels(levels) for group, levels in groups.items()} for name, groups in tables.items()
+    },
+    MODEL_KEY: lambda name: name,
+}

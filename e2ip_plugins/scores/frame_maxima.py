@@ -1,66 +1,66 @@
-"""How large the largest uncertainty of a frame is on frames that a model was not trained on: what thresholds come from.
+"""Quantiles of the largest uncertainty of a frame, over frames that a model was not trained on, for thresholds.
 
-Of K held-out frames each has a maximum over its atoms, or over those of a species. The quantile of level p is the k-th
-smallest of them, k = ⌈p (K + 1)⌉: if a new frame is exchangeable with the held-out ones, its maximum is larger with a
-probability of at most 1 - p (split conformal prediction). Infinite for p > K/(K + 1), which K frames cannot tell; p = 1
-is the largest that was seen, which a new frame exceeds with a probability of at most 1/(K + 1).
+Each of K held-out frames has a maximum over its atoms, or over those of a species. The quantile of level p is the k-th
+smallest of these maxima, k = ⌈p (K + 1)⌉. If a new frame is exchangeable with the held-out ones, its maximum is larger
+with a probability of at most 1 - p (split conformal prediction). The quantile is infinite for p > K/(K + 1), which K
+frames cannot tell. That of p = 1 is the largest maximum, which a new frame exceeds with a probability of at most
+1/(K + 1).
 """
 
 import math
-from typing import Any, Dict, Iterable
+from typing import Dict, Iterable, Optional
 
 import numpy as np
 import torch
 
 from e2ip_plugins.keys import LEVERAGE, PRINCIPAL_STD
-
-#: Quantile by level, by group of atoms (`ALL` or a chemical symbol), by name of the uncertainty.
-Tables = Dict[str, Dict[str, Dict[float, float]]]
+from e2ip_plugins.predictions.prediction_files import Predictions
+from e2ip_plugins.scores.calibration import Calibration, Tables
 
 #: Group of all atoms.
-ALL = "all"
+ALL_ATOMS = "all"
 
-#: Quantiles that files have.
-LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+#: Levels of the quantiles in files.
+QUANTILE_LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 
 
 def principal_std(covariance: np.ndarray) -> np.ndarray:
-    """Largest standard deviation over all directions (N,), in eV/Å, of covariances (N, 3, 3) in eV²/Å².
+    """Return the largest standard deviation over all directions (N,), in eV/Å, of covariances (N, 3, 3).
 
-    NaN where one is not finite.
+    Covariances are in eV²/Å²; the result is NaN where one is not finite.
 
     >>> principal_std(np.diag([1.0, 4.0, 9.0])[None])
     array([3.])
     """
-    found = np.full(len(covariance), np.nan)
+    std = np.full(len(covariance), np.nan)
     finite = np.isfinite(covariance).all((-2, -1))
-    # Rounding may leave an eigenvalue of a covariance of nearly zero below it.
-    found[finite] = np.sqrt(np.linalg.eigvalsh(covariance[finite])[:, -1].clip(min=0.0))
-    return found
+    # By rounding, the eigenvalues of a covariance of nearly zero may be negative.
+    std[finite] = np.sqrt(np.linalg.eigvalsh(covariance[finite])[:, -1].clip(min=0.0))
+    return std
 
 
 def quantile(maxima: np.ndarray, level: float) -> float:
-    """The quantile of maxima (K,), see the module.
+    """Return the quantile of maxima (K,) that the module's docstring defines.
 
     >>> quantile(np.array([3.0, 1.0, 2.0]), 0.5), quantile(np.array([3.0, 1.0, 2.0]), 0.8)
     (2.0, inf)
     """
     if level == 1.0:
         return float(maxima.max())
-    # Less a little: 0.9 · 10 may be more than 9.
+    # By rounding, 0.9 · 10 may be more than 9.
     k = max(1, math.ceil(level * (len(maxima) + 1) - 1e-9))
     return float(np.sort(maxima)[k - 1]) if k <= len(maxima) else math.inf
 
 
 def table(
-    values: np.ndarray, frame: np.ndarray, species: np.ndarray, levels: Iterable[float] = LEVELS
+    values: np.ndarray, frame: np.ndarray, species: np.ndarray, levels: Iterable[float] = QUANTILE_LEVELS
 ) -> Dict[str, Dict[float, float]]:
-    """Quantiles over frames of the largest of some values (N,), by group and level.
+    """Return quantiles over frames of the largest value in a frame, by group and level.
 
     Parameters
     ----------
     values : (N,)
-        May be infinite.
+        Of atoms; may be infinite.
     frame : (N,) int
         Frame of every atom.
     species : (N,) str
@@ -76,32 +76,37 @@ def table(
         np.maximum.at(maxima, index, values[chosen])
         return {level: quantile(maxima, level) for level in levels}
 
-    groups = {ALL: np.full(len(values), True)}
+    groups = {ALL_ATOMS: np.full(len(values), True)}
     groups.update({str(symbol): species == symbol for symbol in np.unique(species)})
     return {group: quantiles(chosen) for group, chosen in groups.items()}
 
 
-def of_predictions(predictions: Any, calibration: Any = None, levels: Iterable[float] = LEVELS) -> Tables:
-    """Tables of ``forces_epistemic_std``, `PRINCIPAL_STD` and, if every atom has one, the leverage.
+def of_predictions(
+    predictions: Predictions, calibration: Optional[Calibration] = None, levels: Iterable[float] = QUANTILE_LEVELS
+) -> Tables:
+    """Return tables of ``forces_epistemic_std``, `PRINCIPAL_STD` and, if every atom has one, the leverage.
 
     Parameters
     ----------
-    predictions : e2ip_plugins.predictions.prediction_files.Predictions
+    predictions : Predictions
         With a distribution.
-    calibration : e2ip_plugins.scores.calibration.Calibration, optional
-        To be applied before; atoms of species that it does not know are left out.
+    calibration : Calibration, optional
+        Applied before; atoms of species without constants are left out.
+    levels
+        See `table`.
     """
     p = predictions
+    assert p.family is not None
     known = np.full(len(p.species), True) if calibration is None else np.isin(p.species, calibration.species)
-    species, frame = p.species[known], p.frame_of_atom[known]
-    parameters = {name: torch.as_tensor(v[known], dtype=torch.float64) for name, v in p.parameters.items()}
+    parameters = {name: values[known] for name, values in p.parameters.items()}
     if calibration is not None:
-        parameters = calibration.apply(p.family, parameters, species)
-    views = {name: value.numpy() for name, value in p.family.derive(parameters).items()}
+        parameters = calibration.apply_numpy(p.family, parameters, p.species[known])
+    derived = p.family.derive({name: torch.as_tensor(v, dtype=torch.float64) for name, v in parameters.items()})
+    views = {name: value.numpy() for name, value in derived.items()}
     scalars = {
         "forces_epistemic_std": views["forces_epistemic_std"],
         PRINCIPAL_STD.name: principal_std(views["forces_cov"]),
     }
     if p.leverage is not None and not np.isnan(p.leverage).any():
         scalars[LEVERAGE.name] = p.leverage[known]
-    return {name: table(values, frame, species, levels) for name, values in scalars.items()}
+    return {name: table(values, p.frame_of_atom[known], p.species[known], levels) for name, values in scalars.items()}

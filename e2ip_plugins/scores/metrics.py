@@ -1,9 +1,8 @@
-"""Calibration, ranking and error figures over many atoms (NumPy, float64)."""
+"""Figures of merit over many atoms: calibration, ranking and errors (NumPy, float64)."""
 
 from typing import Callable, Dict, Optional
 
 import numpy as np
-from scipy import ndimage
 from scipy.stats import mannwhitneyu, rankdata
 
 from e2ip_plugins.families.laws import Law
@@ -14,17 +13,17 @@ CALIBRATION_LEVELS = np.arange(1, 100) / 100.0
 #: Levels that tables report.
 COVERAGE_LEVELS = (0.5, 0.8, 0.9, 0.95)
 
-#: AUROC asks whether the uncertainty finds this share of atoms, those with the largest errors.
+#: Share of atoms, those with the largest errors, that the uncertainty should find (AUROC).
 WORST_SHARE = 0.1
 
 
 def observed_coverage(pit: np.ndarray, levels: np.ndarray = CALIBRATION_LEVELS) -> np.ndarray:
-    """Share of atoms, or of components, whose PIT is at most p, for every level p."""
+    """Return the share of atoms, or of components, whose PIT is at most p, for every level p."""
     return np.searchsorted(np.sort(pit, axis=None), levels, side="right") / pit.size
 
 
 def calibration_error(pit: np.ndarray) -> float:
-    """Mean ``|observed - expected|`` coverage over the levels 0.01 … 0.99.
+    """Return the mean of ``|observed - expected|`` coverage over the levels 0.01 … 0.99.
 
     >>> calibration_error((np.arange(1000) + 0.5) / 1000) < 0.001
     True
@@ -33,9 +32,9 @@ def calibration_error(pit: np.ndarray) -> float:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman rank correlation; NaN where it is undefined.
+    """Return the Spearman rank correlation; NaN where it is undefined.
 
-    `scipy.stats.spearmanr` without its p-value, which takes most of its time in a training loop.
+    `scipy.stats.spearmanr` computes a p-value, too, which would take most of the time in a training loop.
     """
     if len(a) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
@@ -46,9 +45,9 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def auroc(a: np.ndarray, b: np.ndarray) -> float:
-    """Probability that a value of a is larger than one of b, ties count half; NaN where either is empty.
+    """Return the probability that a value of a is larger than one of b; NaN where either is empty.
 
-    Values may be infinite; NaN are left out.
+    Ties count half, values may be infinite, NaN are left out.
 
     >>> auroc(np.array([2.0, np.inf]), np.array([1.0, 2.0]))
     0.875
@@ -60,9 +59,9 @@ def auroc(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def auroc_worst(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
-    """Probability that an atom among the worst 10 % errors has a larger uncertainty than one that is not.
+    """Return the probability that an atom among the worst 10 % errors has a larger uncertainty than another atom.
 
-    NaN where there are none of either kind, or all uncertainties are the same: that ranks nothing.
+    NaN where no atom is of one of these kinds, or where all uncertainties are equal.
     """
     worst = error_norm > np.quantile(error_norm, 1.0 - WORST_SHARE)
     if worst.all() or not worst.any() or (uncertainty == uncertainty[0]).all():
@@ -71,9 +70,9 @@ def auroc_worst(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
 
 
 def sparsification(ranking: np.ndarray, error_norm: np.ndarray) -> np.ndarray:
-    """Mean error of the atoms left when those ranked highest are dropped, relative to the mean of all.
+    """Return the mean error of the atoms left when those ranked highest are dropped, relative to the mean of all.
 
-    Atoms of the same rank count with their mean error: their order in a file says nothing.
+    Atoms of the same rank count with their mean error, because their order in a file means nothing.
 
     Returns
     -------
@@ -88,9 +87,9 @@ def sparsification(ranking: np.ndarray, error_norm: np.ndarray) -> np.ndarray:
 
 
 def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
-    """Area between the sparsification curves by uncertainty and by the error itself; 0 is a perfect ranking.
+    """Return the area between the sparsification curves by uncertainty and by the error itself; 0 is perfect.
 
-    NaN where all uncertainties are the same, which rank nothing.
+    NaN where all uncertainties are equal.
     """
     if (uncertainty == uncertainty[0]).all():
         return float("nan")
@@ -100,14 +99,14 @@ def ause(uncertainty: np.ndarray, error_norm: np.ndarray) -> float:
 def frame_scores(
     sizes: np.ndarray, leverage: Optional[np.ndarray], epistemic_std: Optional[np.ndarray]
 ) -> Dict[str, np.ndarray]:
-    """What may tell a frame out of distribution from one in distribution.
+    """Return figures of frames that may tell those out of distribution from those in distribution.
 
     Parameters
     ----------
     sizes : (F,)
         Atoms per frame.
     leverage : (N,) or None
-        NaN for atoms without one: means leave them out.
+        NaN for atoms without a leverage, which means leave out.
     epistemic_std : (N,) or None
         In eV/Å.
 
@@ -121,47 +120,43 @@ def frame_scores(
     >>> frame_scores(np.array([2, 1]), np.array([1.0, np.nan, 4.0]), None)["mean_leverage"]
     array([1., 4.])
     """
-    frames = np.arange(len(sizes))
-    frame = np.repeat(frames, sizes)
 
-    def of_frames(reduce: Callable, values: Optional[np.ndarray]) -> np.ndarray:
+    def of_frames(reduce: Callable[[np.ndarray], float], values: Optional[np.ndarray]) -> np.ndarray:
         if values is None:
             return np.full(len(sizes), np.nan)
-        kept = ~np.isnan(values)
-        with np.errstate(invalid="ignore"):
-            found = reduce(values, np.where(kept, frame, -1), frames)
-        return np.where(np.isin(frames, frame[kept]), found, np.nan)
+        known = [frame[~np.isnan(frame)] for frame in np.split(values, np.cumsum(sizes)[:-1])]
+        return np.array([reduce(frame) if len(frame) else np.nan for frame in known])
 
     return {
-        "mean_leverage": of_frames(ndimage.mean, leverage),
-        "max_epistemic_std": of_frames(ndimage.maximum, epistemic_std),
-        "mean_epistemic_std": of_frames(ndimage.mean, epistemic_std),
+        "mean_leverage": of_frames(np.mean, leverage),
+        "max_epistemic_std": of_frames(np.max, epistemic_std),
+        "mean_epistemic_std": of_frames(np.mean, epistemic_std),
     }
 
 
-#: Condition number of a covariance up to which its principal axes mean nothing: files keep eight decimals.
-ISOTROPIC = 1.001
+#: Condition number up to which a covariance has no principal axes: files keep eight decimals.
+ISOTROPIC_CONDITION = 1.001
 
-#: From here on the smallest principal axis is rounding: no full rank.
-SINGULAR = 1e10
+#: Condition number from which on a covariance has no full rank: its smallest principal axis is rounding.
+SINGULAR_CONDITION = 1e10
 
-#: Everything that is computed once per atom, by name; tables of subsets only average these.
+#: Per-atom scores by name, computed once; tables of subsets only average them.
 AtomScores = Dict[str, np.ndarray]
 
 
 def score_atoms(
     error: Optional[np.ndarray], law: Optional[Law] = None, leverage: Optional[np.ndarray] = None
 ) -> AtomScores:
-    """All per-atom scores of errors (N, 3) in eV/Å; without a law, errors only, and the leverage (N,) if there is one.
+    """Return all per-atom scores that can be computed from errors (N, 3) in eV/Å, a law and a leverage (N,).
 
     Returns
     -------
     dict
-        ``leverage`` (N,) as given; ``epistemic_std``, ``total_std`` (N,) of a law. With errors also ``error`` (N, 3)
-        and ``error_norm`` (N,) in eV/Å. With both ``nll``, ``pit`` (N,), or per component (N, 3), ``energy_score``,
-        ``energy_score_error`` (its standard error from sampling), and ``z_scores`` and ``axis_pit`` (N, 3) along the
-        principal axes, smallest predicted variance first; ``directed`` (N,): whether there are such axes, and
-        ``singular`` (N,): whether a covariance has no full rank.
+        ``leverage`` (N,); of a law ``epistemic_std`` and ``total_std`` (N,); of errors ``error`` (N, 3) and
+        ``error_norm`` (N,) in eV/Å. Of both: ``nll``; ``pit`` (N,), or per component (N, 3); ``energy_score`` and
+        ``energy_score_error``, its standard error from sampling; ``z_scores`` and ``axis_pit`` (N, 3) along the
+        principal axes, smallest predicted variance first; ``directed`` (N,), whether a covariance has such axes; and
+        ``singular`` (N,), whether it has no full rank.
     """
     scores: AtomScores = {} if leverage is None else {"leverage": leverage}
     if law is not None:
@@ -173,7 +168,7 @@ def score_atoms(
         scores |= {"energy_score": law.energy_score(error), "energy_score_error": law.energy_score_error(error)}
         scores |= {"z_scores": law.z_scores(error), "axis_pit": law.axis_pit(error)}
         condition = law.condition_number()
-        scores |= {"directed": condition > ISOTROPIC, "singular": ~(condition < SINGULAR)}
+        scores |= {"directed": condition > ISOTROPIC_CONDITION, "singular": ~(condition < SINGULAR_CONDITION)}
     return scores
 
 
@@ -208,10 +203,9 @@ def _finite_mean(values: np.ndarray) -> float:
 
 _AXES = ("minor", "middle", "major")
 
-#: Averages over atoms that need a distribution and errors. ``energy_score_error`` is the standard error that sampling,
-#: where a law needs it, leaves in their mean energy score. ``z_rms_*`` and ``axis_coverage95_*`` belong to the
-#: principal axes of smallest, middle and largest predicted variance; calibrated, they are 1 and 0.95 on each, and None
-#: where all covariances are isotropic.
+#: Averages over atoms that need a distribution and errors. ``energy_score_error`` is the standard error of the mean
+#: energy score from sampling. ``z_rms_*`` and ``axis_coverage95_*`` belong to the principal axes of smallest, middle
+#: and largest predicted variance: 1 and 0.95 for a calibrated model, None where all covariances are isotropic.
 UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], Optional[float]]] = {
     "nll": lambda s: s["nll"].mean(),
     "calibration_error": lambda s: calibration_error(s["pit"]),
@@ -227,9 +221,9 @@ UNCERTAINTY_FIGURES: Dict[str, Callable[[AtomScores], Optional[float]]] = {
 
 
 def summarise(s: AtomScores) -> Dict[str, Optional[float]]:
-    """Averages over atoms; None where predictions lack the distribution, the leverage or the errors for it.
+    """Return averages over atoms; None where the distribution, the leverage or the errors for one are missing.
 
-    Force MAE and RMSE run over components, as in both hosts' own tables; forces in eV/Å. The mean leverage is that of
+    Force MAE and RMSE in eV/Å run over components, as in MACE's and NequIP's own tables. The mean leverage is that of
     atoms with a finite one.
     """
     figures = {

@@ -1,4 +1,4 @@
-"""Whether reference forces are what they are taken for, and tell something."""
+"""Doubts about reference forces beside predicted ones: units, signs, zeros; and forces that vanish by symmetry."""
 
 from typing import Optional
 
@@ -7,8 +7,8 @@ from ase import units
 
 from e2ip_plugins.keys import KCAL_PER_MOL
 
-#: What one eV/Å is in other units of forces.
-_UNITS = {
+#: One eV/Å in other units of forces.
+_FORCE_UNITS = {
     "kcal/mol/Å": 1.0 / KCAL_PER_MOL,
     "kJ/mol/Å": units.mol / units.kJ,
     "meV/Å": 1e3,
@@ -17,42 +17,47 @@ _UNITS = {
     "Rydberg/Bohr": units.Bohr / units.Rydberg,
 }
 
-#: From this correlation on a common factor means something; factors within the second are those of a poor model.
-_ALIKE, _USUAL = 0.8, 3.0
+#: A common factor means something from this correlation on; poor models may have factors up to the second number.
+_MIN_CORRELATION, _MAX_POOR_FACTOR = 0.8, 3.0
+
+#: The factor of a unit may be off by this ratio.
+_UNIT_TOLERANCE = 0.8
 
 #: Rounding of predicted forces that vanish by symmetry, and noise of their references, in eV/Å.
 ROUNDING, NOISE = 1e-5, 1e-3
 
 
 def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
-    """What is strange about reference forces beside a model's, for the user; None: nothing.
+    """Return a warning about reference forces that do not fit the predicted ones; None where they do.
 
     Parameters
     ----------
     reference, predicted : (N, 3)
         Finite, in eV/Å.
     """
-    sizes = [float(np.sqrt(np.mean(np.square(forces)))) if forces.size else 0.0 for forces in (reference, predicted)]
-    if not sizes[1]:
+    size, predicted_size = (
+        float(np.sqrt(np.mean(np.square(forces)))) if forces.size else 0.0 for forces in (reference, predicted)
+    )
+    if not predicted_size:
         return None
-    if not sizes[0]:
+    if not size:
         return "all reference forces are zero, the predicted ones are not: was their column written without values?"
-    correlation, factor = float(np.mean(reference * predicted)) / (sizes[0] * sizes[1]), sizes[0] / sizes[1]
-    if abs(correlation) < _ALIKE:
+    correlation, factor = float(np.mean(reference * predicted)) / (size * predicted_size), size / predicted_size
+    if abs(correlation) < _MIN_CORRELATION:
         return None
     if correlation < 0.0:
         return "the reference forces have the opposite sign of the predicted ones: are they gradients of the energy?"
-    if 1.0 / _USUAL < factor < _USUAL:
+    if 1.0 / _MAX_POOR_FACTOR < factor < _MAX_POOR_FACTOR:
         return None
-    near = [name for name, value in _UNITS.items() if 1.0 / _ALIKE > factor / value > _ALIKE]
+    near = [name for name, value in _FORCE_UNITS.items() if 1.0 / _UNIT_TOLERANCE > factor / value > _UNIT_TOLERANCE]
     named = f"in {' or '.join(near)}" if near else "in other units"
     return f"the reference forces are {factor:.3g} times the predicted ones, which are in eV/Å: are they {named}?"
 
 
 def vanishing(forces: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """Atoms (N,) whose force is zero by symmetry: isolated ones, single ones in a cell, sites of a perfect crystal.
+    """Return a mask (N,) of atoms whose force is zero by symmetry, as of isolated atoms and perfect crystals.
 
-    So is the error, whatever the error bar: such atoms tell nothing of errors.
+    Their error is zero, too, whatever the error bar: they say nothing about errors.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What NequIP and MACE log about the uncertainty during training and validation.
+"""Figures on the uncertainty that MACE and NequIP log during training and validation.
 
-Atoms are kept as rows of one table, whose columns `columns` names, until an epoch ends; `figures` then judges them by
-the family's own law.
+Until an epoch ends, atoms are kept as rows of one table, whose columns `columns` names. `figures` then scores them by
+the family's law.
 """
 
 from typing import Dict, List, NamedTuple, Type, Union
@@ -18,8 +18,8 @@ from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.scores.metrics import spearman
 
 
-class Figure(NamedTuple):
-    """One logged figure: name after the family's, format, heading in tables, meaning."""
+class TrainingFigure(NamedTuple):
+    """One logged figure: name, which follows that of the family, format, heading in tables, meaning."""
 
     name: str
     form: str
@@ -32,31 +32,32 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("nll", "8.4f", "NLL / nats", "mean negative log density in nats, for a density in (eV/Å)⁻³"),
-    Figure("coverage95", "6.4f", "coverage @ 95 %", "share of atoms whose reference lies inside the 95 % region"),
-    Figure("spearman", "6.4f", "Spearman", "rank correlation of forces_epistemic_std with the error norm"),
-    Figure("condition", "8.4g", "condition", "median condition number of forces_cov"),
-    Figure("condition_max", "8.4g", "largest condition", "largest condition number of forces_cov"),
-    Figure("plateau", "6.4f", "plateau", "share of atoms with a damper past its knee"),
+    TrainingFigure("nll", "8.4f", "NLL / nats", "mean negative log density in nats, for a density in (eV/Å)⁻³"),
+    TrainingFigure(
+        "coverage95", "6.4f", "coverage @ 95 %", "share of atoms whose reference lies inside the 95 % region"
+    ),
+    TrainingFigure("spearman", "6.4f", "Spearman", "rank correlation of forces_epistemic_std with the error norm"),
+    TrainingFigure("condition", "8.4g", "condition", "median condition number of forces_cov"),
+    TrainingFigure("condition_max", "8.4g", "largest condition", "largest condition number of forces_cov"),
+    TrainingFigure("plateau", "6.4f", "plateau", "share of atoms with a damper past its knee"),
 )
 
 
 def columns(family: Type[Family]) -> Dict[str, slice]:
     """Return the columns of the table of atoms: ``counts``, ``error``, the family's parameters, ``plateau``."""
-    widths = {"counts": 1, "error": 3}
-    widths.update({key.name: int(np.prod(key.shape)) for key in family.parameter_keys})
-    widths["plateau"] = 1
+    parameters = {key.name: int(np.prod(key.shape)) for key in family.parameter_keys}
+    widths = {"counts": 1, "error": 3, **parameters, "plateau": 1}
     ends = np.cumsum(list(widths.values())).tolist()
     return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True)}
 
 
 def rows(family: Type[Family], reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
-    """Return rows (N, columns) of N atoms; what has no finite reference (N, 3) will not count."""
+    """Return rows (N, columns) of N atoms; those without a finite reference (N, 3) will not count."""
     with torch.no_grad():
         parts = {"counts": torch.isfinite(reference).all(-1), "error": reference - forces}
         parts.update({key.name: outputs[key.name] for key in family.parameter_keys})
         parts["plateau"] = outputs[PLATEAU_KEY]
-        # Atoms that do not count are told apart later: indexing by a mask here would make a GPU wait.
+        # Atoms that do not count are dropped later: indexing by a mask here would make a GPU wait.
         widths = {name: where.stop - where.start for name, where in columns(family).items()}
         return torch.cat([parts[name].to(forces.dtype).reshape(-1, width) for name, width in widths.items()], dim=-1)
 
@@ -85,7 +86,7 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     result["nll"] = float(law.negative_log_likelihood(error).mean())
     result["coverage95"] = float(np.mean(law.pit(error) <= 0.95))
     std = law.epistemic_std()
-    # Families without an epistemic part rank by what they have.
+    # Families without an epistemic part rank by the total standard deviation.
     result["spearman"] = spearman(std if std.any() else law.total_std(), np.linalg.norm(error, axis=-1))
     condition = law.condition_number()
     result["condition"], result["condition_max"] = float(np.median(condition)), float(condition.max())
@@ -94,7 +95,7 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
 
 
 class ForceUncertainty(Metric):
-    """The values of `figures` over all atoms added, as a dict of floats."""
+    """Compute `figures` over the atoms of all batches."""
 
     full_state_update = False
     is_differentiable = False
@@ -104,17 +105,17 @@ class ForceUncertainty(Metric):
     def __init__(self, family: Type[Family], **kwargs) -> None:
         super().__init__(**kwargs)
         self.family = family
-        # One state, because every state costs a collective operation under DDP; flat and of the
-        # metric's own dtype, so that it fits what torchmetrics puts in for a rank without atoms.
+        # One state, because every state costs a collective operation under DDP. It is flat and of the metric's dtype,
+        # as the empty tensor is that torchmetrics puts in for a rank without atoms.
         self.add_state("atoms", default=[], dist_reduce_fx="cat")
 
     def forward(self, *args, **kwargs) -> Dict[str, float]:
-        """Return the figures of one batch, also kept as ``latest``; its atoms are added."""
+        """Add a batch's atoms; return its figures, which are also kept as ``latest``."""
         self.latest = super().forward(*args, **kwargs)
         return self.latest
 
     def update(self, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> None:
-        """Add atoms: forces in eV/Å (N, 3), the model's outputs (N, …)."""
+        """Add atoms with forces in eV/Å (N, 3) and the model's outputs (N, …)."""
         self.atoms.append(rows(self.family, reference, forces, outputs).to(self.dtype).reshape(-1))
 
     def compute(self) -> Dict[str, float]:

@@ -15,7 +15,8 @@ from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.labelled import Frame, check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.labelled import Frame
 from mace_ext.model.files import configuration, species_of
 
 

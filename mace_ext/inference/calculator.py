@@ -17,7 +17,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FORCE_VIEWS, LEVERAGE
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import committee_results, in_units, model_results, warn_if_unfitted

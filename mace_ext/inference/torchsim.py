@@ -13,7 +13,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import warn_if_unfitted

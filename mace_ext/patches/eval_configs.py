@@ -18,7 +18,7 @@ import ase.io
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.compat import heads_are_chosen, observe_outputs
 from mace_ext.inference.evaluate import Columns

@@ -14,8 +14,9 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.data_sets import check_frame, masked_forces
-from e2ip_plugins.predictions.labelled import Configuration, check_structure, doubts
+from e2ip_plugins.predictions.doubts import Configuration, doubts
 from mace_ext.compat import option as option_of
 
 #: MACE's own names for replay data, and endings of what it does not read with ASE.

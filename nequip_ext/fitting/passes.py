@@ -11,7 +11,8 @@ from e2ip_plugins.fitting.batches import Batching, OnProgress, fit_loaders, to_s
 from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.labelled import Frame, check_atoms
+from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.labelled import Frame
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout

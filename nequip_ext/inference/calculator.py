@@ -13,7 +13,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import in_units, model_results, warn_if_unfitted

@@ -17,7 +17,7 @@ from nequip.utils import RankedLogger
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import doubts
+from e2ip_plugins.predictions.doubts import doubts
 from e2ip_plugins.readout import loss as readout_loss
 from e2ip_plugins.readout.readout import Readout
 from nequip_ext.compat import XYZFileWriter, metric_entries

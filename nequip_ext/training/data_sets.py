@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.data_sets import check_frame
-from e2ip_plugins.predictions.labelled import Configuration
+from e2ip_plugins.predictions.doubts import Configuration
 from nequip_ext.compat import metric_entries
 from nequip_ext.training.reference import check_reference
 

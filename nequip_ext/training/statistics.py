@@ -13,8 +13,8 @@ from nequip.data import (
 )
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.predictions.checks import check_finite
 from e2ip_plugins.predictions.data_sets import masked_forces
-from e2ip_plugins.predictions.labelled import check_finite
 from nequip_ext.training.data_sets import ENERGIES, check_frames, in_memory
 from nequip_ext.training.reference import check_reference, nan_where_not_finite
 

@@ -18,7 +18,7 @@ from e2ip_plugins.md.run import run
 from e2ip_plugins.md.thresholds import Quantile
 from e2ip_plugins.md.watch import Watch, parse_watch
 from e2ip_plugins.predictions import trajectories
-from e2ip_plugins.predictions.labelled import check_structure
+from e2ip_plugins.predictions.checks import check_structure
 
 STD = "forces_epistemic_std"
 

@@ -62,11 +62,11 @@ def test_a_file_that_ends_in_the_middle_of_a_frame(path):
             to_atoms(found[2], path)
 
 
-@pytest.mark.parametrize("packed", [gzip.compress, lzma.compress], ids=["gz", "xz"])
-def test_compressed_files_that_are_damaged(path, packed):
+@pytest.mark.parametrize(("ending", "packed"), [("gz", gzip.compress), ("xz", lzma.compress)])
+def test_compressed_files_that_are_damaged(path, ending, packed):
     text = bytearray(packed(100 * path.read_bytes()))
     text[len(text) // 2] ^= 0xFF
-    zipped = path.with_name(f"in.xyz.{'gz' if packed is gzip.compress else 'xz'}")
+    zipped = path.with_name(f"in.xyz.{ending}")
     zipped.write_bytes(text)
     with pytest.raises(InputError, match=r"in\.xyz\.(gz|xz), frame \d+: (cannot be read|a line with)"):
         of(zipped)
@@ -88,7 +88,7 @@ def test_frames_that_ase_cannot_read(path, damage):
         to_atoms(of(path)[0], path)
 
 
-def test_files_that_are_not_there_or_not_what_they_say(tmp_path):
+def test_files_that_do_not_exist_or_are_damaged(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.xyz: no such file"):
         open_frames(tmp_path / "nowhere.xyz")
     with pytest.raises(InputError, match=r"is a folder"):

@@ -1,4 +1,4 @@
-"""Reading predictions in the form that either host's tools give them."""
+"""Reading predictions in the form that MACE's and NequIP's tools give them."""
 
 import ase
 import ase.io
@@ -7,52 +7,53 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.predictions.copies import distinct
 from e2ip_plugins.predictions.prediction_files import read_predictions
 
 SIZES = (3, 1, 4)
+PARAMETERS = ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa")
+STYLES = pytest.mark.parametrize(("style", "prefix"), [("mace", "MACE_"), ("mace", "my_"), ("nequip", "")])
 
 
-def make_frames(style="mace", uncertain=True, seed=0, prefix="MACE_"):
+def make_frames(style="mace", uncertain=True, prefix="MACE_"):
     """Frames as ``mace_eval_configs`` or NequIP's ``TestTimeXYZFileWriter`` leaves them in ASE."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     frames = []
     for n in SIZES:
         atoms = ase.Atoms(rng.choice(["H", "C", "O"], n), rng.normal(size=(n, 3)))
         reference, energy = rng.normal(size=(n, 3)), float(rng.normal())
         forces = reference + 0.1 * rng.normal(size=(n, 3))
-        parameters = {
-            "e2ip_log_sigma0": rng.normal(size=(n, 6)) - 5.0,
-            "e2ip_nu": 5.0 + rng.random(n),
-            "e2ip_kappa": 1e-6 + rng.random(n),
-        }
+        values = (rng.normal(size=(n, 6)) - 5.0, 5.0 + rng.random(n), 1e-6 + rng.random(n))
         if style == "nequip":
-            prefix = ""
             atoms.arrays["original_dataset_forces"] = reference
             atoms.info["original_dataset_energy"] = np.array([energy])
             atoms.calc = SinglePointCalculator(atoms, energy=np.array([energy + 0.5]), forces=forces)
-            parameters = {k: v.reshape(n, -1) for k, v in parameters.items()}
+            values = tuple(value.reshape(n, -1) for value in values)
         else:
-            atoms.arrays["REF_forces"] = reference
-            atoms.info["REF_energy"] = energy
-            atoms.arrays[prefix + "forces"] = forces
-            atoms.info[prefix + "energy"] = energy + 0.5
+            atoms.arrays |= {"REF_forces": reference, prefix + "forces": forces}
+            atoms.info |= {"REF_energy": energy, prefix + "energy": energy + 0.5}
             if uncertain:
                 atoms.info[prefix + "uq_family"] = "niw"
         if uncertain:
-            atoms.arrays.update({prefix + k: v for k, v in parameters.items()})
+            atoms.arrays |= {prefix + name: value for name, value in zip(PARAMETERS, values, strict=True)}
         frames.append(atoms)
     return frames
 
 
-def write(path, frames):
-    ase.io.write(path, frames, format="extxyz")
-    return path
+@pytest.fixture
+def read(tmp_path):
+    """Function that writes frames to a file and reads the predictions."""
+
+    def from_file(frames, **options):
+        ase.io.write(tmp_path / "p.xyz", frames, format="extxyz")
+        return read_predictions(tmp_path / "p.xyz", **options)
+
+    return from_file
 
 
-@pytest.mark.parametrize("style, prefix", [("mace", "MACE_"), ("mace", "my_"), ("nequip", "")])
-def test_either_host_reads_the_same(tmp_path, style, prefix):
-    frames = make_frames(style, prefix=prefix)
-    p = read_predictions(write(tmp_path / "p.xyz", frames))
+@STYLES
+def test_either_host_reads_the_same(read, style, prefix):
+    p = read(make_frames(style, prefix=prefix))
     plain = make_frames("mace")
     assert p.family.uq_family == "niw"
     assert p.sizes.tolist() == list(SIZES)
@@ -65,205 +66,177 @@ def test_either_host_reads_the_same(tmp_path, style, prefix):
 
 
 @pytest.mark.parametrize("style", ["mace", "nequip"])
-def test_deterministic_predictions_have_no_family(tmp_path, style):
-    p = read_predictions(write(tmp_path / "p.xyz", make_frames(style, uncertain=False)))
+def test_deterministic_predictions_have_no_family(read, style):
+    p = read(make_frames(style, uncertain=False))
     assert p.family is None and p.parameters == {}
 
 
-def test_family_may_be_left_out(tmp_path):
-    """Files of before may lack it: the parameter columns tell."""
+def test_columns_that_may_be_missing(read):
+    """The parameter columns tell the family, energies are NaN, the leverage is None."""
     frames = make_frames()
     for atoms in frames:
-        del atoms.info["MACE_uq_family"]
-    assert read_predictions(write(tmp_path / "p.xyz", frames)).family.uq_family == "niw"
+        del atoms.info["MACE_uq_family"], atoms.info["REF_energy"]
+    p = read(frames)
+    assert p.family.uq_family == "niw" and np.isnan(p.reference_energy).all() and p.leverage is None
 
 
-def test_references_by_option(tmp_path):
+def test_references_by_option(read):
     frames = make_frames()
     for atoms in frames:
         atoms.arrays["xtb_forces"] = atoms.arrays.pop("REF_forces")
         atoms.info["e_xtb"] = atoms.info.pop("REF_energy")
-    path = write(tmp_path / "p.xyz", frames)
-    with pytest.raises(InputError, match="--ref-forces"):
-        read_predictions(path, ref_forces="nope_forces")
-    p = read_predictions(path, ref_forces="xtb_forces", ref_energy="e_xtb")
+    p = read(frames, ref_forces="xtb_forces", ref_energy="e_xtb")
     np.testing.assert_allclose(p.energy - p.reference_energy, 0.5)
+    with pytest.raises(InputError, match="--ref-forces"):
+        read(frames, ref_forces="nope_forces")
     with pytest.raises(InputError, match=r"'nope' .--ref-energy"):
-        read_predictions(path, ref_forces="xtb_forces", ref_energy="nope")
+        read(frames, ref_forces="xtb_forces", ref_energy="nope")
 
 
-def test_missing_energies_are_nan(tmp_path):
-    frames = make_frames()
-    for atoms in frames:
-        del atoms.info["REF_energy"]
-    assert np.isnan(read_predictions(write(tmp_path / "p.xyz", frames)).reference_energy).all()
-
-
-def test_non_finite_references_are_read(tmp_path):
+def test_non_finite_references_are_read(read):
     frames = make_frames()
     frames[0].arrays["REF_forces"][1, 2] = np.nan
     frames[2].arrays["REF_forces"][0, 0] = np.inf
-    p = read_predictions(write(tmp_path / "p.xyz", frames))
-    assert np.flatnonzero(~np.isfinite(p.reference_forces).all(-1)).tolist() == [1, 4]
+    assert np.flatnonzero(~np.isfinite(read(frames).reference_forces).all(-1)).tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("style, prefix", [("mace", "MACE_"), ("mace", "my_"), ("nequip", "")])
-def test_leverage_is_read(tmp_path, style, prefix):
+@STYLES
+def test_leverage_is_read(read, style, prefix):
     frames = make_frames(style, prefix=prefix)
     values = [np.array([0.0, 1.5, 20.0]), np.array([np.nan]), np.array([1.0, np.inf, 2.0, 3.0])]
     for atoms, leverage in zip(frames, values, strict=True):
         atoms.arrays[prefix + "e2ip_leverage"] = leverage.reshape(-1, 1) if style == "nequip" else leverage
-    p = read_predictions(write(tmp_path / "p.xyz", frames))
+    p = read(frames)
     np.testing.assert_allclose(p.leverage, np.concatenate(values))
     assert "e2ip_leverage" not in p.parameters
 
 
-def test_leverage_may_be_missing(tmp_path):
-    assert read_predictions(write(tmp_path / "p.xyz", make_frames())).leverage is None
-
-
-def with_leverage(change):
-    def changed(frames):
-        for atoms in frames:
-            atoms.arrays["MACE_e2ip_leverage"] = np.ones(len(atoms))
-        change(frames)
-
-    return changed
-
-
-def leverage_of_some_frames(frames):
-    del frames[0].arrays["MACE_e2ip_leverage"]
-
-
-def leverage_of_components(frames):
-    for atoms in frames:
-        atoms.arrays["MACE_e2ip_leverage"] = np.ones((len(atoms), 3))
-
-
-def without(name):
-    def change(frames):
-        for atoms in frames:
-            del atoms.arrays[name]
-
-    return change
-
-
-def put(name, index, value, frame=2):
-    def change(frames):
-        frames[frame].arrays[name][index] = value
-
-    return change
-
-
-def only_covariances(frames):
-    for atoms in frames:
-        for key in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"):
-            del atoms.arrays["MACE_" + key]
-        del atoms.info["MACE_uq_family"]
-        atoms.arrays["MACE_forces_cov"] = np.ones((len(atoms), 9))
-
-
-def two_families(frames):
-    frames[1].info["MACE_uq_family"] = "quantile"
-    return frames
-
-
-def two_models(frames):
-    for i, atoms in enumerate(frames):
-        atoms.info["MACE_uq_model"] = f"readout-{min(i, 1)}"
-
-
-def other_family(frames):
-    for atoms in frames:
-        atoms.info["MACE_uq_family"] = "quantile"
-
-
-def drop_in_one_frame(frames):
-    del frames[1].arrays["MACE_forces"]
-
-
-def two_predictions(frames):
-    for atoms in frames:
-        atoms.arrays["other_forces"] = atoms.arrays["MACE_forces"]
-        for key in ("e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"):
-            del atoms.arrays["MACE_" + key]
-        del atoms.info["MACE_uq_family"]
-
-
-def two_references(frames):
-    for atoms in frames:
-        atoms.arrays["dft_forces"] = atoms.arrays["REF_forces"]
-
-
 @pytest.mark.parametrize("bare", [(0,), (1, 2)])
-def test_frames_without_references_have_none(tmp_path, bare):
+def test_frames_without_references_have_none(read, bare):
     """Isolated atoms, which stand first in many files."""
-    whole = read_predictions(write(tmp_path / "whole.xyz", make_frames()))
-    frames = make_frames()
+    whole, frames = read(make_frames()), make_frames()
     for i in bare:
         del frames[i].arrays["REF_forces"]
-    found = read_predictions(write(tmp_path / "part.xyz", frames))
+    found = read(frames)
     lacking = np.isin(whole.frame_of_atom, bare)
     assert np.isnan(found.reference_forces[lacking]).all()
     np.testing.assert_array_equal(found.reference_forces[~lacking], whole.reference_forces[~lacking])
 
 
+def test_copies_are_left_out_of_every_array(read):
+    frames = make_frames()
+    for atoms in frames:
+        atoms.arrays["MACE_e2ip_leverage"] = atoms.positions[:, 0] ** 2
+    once, twice = read(frames), distinct(read([*frames, frames[1], frames[0]]))
+    assert twice.repeats == ("2 frames are there more than once, and count once",)
+    for name, value in vars(once).items():
+        if name not in ("repeats", "parameters", "path"):
+            np.testing.assert_array_equal(getattr(twice, name), value)
+    for name, value in once.parameters.items():
+        np.testing.assert_array_equal(twice.parameters[name], value)
+
+
+# Functions that spoil frames: of all of them, or of one.
+
+
+def without(*names):
+    def change(atoms):
+        for name in names:
+            (atoms.info if name in atoms.info else atoms.arrays).pop(name)
+
+    return change
+
+
+def ones(name, *shape):
+    return lambda atoms: atoms.arrays.update({name: np.ones((len(atoms), *shape))})
+
+
+def info(name, value):
+    return lambda atoms: atoms.info.update({name: value})
+
+
+def entry(name, index, value):
+    def change(atoms):
+        atoms.arrays[name][index] = value
+
+    return change
+
+
+def copy(name, other):
+    return lambda atoms: atoms.arrays.update({other: atoms.arrays[name]})
+
+
+UNCERTAINTIES = [f"MACE_{name}" for name in PARAMETERS] + ["MACE_uq_family"]
+LEVERAGE = "MACE_e2ip_leverage"
+NO_LEVERAGE = r"has no column 'MACE_e2ip_leverage' of 1 numbers"
+
+
 @pytest.mark.parametrize(
-    "change, message",
+    ("of_all", "of_one", "message"),
     [
-        (without("REF_forces"), "no reference forces"),
-        (without("MACE_forces"), "no predicted forces"),
-        (without("MACE_e2ip_nu"), "not the columns MACE_e2ip_nu"),
-        (only_covariances, "not the columns MACE_e2ip_log_sigma0"),
-        (other_family, "uq_family 'quantile' is not known"),
-        (two_families, "uq_family is 'niw' in frame 0 and 'quantile' in frame 1"),
-        (two_models, "uq_model is 'readout-0' in frame 0 and 'readout-1' in frame 1; one file"),
-        (drop_in_one_frame, "frame 1 has no column 'MACE_forces'"),
-        (two_predictions, "several columns may be the prediction"),
-        (two_references, "several columns may be the reference"),
-        (put("MACE_forces", (1, 1), np.nan), "MACE_forces is not finite for 1 atoms, first in frame 2"),
-        (put("MACE_e2ip_nu", 0, 3.0), "MACE_e2ip_nu is not finite or outside its range .* frame 2"),
-        (put("MACE_e2ip_kappa", 0, 0.0, frame=1), "MACE_e2ip_kappa .* first in frame 1"),
+        ([without("REF_forces")], {}, "no reference forces"),
+        ([without("MACE_forces")], {}, "no predicted forces"),
+        ([without("MACE_e2ip_nu")], {}, "not the columns MACE_e2ip_nu"),
+        ([without(*UNCERTAINTIES), ones("MACE_forces_cov", 9)], {}, "not the columns MACE_e2ip_log_sigma0"),
+        ([info("MACE_uq_family", "quantile")], {}, "uq_family 'quantile' is not known"),
+        ([], {1: info("MACE_uq_family", "quantile")}, "uq_family is 'niw' in frame 0 and 'quantile' in frame 1"),
         (
-            with_leverage(put("MACE_e2ip_leverage", 3, -1e-6)),
-            "MACE_e2ip_leverage is negative for 1 atoms, first in frame 2",
+            [info("MACE_uq_model", "a")],
+            {1: info("MACE_uq_model", "b")},
+            "'a' in frame 0 and 'b' in frame 1; ",
         ),
-        (with_leverage(put("MACE_e2ip_leverage", 0, -np.inf)), "MACE_e2ip_leverage is negative"),
-        (with_leverage(leverage_of_some_frames), "frame 0 has no column 'MACE_e2ip_leverage' of 1 numbers"),
-        (with_leverage(leverage_of_components), "no column 'MACE_e2ip_leverage' of 1 numbers"),
+        ([], {1: without("MACE_forces")}, "frame 1 has no column 'MACE_forces'"),
+        ([without(*UNCERTAINTIES), copy("MACE_forces", "other_forces")], {}, "several columns may be the prediction"),
+        ([copy("REF_forces", "dft_forces")], {}, "several columns may be the reference"),
+        ([], {2: info("MACE_energy", "low")}, "'MACE_energy' of frame 2 is not a number"),
+        ([], {2: entry("MACE_forces", (1, 1), np.nan)}, "MACE_forces is not finite for 1 atoms, first in frame 2"),
+        ([], {2: entry("MACE_e2ip_nu", 0, 3.0)}, "MACE_e2ip_nu is not finite or outside its range .* frame 2"),
+        ([], {1: entry("MACE_e2ip_kappa", 0, 0.0)}, "MACE_e2ip_kappa .* first in frame 1"),
+        (
+            [ones(LEVERAGE)],
+            {2: entry(LEVERAGE, 3, -1e-6)},
+            "is negative for 1 atoms, first in frame 2",
+        ),
+        ([ones(LEVERAGE)], {2: entry(LEVERAGE, 0, -np.inf)}, f"{LEVERAGE} is negative"),
+        ([ones(LEVERAGE)], {0: without(LEVERAGE)}, f"frame 0 {NO_LEVERAGE}"),
+        ([ones(LEVERAGE, 3)], {}, NO_LEVERAGE),
     ],
 )
-def test_bad_files_say_what_is_wrong(tmp_path, change, message):
+def test_bad_files_say_what_is_wrong(read, tmp_path, of_all, of_one, message):
     frames = make_frames()
-    change(frames)
+    for change in of_all:
+        for atoms in frames:
+            change(atoms)
+    for i, change in of_one.items():
+        change(frames[i])
     with pytest.raises(InputError, match=message) as error:
-        read_predictions(write(tmp_path / "p.xyz", frames))
+        read(frames)
     assert str(error.value).startswith(str(tmp_path / "p.xyz"))
 
 
-def test_predictions_are_no_references(tmp_path):
+def test_predictions_are_no_references(read):
     frames = make_frames()
-    without("REF_forces")(frames)
-    path = write(tmp_path / "p.xyz", frames)
+    for atoms in frames:
+        del atoms.arrays["REF_forces"]
     with pytest.raises(InputError, match=r"'MACE_forces' \(--ref-forces\) are the predictions"):
-        read_predictions(path, ref_forces="MACE_forces")
+        read(frames, ref_forces="MACE_forces")
     with pytest.raises(InputError, match="there are: none"):
-        read_predictions(path)
+        read(frames)
+    bare = read(frames, required=False)
+    assert not bare.labelled and np.isnan(bare.reference_energy).all()
+    assert not read(frames, ref_forces="other", required=False).labelled
 
 
-def test_unreadable_files(tmp_path):
+def test_unreadable_files(tmp_path, read):
     with pytest.raises(InputError, match="no such file"):
         read_predictions(tmp_path / "none.xyz")
-    garbage = tmp_path / "garbage.xyz"
-    garbage.write_text("hello\nworld\n")
-    with pytest.raises(InputError, match="cannot be read as extxyz") as error:
-        read_predictions(garbage)
-    assert "\n" not in str(error.value)
-    empty = tmp_path / "empty.xyz"
-    empty.write_text("")
-    with pytest.raises(InputError, match=r"empty\.xyz"):
-        read_predictions(empty)
-    cut = write(tmp_path / "cut.xyz", make_frames())
-    cut.write_text(cut.read_text()[:-250])
-    with pytest.raises(InputError, match=rf"cut\.xyz: frame {len(make_frames()) - 1} cannot be read as extxyz"):
-        read_predictions(cut)
+    path = tmp_path / "p.xyz"
+    for text, message in (("", "has no frames"), ("hello\nworld\n", "frame 0: ASE cannot read it")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=rf"p\.xyz.*{message}") as error:
+            read_predictions(path)
+        assert "\n" not in str(error.value)
+    read(make_frames())
+    path.write_text(path.read_text()[:-250])
+    with pytest.raises(InputError, match=r"p\.xyz, frame 2: ASE cannot read it .*; its last frame is cut off"):
+        read_predictions(path)

@@ -31,24 +31,20 @@ def test_a_frame_that_was_cut_off_is_left_out(file, cut):
 
 def test_broken_elsewhere(file, tmp_path):
     text = file.read_text()
-    file.write_text(text.replace("H ", "H x", 1))
-    with pytest.raises(InputError, match=r"run\.extxyz, frame 0: ASE cannot read it"):
-        read_trajectory(file)
-    file.write_text(text + "\n" + text)
-    with pytest.raises(InputError, match="frame 3: a line with the number of atoms should be here"):
-        read_trajectory(file)
-    file.write_text(text + "nonsense\n")
-    with pytest.raises(InputError, match="frame 3: a line with the number of atoms should be here, found 'nonsense"):
-        read_trajectory(file)
-    file.write_text("")
-    with pytest.raises(InputError, match="has no whole frame"):
-        read_trajectory(file)
+    for content, message in (
+        (text.replace("H ", "H x", 1), "frame 0: ASE cannot read it"),
+        (text + "\n" + text, "frame 3: a line with the number of atoms should be here"),
+        (text + "nonsense\n", "frame 3: a line with the number of atoms should be here, found 'nonsense"),
+        ("", "has no whole frame"),
+    ):
+        file.write_text(content)
+        with pytest.raises(InputError, match=rf"run\.extxyz.*{message}"):
+            read_trajectory(file)
     assert read_trajectory(file, may_be_empty=True) == ([], "")
-    with pytest.raises(InputError, match=r"nothing\.xyz: no such file"):
-        read_trajectory(tmp_path / "nothing.xyz")
     (tmp_path / "a.traj").write_bytes(b"half")
-    with pytest.raises(InputError, match=r"a\.traj: ASE cannot read it"):
-        read_trajectory(tmp_path / "a.traj")
+    for name, message in (("nothing.xyz", "no such file"), ("a.traj", "ASE cannot read it")):
+        with pytest.raises(InputError, match=f"{name}: {message}"):
+            read_trajectory(tmp_path / name)
 
 
 def test_frames_without_atoms_and_numbers_are_read(file):

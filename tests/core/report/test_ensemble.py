@@ -5,9 +5,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from e2ip_plugins.cli import app
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import read_predictions
@@ -17,158 +15,158 @@ from e2ip_plugins.report.ensemble import moments
 SIZES = (5, 7, 9)
 
 
-def members(folder, count, draw=None, seed=0):
-    """Files of models that err independently; of family niw if ``draw`` is given."""
-    rng, paths = np.random.default_rng(seed), []
-    positions = [rng.normal(size=(n, 3)) for n in SIZES]
-    references = [rng.normal(size=(n, 3)) for n in SIZES]
-    for k in range(count):
-        frames = []
-        for i, n in enumerate(SIZES):
-            atoms = ase.Atoms("C" * n, positions[i], cell=np.eye(3) * 9.0, pbc=True)
-            atoms.info |= {"REF_energy": float(i), "MACE_energy": i + 0.1 * k}
-            atoms.new_array("REF_forces", references[i])
-            atoms.new_array("MACE_forces", references[i] + 0.1 * rng.normal(size=(n, 3)))
-            if draw is not None:
-                _, log_sigma0, nu, kappa = draw(n, seed=10 * k + i)
-                for name, value in (("log_sigma0", log_sigma0), ("nu", nu), ("kappa", kappa)):
-                    atoms.new_array(f"MACE_e2ip_{name}", value)
-                atoms.info["MACE_uq_family"] = "niw"
-                atoms.new_array("MACE_e2ip_leverage", np.full(n, 1.0 + k))
-            frames.append(atoms)
-        paths.append(folder / f"member{k}.xyz")
-        ase.io.write(paths[-1], frames, format="extxyz")
-    return paths
+@pytest.fixture
+def members(write):
+    """Function that writes files of models that err independently; of family niw if ``draw`` is given."""
+
+    def made(count, draw=None, seed=0):
+        rng, paths = np.random.default_rng(seed), []
+        positions = [rng.normal(size=(n, 3)) for n in SIZES]
+        references = [rng.normal(size=(n, 3)) for n in SIZES]
+        for k in range(count):
+            frames = []
+            for i, n in enumerate(SIZES):
+                atoms = ase.Atoms("C" * n, positions[i], cell=np.eye(3) * 9.0, pbc=True)
+                atoms.info |= {"REF_energy": float(i), "MACE_energy": i + 0.1 * k}
+                atoms.new_array("REF_forces", references[i])
+                atoms.new_array("MACE_forces", references[i] + 0.1 * rng.normal(size=(n, 3)))
+                if draw is not None:
+                    _, log_sigma0, nu, kappa = draw(n, seed=10 * k + i)
+                    for name, value in (("log_sigma0", log_sigma0), ("nu", nu), ("kappa", kappa)):
+                        atoms.new_array(f"MACE_e2ip_{name}", value)
+                    atoms.info["MACE_uq_family"] = "niw"
+                    atoms.new_array("MACE_e2ip_leverage", np.full(n, 1.0 + k))
+                frames.append(atoms)
+            paths.append(write(f"member{seed}{k}.xyz", frames))
+        return paths
+
+    return made
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["ensemble", *map(str, arguments)])
+@pytest.fixture
+def combined(succeed):
+    """Function that runs ``e2ip ensemble`` and gives its standard error and the ensemble's predictions."""
+
+    def run(paths, *options):
+        done = succeed("ensemble", *paths, "--output", "e.xyz", "--overwrite", *options)
+        return done.stderr, read_predictions("e.xyz", required=False)
+
+    return run
 
 
 def forces(paths):
     return np.stack([read_predictions(path).forces for path in paths])
 
 
-def test_stock_members(tmp_path):
-    paths = members(tmp_path, 5)
-    result = run(*paths, "--output", tmp_path / "e.xyz")
-    assert result.exit_code == 0 and "warning" not in result.output
-    found, of_members = read_predictions(tmp_path / "e.xyz"), forces(paths)
+def spread_of(of_members):
+    return np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
+
+
+def covariance_of(p):
+    return law_of(p.family, p.parameters).covariance()
+
+
+def test_stock_members(members, combined):
+    paths = members(5)
+    told, found = combined(paths)
+    assert told == ""
+    of_members = forces(paths)
     np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-8)
     np.testing.assert_allclose(found.energy, [0.2, 1.2, 2.2])
     np.testing.assert_allclose(found.reference_energy, [0, 1, 2])
-    covariance = law_of(found.family, found.parameters).covariance()
-    expected = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
-    np.testing.assert_allclose(covariance, expected, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(covariance_of(found), spread_of(of_members), rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(found.parameters["ensemble_epistemic_share"], 1.0)
-    frames, members_frames = ase.io.read(tmp_path / "e.xyz", ":"), ase.io.read(paths[0], ":")
-    for atoms, other in zip(frames, members_frames, strict=True):
+    for atoms, other in zip(ase.io.read("e.xyz", ":"), ase.io.read(paths[0], ":"), strict=True):
         np.testing.assert_allclose(atoms.positions, other.positions, atol=1e-8)
         assert np.allclose(atoms.cell, other.cell) and atoms.pbc.all() and atoms.info["uq_family"] == "ensemble"
-        np.testing.assert_allclose(
-            atoms.arrays["forces_uncertainty"] ** 2, atoms.arrays["forces_cov"][:, ::4], atol=1e-7
-        )
-    (model,) = load_models([tmp_path / "e.xyz"])
+        variances = atoms.arrays["forces_cov"][:, ::4]
+        np.testing.assert_allclose(atoms.arrays["forces_uncertainty"] ** 2, variances, atol=1e-7)
+    (model,) = load_models(["e.xyz"])
     assert np.isfinite(model.scores["nll"]).all()
 
 
-def test_isotropic(tmp_path):
+def test_isotropic(members, combined):
     """One variance per atom, for which three members are enough."""
-    paths = members(tmp_path, 3)
-    result = run(*paths, "--output", tmp_path / "e.xyz", "--isotropic")
-    assert result.exit_code == 0 and "warning" not in result.output
-    found = read_predictions(tmp_path / "e.xyz")
+    paths = members(3)
+    told, found = combined(paths, "--isotropic")
+    assert told == "" and "--isotropic" in combined(paths)[0]
     variance = forces(paths).var(0, ddof=1).mean(-1)
-    covariance = law_of(found.family, found.parameters).covariance()
-    np.testing.assert_allclose(covariance, variance[:, None, None] * np.eye(3), rtol=1e-5, atol=1e-9)
-    assert "--isotropic" in run(*paths, "--output", tmp_path / "f.xyz").output
+    np.testing.assert_allclose(covariance_of(found), variance[:, None, None] * np.eye(3), rtol=1e-5, atol=1e-9)
 
 
-def test_members_with_uncertainties(tmp_path, draw):
-    """Law of total variance, against draws from the mixture."""
-    paths = members(tmp_path, 3, draw)
-    assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
-    found, read = read_predictions(tmp_path / "e.xyz"), [read_predictions(path) for path in paths]
+def test_members_with_uncertainties(members, combined, draw):
+    """The law of total variance."""
+    paths = members(3, draw)
+    _, found = combined(paths)
+    read, spread = [read_predictions(path) for path in paths], spread_of(forces(paths))
+    within = np.mean([covariance_of(member) for member in read], 0)
+    np.testing.assert_allclose(covariance_of(found), spread + within, rtol=1e-5, atol=1e-9)
     laws = [law_of(E2IP, member.parameters) for member in read]
-    spread = np.stack([np.cov(forces(paths)[:, i].T) for i in range(sum(SIZES))])
-    covariance = law_of(found.family, found.parameters).covariance()
-    np.testing.assert_allclose(
-        covariance, spread + np.mean([law.covariance() for law in laws], 0), rtol=1e-5, atol=1e-9
-    )
     epistemic = np.mean([law.epistemic_std() ** 2 for law in laws], 0) + np.trace(spread, axis1=1, axis2=2) / 3
     np.testing.assert_allclose(
         law_of(found.family, found.parameters).epistemic_std() ** 2, epistemic, rtol=1e-5, atol=1e-9
     )
     np.testing.assert_allclose(found.leverage, 2.0)
-    # In the file each part has the shape that it has, not that of the whole.
-    columns = {
-        name: np.concatenate([atoms.arrays[name] for atoms in ase.io.read(tmp_path / "e.xyz", ":")])
-        for name in ("forces_aleatoric_cov", "forces_epistemic_cov", "forces_epistemic_std")
-    }
+    # In the file each part has its own shape, not that of the whole.
     parts = [E2IP.derive({name: torch.from_numpy(x) for name, x in member.parameters.items()}) for member in read]
-    means = [np.mean([part[f"forces_{kind}_cov"].numpy() for part in parts], 0) for kind in ("aleatoric", "epistemic")]
-    aleatoric, disagreement = (columns[name].reshape(-1, 3, 3) for name in list(columns)[:2])
-    np.testing.assert_allclose(aleatoric, means[0], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(disagreement, means[1] + spread, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(columns["forces_epistemic_std"] ** 2, epistemic, rtol=1e-5, atol=1e-7)
+    frames = ase.io.read("e.xyz", ":")
+    for name, more in (("forces_aleatoric_cov", 0.0), ("forces_epistemic_cov", spread)):
+        column = np.concatenate([atoms.arrays[name] for atoms in frames]).reshape(-1, 3, 3)
+        expected = np.mean([part[name].numpy() for part in parts], 0) + more
+        np.testing.assert_allclose(column, expected, rtol=1e-5, atol=1e-7)
+    column = np.concatenate([atoms.arrays["forces_epistemic_std"] for atoms in frames])
+    np.testing.assert_allclose(column**2, epistemic, rtol=1e-5, atol=1e-7)
 
 
-def test_members_whose_distributions_are_not_around_their_forces(tmp_path):
+def test_members_whose_distributions_are_not_around_their_forces(members, combined, change):
     """Family eip: the mixture's mean is the mean of the members' means."""
-    paths = members(tmp_path, 4)
+    paths = members(4)
     for k, path in enumerate(paths):
-        frames = ase.io.read(path, ":")
-        for atoms in frames:
+
+        def add_family(atoms, shift=0.1 * k):
             atoms.info["MACE_uq_family"] = "nig"
-            columns = {"shift": 0.1 * k, "log_scale2": 2 * np.log(0.14), "dof": 6.0, "epistemic_share": 0.5}
+            columns = {"shift": shift, "log_scale2": 2 * np.log(0.14), "dof": 6.0, "epistemic_share": 0.5}
             for name, value in columns.items():
                 atoms.new_array(f"MACE_eip_{name}", np.full((len(atoms), 3), value))
-        ase.io.write(path, frames, format="extxyz")
-    assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
-    found, of_members = read_predictions(tmp_path / "e.xyz"), forces(paths) + 0.1 * np.arange(4)[:, None, None]
+
+        change(path, add_family)
+    _, found = combined(paths)
+    of_members = forces(paths) + 0.1 * np.arange(4)[:, None, None]
     np.testing.assert_allclose(found.forces, of_members.mean(0), atol=1e-7)
-    spread = np.stack([np.cov(of_members[:, i].T) for i in range(sum(SIZES))])
-    covariance = law_of(found.family, found.parameters).covariance()
-    np.testing.assert_allclose(covariance, spread + 0.14**2 * 6 / 4 * np.eye(3), rtol=1e-5, atol=1e-8)
+    expected = spread_of(of_members) + 0.14**2 * 6 / 4 * np.eye(3)
+    np.testing.assert_allclose(covariance_of(found), expected, rtol=1e-5, atol=1e-8)
 
 
-def test_copies_of_a_frame_are_written_once(tmp_path):
+def test_copies_of_a_frame_are_written_once(members, combined, folder):
     """NequIP's writer appends where a test is run twice."""
-    paths = members(tmp_path, 5)
-    run(*paths, "--output", tmp_path / "once.xyz")
+    paths = members(5)
+    combined(paths)
+    once = (folder / "e.xyz").read_text()
     for path in paths[:3]:
         path.write_text(path.read_text() * 2)
-    result = run(*paths, "--output", tmp_path / "e.xyz")
-    assert result.exit_code == 0 and "member0.xyz: 3 frames are there more than once" in result.output
-    assert (tmp_path / "e.xyz").read_text() == (tmp_path / "once.xyz").read_text()
+    told, _ = combined(paths)
+    assert "member00.xyz: 3 frames are there more than once" in told
+    assert (folder / "e.xyz").read_text() == once
 
 
-def test_an_ensemble_has_a_name_by_its_members(tmp_path, draw):
+def test_an_ensemble_has_a_name_by_its_members(members, combined, change, refuse, draw):
     def name(paths):
-        assert run(*paths, "--output", tmp_path / "e.xyz", "--overwrite").exit_code == 0
-        return read_predictions(tmp_path / "e.xyz").uq_model
+        return combined(paths)[1].uq_model
 
-    paths = members(tmp_path, 3, draw)
+    paths = members(3, draw)
     assert name(paths) is None
     for k, path in enumerate(paths[:2]):
-        frames = ase.io.read(path, ":")
-        for atoms in frames:
-            atoms.info["MACE_uq_model"] = f"readout-{k}"
-        ase.io.write(path, frames, format="extxyz")
-    copy = tmp_path / "copy.xyz"
-    frames = ase.io.read(paths[0], ":")
-    for atoms in frames:  # written by another tool, with other digits
+        change(path, lambda atoms, k=k: atoms.info.update(MACE_uq_model=f"readout-{k}"))
+
+    def other_digits(atoms):  # as another tool writes
         atoms.arrays["MACE_forces"] += 1e-6
-    ase.io.write(copy, frames, format="extxyz")
-    result = run(*paths, copy, "--output", tmp_path / "f.xyz")
-    assert result.exit_code == 2 and "copy.xyz are of one model, readout-0" in " ".join(result.output.split())
+
+    copy = change(paths[0], other_digits, "copy.xyz")
+    assert "copy.xyz are of one model, readout-0" in refuse("ensemble", *paths, copy, "--output", "f.xyz")
     first = name(paths)
     assert first.startswith("ensemble-") and first == name(paths[::-1]) != name(paths[:2])
-    frames = ase.io.read(paths[0], ":")
-    for atoms in frames:
-        atoms.info["MACE_uq_calibration"] = "one.json"
-    ase.io.write(paths[0], frames, format="extxyz")
-    assert name(paths) != first
+    change(paths[0], lambda atoms: atoms.info.update(MACE_uq_calibration="one.json"))
+    assert name(paths) != first and f"{paths[0]}: calibrated, while other" in combined(paths)[0]
 
 
 def test_moments_are_those_of_draws():
@@ -187,97 +185,96 @@ def test_moments_are_those_of_draws():
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_few_members_are_told(tmp_path, count):
-    result = run(*members(tmp_path, count), "--output", tmp_path / "e.xyz")
-    assert result.exit_code == 0 and f"covariances of {count} members have no full rank" in result.output
-    (model,) = load_models([tmp_path / "e.xyz"])
+def test_few_members_are_told(members, combined, count):
+    assert f"covariances of {count} members have no full rank" in combined(members(count))[0]
+    (model,) = load_models(["e.xyz"])
     assert np.isfinite(model.scores["nll"]).all()
 
 
-def test_isolated_atoms_are_certain(tmp_path):
+def test_isolated_atoms_are_certain(members, combined, write):
     """Every model has their force."""
-    paths = members(tmp_path, 5)
+    paths = members(5)
     for path in paths:
         alone = ase.Atoms("C", cell=np.eye(3) * 9.0, pbc=True, info={"REF_energy": -1.0, "MACE_energy": -1.0})
         alone.arrays |= {"REF_forces": np.zeros((1, 3)), "MACE_forces": np.zeros((1, 3))}
-        ase.io.write(path, [alone, *ase.io.read(path, ":")], format="extxyz")
-    result = run(*paths, "--output", tmp_path / "e.xyz")
-    assert result.exit_code == 0 and "1 atoms whose force vanishes by symmetry" in result.output
-    found = read_predictions(tmp_path / "e.xyz")
+        write(path.name, [alone, *ase.io.read(path, ":")])
+    told, found = combined(paths)
+    assert "1 atoms whose force vanishes by symmetry" in told
     std = law_of(found.family, found.parameters).total_std()
     assert std[0] == pytest.approx(1e-3 * np.sqrt(np.square(std[1:]).mean()), rel=1e-3)
 
 
-def test_frames_keep_their_charge(tmp_path):
+def test_frames_keep_their_charge(members, combined, change):
     """Else the states of one geometry are one frame with several predictions."""
-    paths = members(tmp_path, 4)
+    paths = members(4)
     for path in paths:
-        frames = ase.io.read(path, ":")
-        for charge, atoms in enumerate(frames[:2]):
-            atoms.info["charge"] = charge
-        ase.io.write(path, frames, format="extxyz")
-    assert run(*paths, "--output", tmp_path / "e.xyz").exit_code == 0
-    assert [atoms.info.get("charge") for atoms in ase.io.read(tmp_path / "e.xyz", ":")] == [0, 1, None]
+        change(path, lambda atoms: atoms.info.update(charge=len(atoms) - 5))
+    combined(paths)
+    assert [atoms.info.get("charge") for atoms in ase.io.read("e.xyz", ":")] == [0, 2, 4]
 
 
-def test_a_member_whose_leverage_was_never_fitted_has_none(tmp_path, draw):
-    paths = members(tmp_path, 3, draw)
-    frames = ase.io.read(paths[1], ":")
-    for atoms in frames:
-        atoms.arrays["MACE_e2ip_leverage"][:] = -1.0
-    ase.io.write(paths[1], frames, format="extxyz")
-    result = run(*paths, "--output", tmp_path / "e.xyz")
-    assert result.exit_code == 0 and "leverage never fitted" in " ".join(result.output.split())
-    np.testing.assert_allclose(read_predictions(tmp_path / "e.xyz").leverage, 2.0)
+def test_members_that_lack_what_others_have(members, combined, change, draw):
+    """A leverage that was never fitted is none, and a model without uncertainties has none."""
+    paths = members(3, draw)
+    change(paths[1], lambda atoms: atoms.arrays["MACE_e2ip_leverage"].fill(-1.0))
+    told, found = combined(paths)
+    assert f"{paths[1]}: leverage never fitted" in told
+    np.testing.assert_allclose(found.leverage, 2.0)
+
+    def stock(atoms):
+        for name in [name for name in atoms.arrays if "e2ip" in name]:
+            del atoms.arrays[name]
+        del atoms.info["MACE_uq_family"]
+
+    change(paths[2], stock)
+    told, _ = combined(paths)
+    assert "member02.xyz: no uncertainties; counted as covariances of zero" in told
 
 
-def test_members_need_no_references(tmp_path):
-    """The same but for them; what tells whether frames are the same is then positions, wherever the origin is."""
-    paths = members(tmp_path, 4)
-    assert run(*paths, "--output", tmp_path / "labelled.xyz").exit_code == 0
+def test_members_need_no_references(members, combined, change, write, refuse):
+    """The same except for them; positions then tell whether frames are the same, wherever the origin is."""
+    paths = members(4)
+    combined(paths)
+    labelled = ase.io.read("e.xyz", ":")
     for i, path in enumerate(paths):
-        frames = ase.io.read(path, ":")
-        for atoms in frames:
+
+        def bare(atoms, i=i):
             del atoms.arrays["REF_forces"]
             atoms.positions += i
-        ase.io.write(path, frames, format="extxyz")
-    assert run(*paths, "--output", tmp_path / "bare.xyz").exit_code == 0
-    labelled, bare = (ase.io.read(tmp_path / name, ":") for name in ("labelled.xyz", "bare.xyz"))
-    for a, b in zip(labelled, bare, strict=True):
+
+        change(path, bare)
+    combined(paths)
+    for a, b in zip(labelled, ase.io.read("e.xyz", ":"), strict=True):
         assert "REF_forces" in a.arrays and "REF_forces" not in b.arrays
         np.testing.assert_array_equal(a.arrays["forces_cov"], b.arrays["forces_cov"])
+    frames = ase.io.read(paths[3], ":")
     frames[1].positions[0] += 0.1
-    ase.io.write(paths[3], frames, format="extxyz")
-    result = run(*paths, "--output", tmp_path / "wrong.xyz")
-    assert result.exit_code == 2 and "the positions of frame 1 differ" in result.output.replace("\n", " ")
+    write(paths[3].name, frames)
+    assert "the positions of frame 1 differ" in refuse("ensemble", *paths, "--output", "wrong.xyz")
 
 
-def test_bad_input(tmp_path):
-    paths = members(tmp_path, 4)
-    output = tmp_path / "e.xyz"
-
-    def message(*arguments):
-        result = run(*arguments)
-        assert result.exit_code == 2 and not output.exists()
-        return result.output.replace("\n", " ")
-
-    assert "at least two members, got 1" in message(paths[0], "--output", output)
-    assert "is given twice" in message(paths[0], paths[1], paths[0], "--output", output)
-    assert "no such file" in message(paths[0], tmp_path / "none.xyz", "--output", output)
-    assert "is a file that this command reads" in message(*paths, "--output", paths[1], "--overwrite")
-    assert "frames go into an extxyz file" in message(*paths, "--output", tmp_path / "e.traj")
-    assert "there is no folder" in message(*paths, "--output", tmp_path / "nowhere" / "e.xyz")
-    (tmp_path / "other").mkdir()
-    other = members(tmp_path / "other", 1, seed=1)
-    assert "the reference forces of frame 0 differ" in message(paths[0], *other, "--output", output)
-    copy = tmp_path / "copy.xyz"
-    copy.write_text(paths[0].read_text())
-    assert "have the same forces, all of them" in message(*paths, copy, "--output", output)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("member00.xyz", "at least two members, got 1"),
+        ("member00.xyz member01.xyz member00.xyz", "is given twice"),
+        ("member00.xyz none.xyz", "no such file"),
+        ("member00.xyz member01.xyz --output member01.xyz --overwrite", "is a file that this command reads"),
+        ("member00.xyz member01.xyz --output e.traj", "frames go into an extxyz file"),
+        ("member00.xyz member01.xyz --output nowhere/e.xyz", "there is no folder"),
+        ("member00.xyz member10.xyz", "the reference forces of frame 0 differ"),
+        ("member00.xyz member01.xyz copy.xyz", "have the same forces, all of them"),
+        ("member01.xyz alike.xyz", "the same forces for 7 atoms, first in frame 1"),
+        ("member00.xyz member01.xyz --output mine.xyz", "is there already"),
+    ],
+)
+def test_bad_input(members, folder, write, refuse, arguments, message):
+    paths = members(2)
+    members(1, seed=1)
+    (folder / "copy.xyz").write_text(paths[0].read_text())
+    (folder / "mine.xyz").write_text("mine")
     alike = ase.io.read(paths[0], ":")
     alike[1].arrays["MACE_forces"] = ase.io.read(paths[1], 1).arrays["MACE_forces"]
-    ase.io.write(copy, alike, format="extxyz")
-    assert "the same forces for 7 atoms, first in frame 1" in message(paths[1], copy, "--output", output)
-    output.write_text("mine")
-    result = run(*paths, "--output", output)
-    assert result.exit_code == 2 and "is there already" in result.output and output.read_text() == "mine"
-    assert run(*paths, "--output", output, "--overwrite").exit_code == 0
+    write("alike.xyz", alike)
+    assert message in refuse("ensemble", *arguments.split())
+    assert not (folder / "ensemble.xyz").exists() and (folder / "mine.xyz").read_text() == "mine"

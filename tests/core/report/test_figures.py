@@ -14,7 +14,7 @@ FRAMES, ATOMS = 30, 5
 
 
 @pytest.fixture
-def write(tmp_path):
+def write_gaussians(write):
     """Function that writes predictions of a Gaussian family with errors of a size and gives their file."""
 
     def written(name, size=1.0, uncertain=True, frames=FRAMES):
@@ -29,8 +29,7 @@ def write(tmp_path):
                 atoms.arrays["gaussian_log_cov"] = np.tile(2 * np.log(std), (1, 3)) @ np.eye(3, 6)
                 atoms.info["uq_family"] = "gaussian"
             content.append(atoms)
-        ase.io.write(tmp_path / f"{name}.xyz", content, format="extxyz")
-        return tmp_path / f"{name}.xyz"
+        return write(f"{name}.xyz", content)
 
     return written
 
@@ -40,8 +39,8 @@ def panels(models):
     return {title: ax for ax in figure_page(models).axes if (title := ax.get_title(loc="left"))}
 
 
-def test_panels(write):
-    stock, one, two = write("stock", uncertain=False), write("one"), write("other", 1.5)
+def test_panels(write_gaussians):
+    stock, one, two = write_gaussians("stock", uncertain=False), write_gaussians("one"), write_gaussians("other", 1.5)
     shared = ["Reliability", "PIT deviation", "PIT histogram", "Direction of the uncertainty"]
     shared += ["Dropping the most uncertain atoms"]
     assert list(panels(load_models([stock]))) == ["Force MAE"]
@@ -50,10 +49,10 @@ def test_panels(write):
     assert list(panels(load_models([one, two]))) == [*shared, "Error against uncertainty", *densities, "Force MAE"]
 
 
-def test_many_models_are_told_apart(write):
+def test_many_models_are_told_apart(write_gaussians):
     """By colours of their own, and titles within their panels."""
     names = [f"one of many models with a name that no panel has room for, number {i}" for i in range(10)]
-    files = [write(f"{i}", uncertain=i < 10, frames=3) for i in range(15)]
+    files = [write_gaussians(f"{i}", uncertain=i < 10, frames=3) for i in range(15)]
     figure = figure_page(load_models(files, [*names, *"abcde"]))
     colours = {handle.get_facecolor() for handle in figure.legends[0].get_patches()}
     assert len(colours) == 15
@@ -67,8 +66,8 @@ def test_many_models_are_told_apart(write):
             assert ax.get_title(loc="left") != "Direction of the uncertainty" or -0.5 <= x <= 2.5
 
 
-def test_bands_are_the_intervals_of_the_coverages(write):
-    (model,) = models = load_models([write("one", 1.3)])
+def test_bands_are_the_intervals_of_the_coverages(write_gaussians):
+    (model,) = models = load_models([write_gaussians("one", 1.3)])
     levels = np.arange(1, 100) / 100
     for name, zero in (("Reliability", 0.0), ("PIT deviation", levels)):
         (band,) = panels(models)[name].collections
@@ -78,8 +77,8 @@ def test_bands_are_the_intervals_of_the_coverages(write):
             assert (ends.min(), ends.max()) == pytest.approx((low, high))
 
 
-def test_density_counts_every_atom(write):
-    (model,) = models = load_models([write("one")])
+def test_density_counts_every_atom(write_gaussians):
+    (model,) = models = load_models([write_gaussians("one")])
     ax = panels(models)["Error against uncertainty, one"]
     (cells,) = (c for c in ax.collections if isinstance(c, PolyCollection))
     counts = cells.get_array()
@@ -88,9 +87,9 @@ def test_density_counts_every_atom(write):
     assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim() == ax.get_ylim()
 
 
-def test_what_cannot_be_drawn_is_left_out(write):
+def test_what_cannot_be_drawn_is_left_out(write_gaussians):
     """One configuration has no bands, and an error of zero no place on a logarithmic axis."""
-    path = write("one", frames=1)
+    path = write_gaussians("one", frames=1)
     atoms = ase.io.read(path)
     forces, atoms.calc = atoms.get_forces(), None
     atoms.arrays["forces"], atoms.arrays["REF_forces"][:2] = forces, forces[:2]

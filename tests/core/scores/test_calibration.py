@@ -4,15 +4,13 @@ import json
 import math
 from dataclasses import replace
 
-import ase
 import numpy as np
 import pytest
 import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.fingerprints import fingerprint
-from e2ip_plugins.scores.calibration import Calibration, Constant
+from e2ip_plugins.scores.calibration import Calibration, CalibrationConstant
 
 E2IP = families.get("e2ip")
 
@@ -22,8 +20,8 @@ def calibration():
     return Calibration(
         methods=("species-scale", "conformal"),
         uq_family="niw",
-        factor={"H": Constant(2.0, (1.5, 2.5)), "O": Constant(0.5, (0.4, 0.6))},
-        floor=Constant(1e-4, (0.0, 2e-4)),
+        factor={"H": CalibrationConstant(2.0, (1.5, 2.5)), "O": CalibrationConstant(0.5, (0.4, 0.6))},
+        floor=CalibrationConstant(1e-4, (0.0, 2e-4)),
         radii={0.5: 1.5, 0.99: math.inf},
         configurations=4,
         atoms=12,
@@ -88,14 +86,18 @@ def test_dtype_of_the_model_stays(calibration):
 # What it is not for
 
 
-def test_other_predictions_are_refused(calibration):
+@pytest.mark.parametrize(
+    ("family", "species", "message"),
+    [
+        ("mve", ["H"], r"is for predictions of family 'niw', but x\.xyz has family 'gaussian'"),
+        ("e2ip", ["Si", "H", "C"], r"was fitted to H, O and knows nothing of C, Si, which x\.xyz has"),
+        (None, ["H"], r"x\.xyz: has no predicted distribution"),
+    ],
+)
+def test_other_predictions_are_refused(calibration, family, species, message):
     calibration.check(E2IP, ["H", "H"], "x.xyz")
-    with pytest.raises(InputError, match=r"is for predictions of family 'niw', but x\.xyz has family 'gaussian'"):
-        calibration.check(families.get("mve"), ["H"], "x.xyz")
-    with pytest.raises(InputError, match=r"was fitted to H, O and knows nothing of C, Si, which x\.xyz has"):
-        calibration.check(E2IP, ["Si", "H", "C"], "x.xyz")
-    with pytest.raises(InputError, match=r"x\.xyz: has no predicted distribution"):
-        calibration.check(None, ["H"], "x.xyz")
+    with pytest.raises(InputError, match=message):
+        calibration.check(None if family is None else families.get(family), species, "x.xyz")
 
 
 def test_another_model_is_refused_and_an_unknown_one_is_told(calibration):
@@ -116,6 +118,10 @@ def test_frames_that_it_was_fitted_to_are_refused(calibration):
         calibration.check_frames(["aa", "cc", "aa"], "x.xyz")
 
 
+def constant(value, low=0, high=1):
+    return {"value": value, "interval95": [low, high]}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -125,21 +131,22 @@ def test_frames_that_it_was_fitted_to_are_refused(calibration):
         ({"format": "else"}, "is no calibration; e2ip calibrate writes one"),
         ({"factor": None}, "is damaged"),
         ({"factor": {}}, "is damaged"),
-        ({"factor": {"H": {"value": -1.0, "interval95": [0, 1]}}}, "is damaged .*factors must be positive"),
-        ({"factor": {"H": {"value": "NaN", "interval95": [0, 1]}}}, "is damaged .*'NaN' is no finite number"),
-        ({"factor": {"H": {"value": True, "interval95": [0, 1]}}}, "is damaged .*True is no finite number"),
-        ({"factor": {"H": {"value": "2.0", "interval95": [0, 3]}}}, "is damaged .*'2.0' is no finite number"),
-        ({"factor": {"H": {"value": 2.0, "interval95": [3, 1]}}}, "is damaged .*an interval must not end before"),
-        ({"floor": {"value": -1.0, "interval95": [0, 1]}}, "is damaged .*the floor not negative"),
+        ({"factor": {"H": constant(-1.0)}}, "is damaged .*factors must be positive"),
+        ({"factor": {"H": constant("NaN")}}, "is damaged .*'NaN' is no finite number"),
+        ({"factor": {"H": constant(True)}}, "is damaged .*True is no finite number"),
+        ({"factor": {"H": constant("2.0", 0, 3)}}, "is damaged .*'2.0' is no finite number"),
+        ({"factor": {"H": constant(2.0, 3, 1)}}, "is damaged .*an interval must not end before"),
+        ({"floor": constant(-1.0)}, "is damaged .*the floor not negative"),
         ({"floor": 1.0}, "is damaged"),
         ({"radii": ["a"]}, "is damaged"),
         ({"radii": {"0.9": -1.0}}, "is damaged .*radii must not be negative"),
         ({"radii": {"0.9": "NaN"}}, "is damaged .*'NaN' is no finite number"),
         ({"radii": {"0.9": 1.0, "0.5": 2.0}}, "is damaged .*radii must grow with their levels"),
         ({"radii": {"0.9": None, "0.95": 2.0}}, "is damaged .*radii must grow with their levels"),
-        ({"methods": "scale"}, "is damaged .*methods must be a list"),
         ({"radii": {"1.7": 2.0}}, "is damaged .*levels between 0 and 1"),
+        ({"methods": "scale"}, "is damaged .*methods must be a list"),
         ({"frames": 3}, "is damaged"),
+        ({"frame_maxima": None}, "is damaged .*frame_maxima"),
     ],
 )
 def test_files_that_mean_nothing_are_refused(path, values, message):
@@ -154,59 +161,11 @@ def test_broken_files_are_refused(path, text):
         Calibration.read(path)
 
 
-def test_missing_files_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"nothing\.json: cannot be read as a calibration \(No such file"):
-        Calibration.read(tmp_path / "nothing.json")
-    with pytest.raises(InputError, match="cannot be read as a calibration"):
-        Calibration.read(tmp_path)
+def test_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="it is not JSON"):
-        Calibration.read(tmp_path / "binary.json")
-
-
-# Frames
-
-
-def test_fingerprints_tell_frames_apart():
-    atoms = ase.Atoms("OH2", np.random.default_rng(0).normal(size=(3, 3)), cell=[4, 5, 6])
-    own = fingerprint(atoms)
-    assert len(own) == 12 and fingerprint(atoms.copy()) == own
-    other = atoms.copy()
-    other.positions[1, 2] += 1e-3
-    species = atoms.copy()
-    species.symbols[0] = "S"
-    periodic = atoms.copy()
-    periodic.pbc = True
-    assert len({own, *map(fingerprint, (other, species, periodic))}) == 4
-    # A cell that is not periodic means nothing, nor does the sign of a zero.
-    larger = atoms.copy()
-    larger.cell = [7, 7, 7]
-    assert fingerprint(larger) == own
-    zeros = [ase.Atoms("H", [[zero, 1.0, 0.0]]) for zero in (0.0, -0.0, 1e-9)]
-    assert len(set(map(fingerprint, zeros))) == 1
-
-
-def test_fingerprints_know_charge_and_spin():
-    """Of one geometry there may be several states; one that is usual need not be said."""
-    usual = ({}, {"charge": 0}, {"total_charge": np.int64(0)}, {"total_spin": 1.0})
-    others = ({"charge": 1}, {"charge": -1}, {"charge": 1.0, "multiplicity": 2}, {"spin": "high"})
-    same, different = (
-        [fingerprint(ase.Atoms("H3", np.eye(3), info=info)) for info in infos] for infos in (usual, others)
-    )
-    assert len(set(same)) == 1 and len({same[0], *different}) == 5
-    assert fingerprint(ase.Atoms("H3", np.eye(3), info={"charge": 1.0})) == different[0]
-
-
-@pytest.mark.parametrize(("digits", "share"), [(8, 0.01), (6, 0.2)])
-def test_fingerprints_survive_a_file(digits, share):
-    """Of every coordinate rounded by itself, one of 192 atoms is nearly always where rounding decides."""
-    rng, changed = np.random.default_rng(0), 0
-    for _ in range(400):
-        atoms = ase.Atoms("O64H128", rng.uniform(0.0, 12.0, (192, 3)), cell=np.eye(3) * 12.0, pbc=True)
-        read = atoms.copy()
-        read.positions = atoms.positions.round(digits)
-        changed += fingerprint(read) != fingerprint(atoms)
-    assert changed / 400 <= share
+    for name, reason in (("nothing.json", "No such file"), ("", "Is a directory"), ("binary.json", "it is not JSON")):
+        with pytest.raises(InputError, match=rf"{name}: cannot be read as a calibration \({reason}"):
+            Calibration.read(tmp_path / name)
 
 
 def test_levels_are_kept_apart(calibration, tmp_path):

@@ -1,4 +1,4 @@
-"""The fit: constants that are known, what is left to few atoms, coverage of conformal radii by simulation."""
+"""The fit: constants that are known, and what is left to few atoms."""
 
 import math
 
@@ -10,17 +10,25 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.laws import law_of
-from e2ip_plugins.scores.calibration_fit import (
-    FLOOR_LEVEL,
-    Sample,
-    calibrate,
-    check,
-    configurations_for,
-    conformal_radius,
-)
+from e2ip_plugins.scores.calibration_constants import FLOOR_LEVEL
+from e2ip_plugins.scores.calibration_fit import calibrate, check
+from e2ip_plugins.scores.conformal import conformal_radius
 from e2ip_plugins.scores.metrics import calibration_error
+from e2ip_plugins.scores.sample import Sample
 
 E2IP = families.get("e2ip")
+
+
+def hydrogen(family, parameters, error, atoms):
+    """A sample of hydrogen in configurations of ``atoms``."""
+    frame = np.repeat(np.arange(len(error) // atoms), atoms)
+    return Sample(family, parameters, error, np.full(len(error), "H"), frame)
+
+
+def gaussians(error, std, atoms):
+    """Hydrogen with isotropic Gaussians of one standard deviation."""
+    log_cov = np.tile([2.0 * math.log(std)] * 3 + [0.0] * 3, (len(error), 1))
+    return hydrogen(families.get("mve"), {"gaussian_log_cov": log_cov}, error, atoms)
 
 
 @pytest.fixture
@@ -36,11 +44,6 @@ def sample(draw):
         return Sample(E2IP, parameters, error, symbols, frame, "valid.xyz", ("aa",))
 
     return make
-
-
-def applied(calibration, sample):
-    parameters = calibration.apply_numpy(sample.family, sample.parameters, sample.species)
-    return sample._replace(parameters=parameters)
 
 
 def pit_of(sample):
@@ -59,7 +62,7 @@ def test_scale_finds_the_factor(sample, inflate):
         assert constant.value == pytest.approx(inflate**2, rel=0.08)
     assert found.floor.value == 0.0 and found.radii == {}
     assert len(found.notes) == (inflate == 1.0)
-    assert calibration_error(pit_of(applied(found, sample(inflate=inflate, seed=1)))) < 0.012
+    assert calibration_error(pit_of(sample(inflate=inflate, seed=1).calibrated(found))) < 0.012
     assert found.scores["after"]["calibration_error"] < 0.01
     assert (found.uq_family, found.configurations, found.atoms) == ("niw", 200, 2400)
     assert (found.file, found.frames, found.species) == ("valid.xyz", ("aa",), ("C", "H", "O"))
@@ -92,11 +95,7 @@ def test_a_wrong_shape_is_told():
     """Gaussians for errors with heavy tails: right in the middle, the factor makes the tails worse."""
     n, rng = 3000, np.random.default_rng(0)
     error = 0.1 * rng.standard_normal((n, 3)) * np.where(rng.random((n, 1)) < 0.05, 10.0, 1.0)
-    log_cov = np.tile([2.0 * math.log(0.3)] * 3 + [0.0] * 3, (n, 1))
-    valid = Sample(
-        families.get("mve"), {"gaussian_log_cov": log_cov}, error, np.full(n, "H"), np.repeat(np.arange(100), 30)
-    )
-    found = calibrate(valid, ["scale"])
+    found = calibrate(gaussians(error, 0.3, 30), ["scale"])
     assert found.factor["H"].value == pytest.approx(1.0 / 9.0, rel=0.3)
     assert any("the mean NLL rises" in note for note in found.notes)
 
@@ -129,10 +128,7 @@ def test_intervals_are_as_wide_as_configurations_differ(sample):
 def test_scales_far_away_are_found(inflate):
     """Also for Gaussians, whose PIT is 0 or 1 to the last bit there."""
     error = 0.1 * inflate * np.random.default_rng(0).standard_normal((600, 3))
-    log_cov = np.tile([2.0 * math.log(0.1)] * 3 + [0.0] * 3, (600, 1))
-    family, species = families.get("mve"), np.full(600, "H")
-    valid = Sample(family, {"gaussian_log_cov": log_cov}, error, species, np.repeat(np.arange(60), 10))
-    assert calibrate(valid, ["scale"]).factor["H"].value == pytest.approx(inflate**2, rel=0.2)
+    assert calibrate(gaussians(error, 0.1, 10), ["scale"]).factor["H"].value == pytest.approx(inflate**2, rel=0.2)
 
 
 def test_every_family_is_calibrated_through_its_law():
@@ -146,10 +142,10 @@ def test_every_family_is_calibrated_through_its_law():
             parameters[key.name] = (values + key.above + 1.0 if finite else values - 5.0).numpy()
         law = law_of(family, parameters)
         error = law.mean() + 2.0 * (law.sample(np.random.default_rng(0), 1)[0] - law.mean())
-        valid = Sample(family, parameters, error, np.full(2000, "H"), np.repeat(np.arange(100), 20))
+        valid = hydrogen(family, parameters, error, 20)
         assert calibrate(valid, ["scale"]).factor["H"].value == pytest.approx(4.0, rel=0.2), name
         found = calibrate(valid, ["floor"])
-        pit = pit_of(applied(found, valid))
+        pit = pit_of(valid.calibrated(found))
         assert np.mean(pit <= FLOOR_LEVEL) == pytest.approx(FLOOR_LEVEL, abs=1e-3), name
 
 
@@ -158,12 +154,13 @@ def test_every_family_is_calibrated_through_its_law():
 
 def test_species_get_factors_of_their_own(sample):
     valid = sample()
-    hydrogen = valid.species == "H"
-    valid = valid._replace(error=valid.error * np.where(hydrogen, 2.0, 0.5)[:, None])
+    valid = valid._replace(error=valid.error * np.where(valid.species == "H", 2.0, 0.5)[:, None])
     found = calibrate(valid, ["species-scale"])
-    assert found.factor["H"].value == pytest.approx(4.0, rel=0.15)
-    assert found.factor["C"].value == pytest.approx(0.25, rel=0.2)
-    assert found.factor["O"].value == pytest.approx(0.25, rel=0.2)
+    assert {symbol: constant.value for symbol, constant in found.factor.items()} == {
+        "H": pytest.approx(4.0, rel=0.15),
+        "C": pytest.approx(0.25, rel=0.2),
+        "O": pytest.approx(0.25, rel=0.2),
+    }
     for constant in found.factor.values():
         assert constant.interval[0] < constant.value < constant.interval[1]
 
@@ -197,7 +194,7 @@ def test_floor_is_fitted_to_its_level(sample):
     found = calibrate(valid, ["floor"])
     assert found.floor.interval[0] < found.floor.value < found.floor.interval[1]
     assert all(constant.value == 1.0 for constant in found.factor.values())
-    assert np.mean(pit_of(applied(found, valid)) <= FLOOR_LEVEL) == pytest.approx(FLOOR_LEVEL, abs=1e-4)
+    assert np.mean(pit_of(valid.calibrated(found)) <= FLOOR_LEVEL) == pytest.approx(FLOOR_LEVEL, abs=1e-4)
     # The least one.
     less = valid.widened(np.ones(6000), np.full(6000, 0.999 * found.floor.value))
     assert np.mean(pit_of(less) <= FLOOR_LEVEL) < FLOOR_LEVEL
@@ -207,7 +204,7 @@ def test_covariances_that_are_too_large_get_no_floor(sample):
     valid = sample(inflate=0.5)
     found = calibrate(valid, ["floor"])
     assert found.floor.value == 0.0 and "the covariance stays as it is" in found.notes[0]
-    after = applied(found, valid)
+    after = valid.calibrated(found)
     assert all(np.array_equal(after.parameters[name], values) for name, values in valid.parameters.items())
 
 
@@ -220,7 +217,7 @@ def test_floor_mends_covariances_without_full_rank():
     log_cov = logarithm[:, [0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
     error = 0.3 * rng.normal(size=(n, 3))
     parameters = {"ensemble_log_cov": log_cov, "ensemble_epistemic_share": np.ones(n)}
-    valid = Sample(Ensemble, parameters, error, np.full(n, "H"), np.repeat(np.arange(60), 10))
+    valid = hydrogen(Ensemble, parameters, error, 10)
     found = calibrate(valid, ["floor"])
     assert found.scores["before"]["coverage95"] == 0.0 and found.scores["after"]["coverage90"] == pytest.approx(0.9)
     assert math.sqrt(found.floor.value) == pytest.approx(0.3, rel=0.1)
@@ -228,53 +225,6 @@ def test_floor_mends_covariances_without_full_rank():
 
 
 # Conformal radii
-
-
-def test_radius_by_hand():
-    # Three configurations of weight 1/4; the second has two atoms of 1/8.
-    distance, frame = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 1, 1, 2])
-    radii = {level: conformal_radius(distance, frame, level) for level in (0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 0.76)}
-    assert radii == {0.2: 1.0, 0.25: 1.0, 0.3: 2.0, 0.4: 3.0, 0.5: 3.0, 0.75: 4.0, 0.76: math.inf}
-
-
-@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="no weighted quantiles")
-def test_radius_is_the_weighted_quantile_of_numpy():
-    rng = np.random.default_rng(0)
-    frame = rng.integers(0, 30, 500)
-    distance, sizes = rng.random(500), np.bincount(frame)
-    # Infinity as one more configuration.
-    weights, values = np.append(1.0 / sizes[frame], 1.0), np.append(distance, 1e9)
-    for level in (0.1, 0.5, 0.8, 0.93):
-        expected = np.quantile(values, level, weights=weights, method="inverted_cdf")
-        assert conformal_radius(distance, frame, level) == expected
-
-
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
-def test_coverage_by_simulation(level):
-    """Configurations of different sizes whose atoms share a scale, which has to do with the size.
-
-    The radius holds a random atom of a new configuration with at least the level, and no more than by the weight of one
-    configuration. Taking all atoms for exchangeable would not: large configurations would rule.
-    """
-    rng, configurations = np.random.default_rng(0), 19
-
-    def draw(count):
-        sizes = rng.choice([2, 40], count)
-        frame = np.repeat(np.arange(count), sizes)
-        scale = np.exp(rng.normal(size=count)) * np.where(sizes == 2, 3.0, 1.0)
-        return np.linalg.norm(rng.normal(size=(len(frame), 3)), axis=-1) * scale[frame], frame, sizes
-
-    covered, pooled = [], []
-    for _ in range(1500):
-        distance, frame, _ = draw(configurations)
-        fresh, fresh_frame, sizes = draw(10)
-        radius = conformal_radius(distance, frame, level)
-        covered.append(np.mean(np.bincount(fresh_frame, fresh <= radius) / sizes))
-        naive = np.quantile(distance, level)
-        pooled.append(np.mean(np.bincount(fresh_frame, fresh <= naive) / sizes))
-    error = 3.0 * np.std(covered) / math.sqrt(len(covered))
-    assert level - error < np.mean(covered) < level + 1.0 / (configurations + 1) + error
-    assert np.mean(pooled) < level - 0.02
 
 
 def test_radii_are_of_the_calibrated_covariance(sample):
@@ -297,7 +247,7 @@ def test_radii_come_from_configurations_that_the_constants_have_not_seen(sample,
     odd = valid.frame % 2 == 1
     # Constants as from the even ones alone, radii of the odd ones.
     assert found.factor == calibrate(valid.only(~odd), [method]).factor
-    wide = applied(found, valid.only(odd))
+    wide = valid.only(odd).calibrated(found)
     distance = np.linalg.norm(wide.law().z_scores(wide.error), axis=-1)
     assert found.radii[0.9] == conformal_radius(distance, wide.frame, 0.9)
 
@@ -317,13 +267,6 @@ def test_too_few_configurations_for_a_level_are_told(sample):
         "no finite conformal radius for level 0.95, 0.99: 12 configurations allow levels up to 0.923; give more "
         "configurations"
     ]
-
-
-@pytest.mark.parametrize("level", [0.1, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99])
-def test_the_least_number_of_configurations_for_a_level(level):
-    least = configurations_for(level)
-    assert math.isfinite(conformal_radius(np.arange(float(least)), np.arange(least), level))
-    assert least == 1 or math.isinf(conformal_radius(np.arange(least - 1.0), np.arange(least - 1), level))
 
 
 # Input
@@ -369,10 +312,11 @@ def test_species_scales_that_make_the_whole_worse_are_told(sample):
 
 
 def test_validation_sets_that_say_nothing(sample):
-    with pytest.raises(InputError, match=r"valid\.xyz: has 1 configurations .*at least 2"):
-        calibrate(sample(configurations=1), ["scale"])
-    with pytest.raises(InputError, match=r"valid\.xyz: has 3 configurations .*at least 4"):
-        calibrate(sample(configurations=3), ["floor", "conformal"])
-    exact = sample()
-    with pytest.raises(InputError, match=r"valid\.xyz: all errors are zero"):
-        calibrate(exact._replace(error=np.zeros_like(exact.error)), ["scale"])
+    exact = sample()._replace(error=np.zeros((2400, 3)))
+    for valid, methods, message in (
+        (sample(configurations=1), ["scale"], "has 1 configurations .*at least 2"),
+        (sample(configurations=3), ["floor", "conformal"], "has 3 configurations .*at least 4"),
+        (exact, ["scale"], "all errors are zero"),
+    ):
+        with pytest.raises(InputError, match=rf"valid\.xyz: {message}"):
+            calibrate(valid, methods)

@@ -9,8 +9,8 @@ import torch
 
 from e2ip_plugins import families
 from e2ip_plugins.predictions.prediction_files import Predictions
-from e2ip_plugins.scores.calibration import Calibration, Constant
-from e2ip_plugins.scores.frame_maxima import ALL, LEVELS, of_predictions, principal_std, quantile, table
+from e2ip_plugins.scores.calibration import Calibration, CalibrationConstant
+from e2ip_plugins.scores.frame_maxima import ALL_ATOMS, QUANTILE_LEVELS, of_predictions, principal_std, quantile, table
 
 E2IP = families.get("e2ip")
 
@@ -19,7 +19,7 @@ def test_table_by_hand():
     values = np.array([1.0, 5.0, 2.0, 3.0, 4.0])
     found = table(values, np.array([0, 0, 1, 1, 2]), np.array(list("HOHHH")), levels=(0.5, 0.75, 0.76, 1.0))
     assert found == {
-        ALL: {0.5: 4.0, 0.75: 5.0, 0.76: math.inf, 1.0: 5.0},
+        ALL_ATOMS: {0.5: 4.0, 0.75: 5.0, 0.76: math.inf, 1.0: 5.0},
         "H": {0.5: 3.0, 0.75: 4.0, 0.76: math.inf, 1.0: 4.0},
         "O": {0.5: 5.0, 0.75: math.inf, 0.76: math.inf, 1.0: 5.0},
     }
@@ -56,21 +56,29 @@ def predictions(draw):
     )
 
 
-def test_tables_are_of_the_calibrated_views(predictions):
-    calibration = Calibration(
-        ("species-scale",), "niw", {"H": Constant(4.0, (4.0, 4.0))}, Constant(0.0, (0.0, 0.0)), {}, 20, 60, (), ""
-    )
-    raw, found = of_predictions(predictions), of_predictions(predictions, calibration)
+@pytest.fixture
+def calibration():
+    """Function that gives a calibration by its factors."""
+    nothing = CalibrationConstant(0.0, (0.0, 0.0))
+
+    def make(factors, **options):
+        constants = {symbol: CalibrationConstant(value, (value, value)) for symbol, value in factors.items()}
+        return Calibration(("species-scale",), "niw", constants, nothing, {}, 20, 60, (), "", **options)
+
+    return make
+
+
+def test_tables_are_of_the_calibrated_views(predictions, calibration):
+    raw, found = of_predictions(predictions), of_predictions(predictions, calibration({"H": 4.0}))
     views = E2IP.derive({name: torch.as_tensor(v) for name, v in predictions.parameters.items()})
     largest = views["forces_epistemic_std"].reshape(20, 3).max(1).values.sort().values
-    assert raw["forces_epistemic_std"][ALL][0.5] == pytest.approx(float(largest[10]))
-    assert raw["forces_principal_std"][ALL][1.0] == pytest.approx(
-        float(torch.linalg.eigvalsh(views["forces_cov"]).max().sqrt())
-    )
+    assert raw["forces_epistemic_std"][ALL_ATOMS][0.5] == pytest.approx(float(largest[10]))
+    largest = torch.linalg.eigvalsh(views["forces_cov"]).max().sqrt()
+    assert raw["forces_principal_std"][ALL_ATOMS][1.0] == pytest.approx(float(largest))
     for name, factor in (("forces_epistemic_std", 2.0), ("forces_principal_std", 2.0), ("e2ip_leverage", 1.0)):
-        assert set(found[name]) == {ALL, "H"} and set(raw[name]) == {ALL, "H", "O"}
+        assert set(found[name]) == {ALL_ATOMS, "H"} and set(raw[name]) == {ALL_ATOMS, "H", "O"}
         assert found[name]["H"][0.9] == pytest.approx(factor * raw[name]["H"][0.9])
-        assert list(raw[name][ALL]) == list(LEVELS)
+        assert list(raw[name][ALL_ATOMS]) == list(QUANTILE_LEVELS)
 
 
 def test_leverage_that_some_atoms_lack_has_no_table(predictions):
@@ -78,15 +86,10 @@ def test_leverage_that_some_atoms_lack_has_no_table(predictions):
     assert "e2ip_leverage" not in of_predictions(predictions)
 
 
-def test_files_with_and_without(predictions, tmp_path):
-    """A file of an earlier version has none; what an earlier version would read of a new file is as it was."""
-    one = {symbol: Constant(1.0, (1.0, 1.0)) for symbol in "HO"}
+def test_tables_are_kept_in_the_file(predictions, calibration, tmp_path):
     maxima = of_predictions(predictions)
     path = tmp_path / "calibration.json"
-    Calibration(("scale",), "niw", one, Constant(0.0, (0.0, 0.0)), {}, 20, 60, (), "", frame_maxima=maxima).write(path)
-    assert Calibration.read(path).frame_maxima == maxima and math.isinf(maxima["e2ip_leverage"][ALL][0.999])
-    content = json.loads(path.read_text())
-    assert content["version"] == 1 and content["frame_maxima"]["e2ip_leverage"]["all"]["0.999"] is None
-    del content["frame_maxima"]
-    path.write_text(json.dumps(content))
-    assert Calibration.read(path).frame_maxima == {}
+    calibration({"H": 1.0, "O": 1.0}, frame_maxima=maxima).write(path)
+    assert Calibration.read(path).frame_maxima == maxima
+    assert math.isinf(maxima["e2ip_leverage"][ALL_ATOMS][0.999])
+    assert json.loads(path.read_text())["frame_maxima"]["e2ip_leverage"]["all"]["0.999"] is None

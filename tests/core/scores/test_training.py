@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,28 +20,35 @@ from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
 KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau"}
 
 
-def metric_of(family=E2IP):
-    return ForceUncertainty(family)
-
-
 def add(metric, b):
     """Hand a batch to a metric; returns what ``forward`` does."""
     outputs = {name: value for name, value in b.items() if name not in ("reference", "forces")}
     return metric(b["reference"], b["forces"], outputs)
 
 
+def figures_of(*batches):
+    metric = ForceUncertainty(E2IP)
+    for b in batches:
+        add(metric, b)
+    return metric.compute()
+
+
 def batch(n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    forces = torch.randn(n, 3, generator=generator, dtype=torch.float64)
-    log_sigma0 = torch.randn(n, 6, generator=generator, dtype=torch.float64) - 4.0
+    options = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    normal, uniform = partial(torch.randn, **options), partial(torch.rand, **options)
+    forces = normal(n, 3)
     return {
-        "reference": forces + 0.3 * torch.randn(n, 3, generator=generator, dtype=torch.float64),
         "forces": forces,
-        "e2ip_log_sigma0": log_sigma0,
-        "e2ip_nu": 5.0 + 10.0 * torch.rand(n, generator=generator, dtype=torch.float64),
-        "e2ip_kappa": 0.1 + 5.0 * torch.rand(n, generator=generator, dtype=torch.float64),
-        "e2ip_plateau": (torch.rand(n, generator=generator, dtype=torch.float64) < 0.25).double(),
+        "e2ip_log_sigma0": normal(n, 6) - 4.0,
+        "reference": forces + 0.3 * normal(n, 3),
+        "e2ip_nu": 5.0 + 10.0 * uniform(n),
+        "e2ip_kappa": 0.1 + 5.0 * uniform(n),
+        "e2ip_plateau": (uniform(n) < 0.25).double(),
     }
+
+
+def part_of(b, part):
+    return {name: values[part] for name, values in b.items()}
 
 
 def expected(b):
@@ -66,37 +74,36 @@ def expected(b):
 
 def test_agrees_with_scipy():
     b = batch(60)
-    metric = metric_of()
-    add(metric, b)
-    assert metric.compute() == pytest.approx(expected(b), rel=1e-6)
+    assert figures_of(b) == pytest.approx(expected(b), rel=1e-6)
 
 
 def test_batches_and_single_columns_add_up():
     """NequIP's (N, 1) columns, two updates and forward() all see the same atoms."""
     b = batch(50)
-    once, twice, forwarded = metric_of(), metric_of(), metric_of()
-    add(once, b)
-    for part in (slice(0, 20), slice(20, 50)):
-        piece = {k: v[part] for k, v in b.items()}
-        for key in ("e2ip_nu", "e2ip_kappa", "e2ip_plateau"):
-            piece[key] = piece[key].unsqueeze(-1)
-        add(twice, piece)
-        step = add(forwarded, piece)
-        assert step == pytest.approx(expected({k: v[part] for k, v in b.items()}), rel=1e-6)
-    assert twice.compute() == pytest.approx(once.compute(), rel=1e-12)
-    assert forwarded.compute() == pytest.approx(once.compute(), rel=1e-12)
+    pieces = [part_of(b, part) for part in (slice(0, 20), slice(20, 50))]
+    metric = ForceUncertainty(E2IP)
+    for piece in pieces:
+        columned = {name: v.unsqueeze(-1) if v.ndim == 1 else v for name, v in piece.items()}
+        assert add(metric, columned) == pytest.approx(expected(piece), rel=1e-6)
+    assert metric.compute() == pytest.approx(figures_of(b), rel=1e-12)
 
 
 def test_named_columns():
     where = columns(E2IP)
     assert list(where) == ["counts", "error", "e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa", "plateau"]
-    widths = {name: part.stop - part.start for name, part in where.items()}
-    assert sum(widths.values()) == where["plateau"].stop and widths["e2ip_log_sigma0"] == 6
+    assert [(part.start, part.stop) for part in where.values()] == [
+        (0, 1),
+        (1, 4),
+        (4, 10),
+        (10, 11),
+        (11, 12),
+        (12, 13),
+    ]
     assert {figure.name for figure in FIGURES} == KEYS
 
 
 def test_reset_forgets():
-    metric = metric_of()
+    metric = ForceUncertainty(E2IP)
     add(metric, batch(10))
     metric.reset()
     add(metric, batch(10, seed=1))
@@ -105,40 +112,31 @@ def test_reset_forgets():
 
 def test_atoms_without_reference_are_left_out():
     b = batch(30)
-    whole = metric_of()
-    add(whole, {k: v[2:] for k, v in b.items()})
+    whole = figures_of(part_of(b, slice(2, None)))
     b["reference"][0, 1] = float("nan")
     b["reference"][1, 2] = float("inf")
-    masked = metric_of()
-    add(masked, b)
-    assert masked.compute() == pytest.approx(whole.compute(), rel=1e-12)
+    assert figures_of(b) == pytest.approx(whole, rel=1e-12)
 
 
 def test_non_finite_prediction_shows():
     b = batch(30)
     b["forces"][3, 0] = float("nan")
-    metric = metric_of()
-    add(metric, b)
-    result = metric.compute()
+    result = figures_of(b)
     assert math.isnan(result["nll"]) and math.isnan(result["coverage95"])
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 def test_empty_is_nan():
-    metric = metric_of()
-    result = metric.compute()
-    assert set(result) == KEYS
-    assert all(math.isnan(v) for v in result.values())
-    metric.reset()
-    add(metric, batch(0))
-    assert math.isnan(metric.compute()["nll"])
+    for result in (figures_of(), figures_of(batch(0))):
+        assert set(result) == KEYS
+        assert all(math.isnan(v) for v in result.values())
 
 
 def test_leaves_no_graph():
     b = batch(5)
     for value in b.values():
         value.requires_grad_()
-    metric = metric_of()
+    metric = ForceUncertainty(E2IP)
     add(metric, b)
     assert not any(t.requires_grad for t in metric.atoms)
 
@@ -147,8 +145,8 @@ def two_ranks(rank, store):
     """One of two processes: what it computes from its share of the atoms."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    shared, lonely = metric_of(), metric_of()
-    add(shared, {k: v[30 * rank : 30 + 10 * rank] for k, v in batch(40).items()})
+    shared, lonely = ForceUncertainty(E2IP), ForceUncertainty(E2IP)
+    add(shared, part_of(batch(40), slice(30 * rank, 30 + 10 * rank)))
     if rank == 0:
         add(lonely, batch(40))
     results = [shared.compute(), lonely.compute()]
@@ -161,13 +159,11 @@ def test_two_processes_see_all_atoms(tmp_path):
     # Not torch.multiprocessing: its children cannot import a test module of pytest's importlib mode.
     command = [sys.executable, __file__, str(tmp_path / "store")]
     ranks = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True) for r in (0, 1)]
-    single = metric_of()
-    add(single, batch(40))
     for process in ranks:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         for result in json.loads(output):
-            assert result == pytest.approx(single.compute(), rel=1e-6)
+            assert result == pytest.approx(figures_of(batch(40)), rel=1e-6)
 
 
 if __name__ == "__main__":

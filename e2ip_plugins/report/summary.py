@@ -1,0 +1,126 @@
+"""The figures of one scored model, over all atoms and per species, ready for JSON."""
+
+from typing import Dict, Optional
+
+import numpy as np
+
+from e2ip_plugins.families.laws import law_of
+from e2ip_plugins.keys import KCAL_PER_MOL
+from e2ip_plugins.predictions.prediction_files import Predictions
+from e2ip_plugins.report.scored_model import ScoredModel
+from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
+from e2ip_plugins.scores.metrics import COVERAGE_LEVELS, auroc, frame_scores, observed_coverage, summarise
+
+#: Units of the figures.
+SUMMARY_UNITS = {
+    "force_mae": "eV/Å",
+    "force_rmse": "eV/Å",
+    "energy_mae": "eV/atom",
+    "nll": "nats, density in (eV/Å)^-3",
+    "nll_kcal": "nats, density in (kcal/mol/Å)^-3",
+    "energy_score": "eV/Å",
+    "energy_score_kcal": "kcal/mol/Å",
+    "energy_score_error": "eV/Å, standard error from sampling",
+    "energy_score_error_kcal": "kcal/mol/Å, standard error from sampling",
+    "epistemic_std": "eV/Å, mean over atoms",
+    "total_std": "eV/Å, mean over atoms",
+    "leverage": "1, mean over atoms",
+    "everything else": "1",
+}
+
+
+def summary(model: ScoredModel) -> dict:
+    """Return the figures of a model as `e2ip_plugins.report.compare.compare` describes them."""
+    p, pit = model.predictions, model.scores.get("pit")
+    species = {str(symbol): model.species == symbol for symbol in np.unique(model.species)}
+    energy_mae = float(np.abs(model.energy_error).mean()) if len(model.energy_error) else None
+    return {
+        "label": model.label,
+        "file": str(p.path),
+        "uq_family": p.family.uq_family if p.family else None,
+        "frames": len(p.sizes),
+        "masked_atoms": model.masked,
+        "left_out": model.left_out,
+        "overall": _figures(model, np.full(len(model.species), True)) | _finite({"energy_mae": energy_mae}),
+        "species": {symbol: _figures(model, chosen) for symbol, chosen in species.items()},
+        "observed_coverage": None if pit is None else observed_coverage(pit).tolist(),
+        "interval95": _intervals(model, species),
+        "file_calibration": p.calibration,
+        "calibration": _of_calibration(model),
+    }
+
+
+def frame_auroc(inside: ScoredModel, outside: ScoredModel) -> dict:
+    """Return, by every score of a frame, the probability that it is larger out of distribution than in it."""
+    a, b = _frame_scores(inside.predictions), _frame_scores(outside.predictions)
+    return {"label": inside.label} | _finite({name: auroc(b[name], a[name]) for name in a})
+
+
+def _frame_scores(p: Predictions) -> Dict[str, np.ndarray]:
+    # All atoms count: no reference is needed to distinguish frames.
+    epistemic = law_of(p.family, p.parameters).epistemic_std() if p.family else None
+    # Families without an epistemic part rank nothing by it.
+    return frame_scores(p.sizes, p.leverage, epistemic if epistemic is not None and epistemic.any() else None)
+
+
+def _figures(model: ScoredModel, chosen: np.ndarray) -> dict:
+    """Return the averages over some of the atoms, NLL and energy score also in kcal/mol/Å."""
+    figures = summarise({name: values[chosen] for name, values in model.scores.items()})
+    nll = figures["nll"]
+    # A density in (kcal/mol/Å)⁻³ is KCAL³ times the one in (eV/Å)⁻³.
+    figures["nll_kcal"] = None if nll is None else nll - 3.0 * float(np.log(KCAL_PER_MOL))
+    for name in ("energy_score", "energy_score_error"):
+        value = figures[name]
+        figures[f"{name}_kcal"] = None if value is None else value / KCAL_PER_MOL
+    return _finite({"atoms": int(chosen.sum())} | figures)
+
+
+def _intervals(model: ScoredModel, species: Dict[str, np.ndarray]) -> Optional[dict]:
+    """Return 95 % intervals of coverages and calibration errors, from a bootstrap of whole configurations."""
+    if model.band is None:
+        return None
+    pit, frame = model.scores["pit"], model.frame
+    return {
+        "overall": _of_band(model.band),
+        "species": {symbol: _of_band(coverage_band(pit[chosen], frame[chosen])) for symbol, chosen in species.items()},
+        "observed_coverage": {"low": model.band.low.tolist(), "high": model.band.high.tolist()},
+    }
+
+
+def _of_band(band: Optional[CoverageBand]) -> Optional[dict]:
+    if band is None:
+        return None
+    coverages = {f"coverage{round(100 * level)}": list(band.coverage(level)) for level in COVERAGE_LEVELS}
+    return {"calibration_error": list(band.calibration_error), **coverages}
+
+
+def _of_calibration(model: ScoredModel) -> Optional[dict]:
+    """Return the constants that were applied, and the coverage of conformal regions.
+
+    The coverage is the share of a configuration's atoms inside, averaged over configurations: the regions' guarantee is
+    for configurations that count alike, whatever their size.
+    """
+    calibration = model.calibration
+    if calibration is None:
+        return None
+    conformal = {}
+    if "z_scores" in model.scores:
+        distance = np.linalg.norm(model.scores["z_scores"], axis=-1)
+        _, frame = np.unique(model.frame, return_inverse=True)
+        atoms = np.bincount(frame)
+        for level, radius in calibration.radii.items():
+            if np.isfinite(radius):
+                coverage = float(np.mean(np.bincount(frame, distance <= radius) / atoms))
+                conformal[f"{level:g}"] = {"radius": radius, "coverage": coverage}
+    return {
+        "file": calibration.path,
+        "methods": list(calibration.methods),
+        "factor": {symbol: constant.value for symbol, constant in calibration.factor.items()},
+        "floor": calibration.floor.value,
+        "conformal": conformal,
+    }
+
+
+def _finite(figures: dict) -> dict:
+    # JSON has neither NaN nor infinity, and an undefined figure is an empty cell like a missing one.
+    return {name: None if value is None or not np.isfinite(value) else value for name, value in figures.items()}
