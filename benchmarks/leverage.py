@@ -1,4 +1,4 @@
-"""What the leverage is worth, and what its constants would be worth otherwise, from one trained model.
+"""What the leverage of a trained model is worth, and its alternatives; long, as the form is written here once more.
 
     python benchmarks/leverage.py atoms --host mace --model my.model --set train=train.xyz --set valid=… --out FOLDER
     python benchmarks/leverage.py judge FOLDER --out results.json

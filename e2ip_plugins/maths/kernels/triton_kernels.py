@@ -256,6 +256,7 @@ def backward_kernel(
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
     DOUBLE: tl.constexpr, BLOCK: tl.constexpr, REGULARISER: tl.constexpr,
 ):  # fmt: skip
+    # More than 60 lines: a kernel is one function, whose values stay in registers.
     atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n
     s, t, nu, kappa, _, slopes, direction, ratio = _load_atom(
