@@ -1,4 +1,4 @@
-"""What the leverage of a trained model is worth, and its alternatives; long, as the form is written here once more.
+"""What the leverage is worth, and what its constants would be worth otherwise, from one trained model.
 
     python benchmarks/leverage.py atoms --host mace --model my.model --set train=train.xyz --set valid=… --out FOLDER
     python benchmarks/leverage.py judge FOLDER --out results.json
@@ -13,27 +13,24 @@ fitted. `table` prints alternatives of several models: a file has the result of 
 import argparse
 import functools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from ase.calculators.calculator import Calculator
 from ase.io import iread
 from common import load, markdown, parser_of
-from scipy.cluster.vq import kmeans2
-from scipy.optimize import minimize
-from scipy.stats import norm
-from scipy.stats import t as student_t
 
 from e2ip_plugins import families
-from e2ip_plugins.families.laws import Elliptical
-from e2ip_plugins.families.laws import law_of as family_law
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, inflate
+from e2ip_plugins.families.laws import Elliptical, law_of
+from e2ip_plugins.fitting.constants import Samples
+from e2ip_plugins.fitting.fit import training_subset
+from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.leverage.form import FORM, inflate
+from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
 
@@ -43,64 +40,33 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 
 #: Number of the package's form, in results; a change of the form raises it (docs/leverage.md says what was changed).
 FORM_NUMBER = 7
-
-
-@dataclass(frozen=True)
-class Form:
-    """A form of the leverage: the package's constants, and what is none of them.
-
-    Attributes
-    ----------
-    constants : LeverageForm
-    one_region : bool
-    squared : bool
-        Whether ψ(t) = t: the squared Mahalanobis distance itself.
-    rounds : int
-        How often leverages are averaged over neighbours.
-    most : float
-        Bound of the optimism, a logarithm of variances.
-    """
-
-    constants: LeverageForm = FORM
-    one_region: bool = False
-    squared: bool = False
-    rounds: int = 1
-    most: float = 1.0
-
-
-def changed(**constants: float) -> Form:
-    """Return the package's form with other constants."""
-    return Form(FORM._replace(**constants))
-
-
+#: An alternative that is no constant of the form: h̄ is h.
+WITHOUT_NEIGHBOURS = "own leverage alone"
 #: Alternatives change one thing at a time. docs/leverage.md has further ones, which commit 210d723 computes.
-ALTERNATIVES = {
-    "as shipped, here": Form(),
-    **{f"ridge {ridge}": changed(ridge=float(ridge)) for ridge in ("1e-3", "1e-4")},
-    "one region": Form(one_region=True),
-    "regions share nothing": changed(shared=0.0),
-    "regions share 0.3": changed(shared=0.3),
-    "a region for every 4 atoms per feature": changed(atoms_per_feature=4),
-    **{f"regions by the power {power}": changed(region_power=power) for power in (2, 3, 6)},
-    "own leverage alone": Form(rounds=0),
-    "3 rounds": Form(rounds=3),
-    **{f"tau {tau}": changed(soft=tau) for tau in (1, 3, 12)},
-    "psi(t) = t": Form(FORM._replace(prior_growth=0.5, prior_width=0.6), squared=True),
-    "relative 0": changed(near_weight=0.0, far_weight=0.0),
-    "relative 1/2": changed(near_weight=0.5, far_weight=0.5),
-    "relative 1/2, far 1": changed(near_weight=0.5, far_weight=1.0),
-    "relative 1": changed(near_weight=1.0, far_weight=1.0),
-    **{f"slope 0.1 from {trusted} on": changed(trusted=trusted) for trusted in (9, 10)},
-    **{f"slope {slope} far out": changed(far_slope=slope) for slope in (0.15, 0.2, 0.05, 1)},
-    **{f"prior {median}": changed(prior_growth=median) for median in (1, 5)},
-    "prior 2.5, narrow": changed(prior_width=0.3),
-    **{f"prior 2.5, {width} wide": changed(prior_width=width) for width in (0.8, 1.5)},
-    "prior 3, 0.8 wide": changed(prior_growth=3.0, prior_width=0.8),
-    "no optimism": changed(once_more=0.0),
-    **{f"optimism {optimism}": changed(once_more=optimism) for optimism in (1, 2)},
-    "optimism up to 0.7": Form(most=0.7),
-    "optimism without end": Form(most=1e6),
-    "optimism from 4 on": changed(strange=4.0),
+ALTERNATIVES: dict[str, dict[str, Any]] = {
+    "as shipped, here": {},
+    **{f"ridge {ridge}": {"ridge": float(ridge)} for ridge in ("1e-3", "1e-4")},
+    "one region": {"max_regions_of_kind": 1},
+    "regions share nothing": {"shared": 0.0},
+    "regions share 0.3": {"shared": 0.3},
+    "a region for every 4 atoms per feature": {"atoms_per_feature": 4},
+    **{f"regions by the power {power}": {"region_power": power} for power in (2, 3, 6)},
+    WITHOUT_NEIGHBOURS: {},
+    **{f"tau {tau}": {"soft": float(tau)} for tau in (1, 3, 12)},
+    "psi(t) = t": {"soft": 1e5, "prior_growth": 0.5},
+    "relative 0": {"near_weight": 0.0, "far_weight": 0.0},
+    "relative 1/2": {"far_weight": 0.5},
+    "relative 1/2, far 1": {"far_weight": 1.0},
+    "relative 1": {"near_weight": 1.0, "far_weight": 1.0},
+    **{f"slope 0.1 from {trusted} on": {"trusted": float(trusted)} for trusted in (9, 10)},
+    **{f"slope {slope} far out": {"far_slope": slope} for slope in (0.15, 0.2, 0.05, 1)},
+    **{f"prior {median}": {"prior_growth": float(median)} for median in (1, 5)},
+    "prior 2.5, narrow": {"prior_width": 0.3},
+    **{f"prior 2.5, {width} wide": {"prior_width": width} for width in (0.8, 1.5)},
+    "prior 3, 0.8 wide": {"prior_growth": 3.0, "prior_width": 0.8},
+    "no optimism": {"once_more": 0.0},
+    **{f"optimism {factor}": {"once_more": float(factor)} for factor in (1, 2)},
+    "optimism from 4 on": {"strange": 4.0},
 }
 
 
@@ -171,8 +137,8 @@ def load_atoms(folder: Path, name: str) -> SimpleNamespace | None:
     return SimpleNamespace(**np.load(path)) if path.exists() else None
 
 
-def law_of(data: SimpleNamespace, prefix: str = "") -> Elliptical:
-    return family_law(NIW, {key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
+def trained_law(data: SimpleNamespace, prefix: str = "") -> Elliptical:
+    return law_of(NIW, {key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
 
 
 def means(data: SimpleNamespace, values: np.ndarray) -> np.ndarray:
@@ -192,138 +158,51 @@ def figures(data: SimpleNamespace, law: Elliptical) -> dict[str, float]:
     return {name: scores[name] for name in FIGURES}
 
 
-def shrunk(covariance: np.ndarray, towards: np.ndarray, count: int) -> np.ndarray:
-    """Return a covariance of so many atoms, mixed with another the more, the fewer they are for its features."""
-    weight = len(covariance) / (len(covariance) + count)
-    return (1 - weight) * covariance + weight * towards
+def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, Elliptical], dict[str, float]]:
+    """Return the laws of all sets, and the fitted constants, with one of `ALTERNATIVES` in place of the form."""
+    form = FORM._replace(**ALTERNATIVES[title])
+    species = np.unique(np.concatenate([d.species for d in data.values()]))
+    kinds = {name: np.searchsorted(species, d.species) for name, d in data.items()}
+    train, names = data["train"], [key.name for key in NIW.parameter_keys]
+    features = {kind: train.features[kinds["train"] == kind] for kind in np.unique(kinds["train"]).tolist()}
+    leverage = Leverage(train.features.shape[1], len(species)).double()
+    Moments(features, form).store(leverage, features)
+    log_variance = NIW.log_variance({name: torch.from_numpy(getattr(train, name)) for name in names})
+    leverage.log_variance.fill_(log_variance.mean())
+    for kind in features:
+        leverage.log_variance[kind] = log_variance[kinds["train"] == kind].mean()
+    tables = {}
+    for name, d in data.items():
+        pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
+        neighbours = None if title == WITHOUT_NEIGHBOURS else pairs
+        support = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, neighbours, form)
+        columns = {"distance": support.distance.numpy(), "typical": support.log_variance.numpy()}
+        tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
 
+    def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:
+        parameters = {key: getattr(data[name], key)[atoms] for key in names}
+        return Samples(NIW, parameters, {key: column[atoms] for key, column in tables[name].items()}, form)
 
-class Alternative:
-    """Leverage in some form, in NumPy, written apart from the package's; what grows with it is the package's."""
-
-    def __init__(self, train: SimpleNamespace, form: Form) -> None:
-        self.form, self.gap = form, 0.0
-        kinds = np.unique(train.species)
-        x = {kind: train.features[train.species == kind] for kind in kinds}
-        covariances = {kind: np.cov(x[kind].T, bias=True) for kind in kinds}
-        pooled = sum(len(x[kind]) * covariances[kind] for kind in kinds) / len(train.species)
-        self.regions = {kind: list(self._regions(x[kind], covariances[kind], pooled)) for kind in kinds}
-        self.norm = dict.fromkeys(kinds, 1.0)
-        leverage, _ = self.leverage(train)
-        self.norm = {kind: leverage[train.species == kind].mean() for kind in kinds}
-        log_variance = self._log_variance(train)
-        self.typical = {kind: log_variance[train.species == kind].mean() for kind in kinds}
-
-    def _regions(self, x, covariance, pooled) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield centre (D,) and whitening (D, D) of every region of a kind with the features ``x``."""
-        form, constants, (count, size) = self.form, self.form.constants, x.shape
-        covariance = shrunk(covariance, pooled, count)
-        axes = np.linalg.eigh(covariance)[1]
-        number = int(np.clip(count // (constants.atoms_per_feature * size), 1, constants.max_regions_of_kind))
-        number = 1 if form.one_region else number
-        parts = [x]
-        if number > 1:
-            projected = (x - x.mean(0)) @ axes[:, -16:]
-            starts = projected[np.argsort(projected[:, -1])[(np.arange(number) * 2 + 1) * count // (2 * number)]]
-            _, label = kmeans2(projected, starts, iter=30, minit="matrix")
-            parts = [x[label == i] for i in range(number) if (label == i).sum() > 1]
-        within = sum(len(part) * np.cov(part.T, bias=True) for part in parts) / count
-        for part in parts:
-            matrix = covariance
-            if number > 1:
-                local = shrunk(np.cov(part.T, bias=True), within, len(part))
-                matrix = (1 - constants.shared) * local + constants.shared * covariance
-            values = np.einsum("ik,ij,jk->k", axes, matrix, axes, optimize=True)
-            yield part.mean(0), axes / np.sqrt(values.clip(0) + constants.ridge * values.mean())
-
-    def _psi(self, t: np.ndarray) -> np.ndarray:
-        tau = self.form.constants.soft
-        return t if self.form.squared else 2 * tau * (np.sqrt(1 + t / tau) - 1)
-
-    def leverage(self, data: SimpleNamespace) -> tuple[np.ndarray, np.ndarray]:
-        """Return h and its mean over neighbours (N,)."""
-        h = np.full(len(data.species), FORM.far)
-        for kind, regions in self.regions.items():
-            atoms = data.species == kind
-            x = data.features[atoms]
-            d = np.array([self._psi(np.square((x - centre) @ whitening)).sum(1) for centre, whitening in regions])
-            h[atoms] = np.average(d, axis=0, weights=d ** -float(self.form.constants.region_power)) / self.norm[kind]
-        pairs = scipy.sparse.csr_matrix((data.envelope, tuple(data.pairs)), shape=(len(h), len(h)))
-        total, mean = 1 + np.asarray(pairs.sum(1)).ravel(), h
-        for _ in range(self.form.rounds):
-            mean = (mean + pairs @ mean) / total
-        return h, mean
-
-    @staticmethod
-    def _log_variance(data: SimpleNamespace) -> np.ndarray:
-        return data.e2ip_log_sigma0[:, :3].mean(1) + np.log1p(1 / data.e2ip_kappa)
-
-    def factor(self, data: SimpleNamespace, growth: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logarithm of the factor on the covariance and the epistemic share (N,)."""
-        form, log_variance = self.form, self._log_variance(data)
-        typical = np.array([self.typical.get(kind, np.nan) for kind in data.species])
-        surplus = form.most * np.tanh(form.constants.once_more * self.gap / form.most)
-        h, mean = data.leverages
-        support = Support(*map(torch.as_tensor, (h, h + mean, [growth], [surplus], typical, [0.0], True)))
-        log_factor, excess = inflate(support, torch.as_tensor(log_variance), form.constants)
-        return (log_factor + excess.log1p()).numpy(), (excess / (1 + excess)).numpy()
-
-    def fit(self, valid: SimpleNamespace, train: SimpleNamespace) -> np.ndarray:
-        """Return ln a and ln scale; set the gap of the optimism."""
-        self.gap, constants = 0.0, self._fit(valid)
-        if self.form.constants.once_more:
-            every = max(1, (train.frame.max() + 1) // (4 * len(np.unique(valid.frame))))
-            wanted = [self._scale(data, constants, step) for data, step in ((valid, 1), (train, every))]
-            (on_valid, error), (on_train, other) = wanted
-            self.gap = max(0.0, on_valid - on_train) / (1 + (error**2 + other**2) / FORM.prior_optimism**2)
-            constants = self._fit(valid)
-        return constants
-
-    def _scale(self, data: SimpleNamespace, constants: np.ndarray, every: int) -> tuple[float, float]:
-        """Return the logarithm of the factor that variances want, with its standard error over frames."""
-        chosen, law = data.frame % every == 0, self.law(data, constants)
-        law = Elliptical(law.log_scale[chosen], law.axes[chosen], law.dof[chosen])
-        residual, frame = data.residual[chosen], np.unique(data.frame[chosen], return_inverse=True)[1]
-
-        def nll(log_factor: float) -> np.ndarray:
-            return law.negative_log_likelihood(residual * np.exp(-0.5 * log_factor)) + 1.5 * log_factor
-
-        best = minimize(lambda x: nll(x[0]).mean(), np.zeros(1), method="BFGS").x[0]
-        below, at, above = (nll(best + step) for step in (-0.01, 0.0, 0.01))
-        scores = np.bincount(frame, (above - below) / 0.02)
-        error = np.sqrt(np.cov(scores) * len(scores)) / ((below - 2 * at + above).sum() / 0.01**2)
-        return best, error * student_t.ppf(norm.cdf(1.0), len(scores) - 1)
-
-    def _fit(self, valid: SimpleNamespace) -> np.ndarray:
-        """Return constants of the largest posterior density; atoms count like as many as configurations.
-
-        Configurations of different size are as many as would say as much if they were equally large (Kish).
-        """
-        median, width = self.form.constants.prior_growth, self.form.constants.prior_width
-        sizes, trained = np.bincount(valid.frame), law_of(valid)
-
-        def objective(constants: np.ndarray) -> float:
-            factor = self.factor(valid, np.exp(constants[0]))[0] + constants[1]
-            residual = valid.residual * np.exp(-0.5 * factor)[:, None]
-            nll = trained.negative_log_likelihood(residual) + 1.5 * factor
-            return (
-                sizes.sum() / np.square(sizes).sum() * nll.sum() + 0.5 * ((constants[0] - np.log(median)) / width) ** 2
-            )
-
-        starts = [np.array([np.log(start), 0.0]) for start in (median, 0.1 * median)]
-        return min((minimize(objective, start, method="BFGS") for start in starts), key=lambda f: f.fun).x
-
-    def law(self, data: SimpleNamespace, constants: np.ndarray) -> Elliptical:
-        """Return the law of the model with this leverage."""
-        trained, (factor, share) = law_of(data), self.factor(data, np.exp(constants[0]))
-        return Elliptical(trained.log_scale + (factor + constants[1])[:, None], trained.axes, trained.dof, share)
+    subset = np.isin(train.frame, training_subset(train.frame.max() + 1, data["valid"].frame.max() + 1))
+    constants = samples("valid").fit(samples("train", subset))
+    growth, surplus = torch.tensor([[constants.growth], [constants.surplus]], dtype=torch.float64)
+    laws = {}
+    for atoms, name in ((samples(name), name) for name in data):
+        support = atoms.support._replace(growth=growth, surplus=surplus)
+        log_factor, excess = inflate(support, atoms.log_variance, form)
+        log_scale = atoms.law.log_scale + (log_factor + excess.log1p() + constants.log_scale).numpy()[:, None]
+        laws[name] = Elliptical(log_scale, atoms.law.axes, atoms.law.dof, (excess / (1 + excess)).numpy())
+    return laws, {"growth": constants.growth, "optimism": constants.optimism}
 
 
 def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
     """Return scores of a model's leverage and, for a trained readout, of the alternatives, by variant and set."""
     data = {name: load_atoms(folder, name) for name in ("train", "valid", "test", "ood", "nonsense")}
     tests = {name: data[name] for name in ("test", "ood") if data[name] is not None}
-    result = {"form": FORM_NUMBER, "leverage": {name: figures(d, law_of(d, "fitted_")) for name, d in tests.items()}}
+    result = {
+        "form": FORM_NUMBER,
+        "leverage": {name: figures(d, trained_law(d, "fitted_")) for name, d in tests.items()},
+    }
     for name, d in tests.items():
         result["leverage"][name]["mean_leverage"] = float(d.fitted_leverage.mean())
     if data["nonsense"] is not None:
@@ -335,19 +214,15 @@ def judge(folder: Path, untrained: bool, forms=tuple(ALTERNATIVES)) -> dict:
             "mean leverage": auroc(means(hot, hot.fitted_leverage), means(cold, cold.fitted_leverage))
         }
         for label, prefix in columns.items():
-            largest = [max_over_frames(d, law_of(d, prefix).epistemic_std()) for d in (hot, cold)]
+            largest = [max_over_frames(d, trained_law(d, prefix).epistemic_std()) for d in (hot, cold)]
             result["frame_auroc"][f"largest epistemic std {label}"] = auroc(*largest)
     if untrained:
         return result
-    result |= {"as trained": {name: figures(d, law_of(d)) for name, d in tests.items()}, "alternatives": {}}
+    result |= {"as trained": {name: figures(d, trained_law(d)) for name, d in tests.items()}, "alternatives": {}}
+    studied = {"train": data["train"], "valid": data["valid"], **tests}
     for title in forms:
-        alternative = Alternative(data["train"], ALTERNATIVES[title])
-        for d in (data["train"], data["valid"], *tests.values()):
-            d.leverages = alternative.leverage(d)
-        constants = alternative.fit(data["valid"], data["train"])
-        scores = {name: figures(d, alternative.law(d, constants)) for name, d in tests.items()}
-        fitted = {"growth": float(np.exp(constants[0])), "optimism": float(alternative.gap)}
-        result["alternatives"][title] = fitted | scores
+        laws, constants = refitted(title, studied)
+        result["alternatives"][title] = constants | {name: figures(d, laws[name]) for name, d in tests.items()}
     return result
 
 
@@ -356,7 +231,7 @@ def nonsense(train: SimpleNamespace, data: SimpleNamespace) -> list[dict[str, fl
     share of training atoms, of any species, that have less."""
     columns = {
         "leverage": [d.fitted_leverage for d in (train, data)],
-        "epistemic_std": [law_of(d, "fitted_").epistemic_std() for d in (train, data)],
+        "epistemic_std": [trained_law(d, "fitted_").epistemic_std() for d in (train, data)],
     }
     rows = []
     for frame in range(data.frame.max() + 1):

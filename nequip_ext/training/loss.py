@@ -171,7 +171,8 @@ class ForceLoss(Metric):
         if self.square_errors:
             return add_gradient(self._square_error(preds, target, mask), self._mean(sums, counts))
         mean = self._mean(sums.double(), counts)
-        return add_gradient(self._mean(total, counts), mean) if synced else mean
+        # The gradient is that of this process' share; a NaN stays one, in value and gradient.
+        return self._mean(total, counts) + (mean - mean.detach()) if synced else mean
 
     def update(self, sums: torch.Tensor, counts: torch.Tensor) -> None:
         """Add sums of losses and numbers of atoms by type (T,)."""
