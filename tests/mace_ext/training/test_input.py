@@ -87,8 +87,8 @@ def test_options_come_from_the_families(toy_family, monkeypatch, parse):
 
     from mace_ext.training.options import settings_of
 
-    width = Option("width", "how wide, 50 % or so", int)
-    monkeypatch.setattr(toy_family, "options", (width, Option("preset", "which", int)))
+    width = Option("width", "how wide, 50 % or so", type=int)
+    monkeypatch.setattr(toy_family, "options", (width, Option("preset", "which", type=int)))
     text = " ".join(tools.build_default_arg_parser().format_help().split())
     assert "--e2ip_width E2IP_WIDTH readout isotropic: how wide, 50 % or so" in text
     assert "readout isotropic: which" in text
