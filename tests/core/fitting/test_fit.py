@@ -164,7 +164,7 @@ def psi(atoms, mean, axes, variances):
 
 
 def test_one_region_has_the_shrunk_moments_of_its_species():
-    """Fewer than `ATOMS_PER_FEATURE` atoms per feature and region: one region."""
+    """With fewer than eight atoms per feature there is one region."""
     readout, frames = make_readout(), make_frames(10)
     report = fit_frames(readout, frames, make_frames(10, seed=1))
     x = np.concatenate([frame.x[:, :SIZE].numpy() for frame in frames])
