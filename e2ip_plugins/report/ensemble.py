@@ -21,6 +21,7 @@ from e2ip_plugins.predictions.fingerprints import STATE
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.predictions.trajectories import read_all
 from e2ip_plugins.report.same_frames import read_same_frames
+from e2ip_plugins.scores import references
 
 #: Least number of members whose sample covariance of three components may have full rank.
 FULL_RANK_MEMBERS = 4
@@ -149,8 +150,8 @@ def _widen_agreed(parts: np.ndarray, forces: np.ndarray, frames: Predictions) ->
         Members agree on an atom whose force does not vanish, or on all atoms.
     """
     same = ~parts.any((0, 2, 3))
-    # By symmetry every model has the force of an isolated atom.
-    suspect = same & forces.any((0, 2))
+    # By symmetry every model predicts the same force, zero to rounding, of an isolated atom or a site in a crystal.
+    suspect = same & (np.abs(forces) > references.ROUNDING).any((0, 2))
     if suspect.any() or same.all():
         suspect = suspect if suspect.any() else same
         first = frames.index[frames.frame_of_atom[np.argmax(suspect)]]

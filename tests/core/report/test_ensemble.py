@@ -191,12 +191,13 @@ def test_few_members_are_told(members, combined, count):
     assert np.isfinite(model.scores["nll"]).all()
 
 
-def test_isolated_atoms_are_certain(members, combined, write):
-    """Every model has their force."""
+@pytest.mark.parametrize("rounding", [0.0, 1e-8])
+def test_isolated_atoms_are_certain(members, combined, write, rounding):
+    """Every model predicts their force, zero to rounding."""
     paths = members(5)
     for path in paths:
         alone = ase.Atoms("C", cell=np.eye(3) * 9.0, pbc=True, info={"REF_energy": -1.0, "MACE_energy": -1.0})
-        alone.arrays |= {"REF_forces": np.zeros((1, 3)), "MACE_forces": np.zeros((1, 3))}
+        alone.arrays |= {"REF_forces": np.zeros((1, 3)), "MACE_forces": np.full((1, 3), rounding)}
         write(path.name, [alone, *ase.io.read(path, ":")])
     told, found = combined(paths)
     assert "1 atoms whose force vanishes by symmetry" in told
