@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from e2ip_plugins.fitting.features import Features
-from e2ip_plugins.fitting.moments import Moments, distances, norms_of
+from e2ip_plugins.fitting.moments import Moments, leverages, norms_of
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
 from e2ip_plugins.leverage.form import FORM
 
@@ -70,7 +70,7 @@ class _WorkingMoments:
             atoms = np.flatnonzero(self.candidates.kinds == kind)
             if len(atoms):
                 # The model's leverage has the same upper limit.
-                h[atoms] = np.minimum(norms[kind] * distances(form, self.candidates.scalars[atoms], 0), FORM.far)
+                h[atoms] = np.minimum(norms[kind] * leverages(form, self.candidates.scalars[atoms], 0), FORM.far)
         return np.bincount(self.candidates.frames, h, self.candidates.count) / self.atoms
 
     def take(self, frame: int) -> None:

@@ -162,7 +162,7 @@ class NIW(Family):
         """See `Family`."""
         log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit)
         if self.takes_support and support is not None:
-            shift, kappa = _recount(log_sigma0, kappa, support)
+            shift, kappa = _kappa_from_support(log_sigma0, kappa, support)
             log_sigma0 = log_sigma0.clone()
             log_sigma0[:, :3] += shift.unsqueeze(-1)
             sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
@@ -232,10 +232,12 @@ class NIW(Family):
         }
 
 
-def _recount(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
-    """Return the isotropic shift of log Σ0, and κ (N,), of atoms whose κ the leverage says.
+def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
+    """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
-    Training determines (1 + 1/κ) Σ0. The support says how much of that is aleatoric; 1/κ is the excess of the support.
+    Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times the factor of `inflate`,
+    becomes the new Σ0, and the excess adds the epistemic part to it. Without a fit nothing changes: the shift is 0 and
+    κ the trained one.
     """
     trained = torch.log1p(kappa.reciprocal())
     log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained)

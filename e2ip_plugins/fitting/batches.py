@@ -60,8 +60,8 @@ def fit_loaders(
 ) -> Tuple[DataLoader, DataLoader, DataLoader]:
     """Return the loaders of a fit: training and validation set, and those training samples whose errors it needs."""
     count = len(training)  # type: ignore[arg-type]
-    known = Subset(training, training_subset(count, sum(map(len, validation))))  # type: ignore[arg-type]
-    return in_order([training], of_training), in_order(validation, of_validation), in_order([known], of_training)
+    subset = Subset(training, training_subset(count, sum(map(len, validation))))  # type: ignore[arg-type]
+    return in_order([training], of_training), in_order(validation, of_validation), in_order([subset], of_training)
 
 
 def with_progress(batches: Iterable[Batch], name: str, on_progress: OnProgress) -> Iterator[Batch]:

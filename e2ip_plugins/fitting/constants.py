@@ -31,7 +31,7 @@ _STEP = 1e-2
 
 
 @dataclass
-class Constants:
+class FittedConstants:
     """Constants that were fitted for one data set (MACE: head).
 
     Attributes
@@ -95,8 +95,8 @@ class Samples:
         self.kinds = table["kinds"].astype(int)
         _, self.frames = np.unique(table["frames"], return_inverse=True)
         sizes = np.bincount(self.frames)
-        #: Weight of an atom: all count alike, and together like as many as there are configurations. Where sizes
-        #: differ, that number is the effective one (Kish): a large configuration among small ones is a single witness.
+        #: Weight of an atom, the same for all atoms; they sum to the effective number of configurations (Kish),
+        #: (Σn)²/Σn² for n atoms each: a large configuration among small ones is a single witness.
         self.weight = float(sizes.sum() / np.square(sizes).sum())
         self.configurations = len(sizes)
 
@@ -112,7 +112,7 @@ class Samples:
         nll = self.law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
         return self.weight * np.bincount(self.frames, nll)
 
-    def fit(self, training: Optional["Samples"] = None) -> Constants:
+    def fit(self, training: Optional["Samples"] = None) -> FittedConstants:
         """Return the constants of the largest posterior density, with atoms weighted by ``weight``.
 
         The atoms of a configuration are no independent witnesses.
@@ -129,12 +129,12 @@ class Samples:
             optimum = _minimum(samples._objective, [optimum])
         return samples._constants(optimum, optimism, error)
 
-    def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[Constants, Dict[int, float]]:
+    def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[FittedConstants, Dict[int, float]]:
         """Return the same with a scale for every species, for a readout that knows only the species of an atom.
 
         Returns
         -------
-        constants : Constants
+        constants : FittedConstants
         log_scale : dict
             By kind.
         """
@@ -161,9 +161,9 @@ class Samples:
         return constants, dict(zip(kinds.tolist(), optimum[1:].tolist(), strict=True))
 
     def optimism(self, training: Optional["Samples"], constants: np.ndarray) -> Tuple[float, float]:
-        """Return the logarithm of the ratio of variances here and of ``training``, and its standard error.
+        """Return ln(validation variance / training variance), and its standard error.
 
-        Both variances are in units of what the model says of them, with these constants: differences of leverage and
+        Each variance is in units of what the model predicts with these constants: differences of leverage and predicted
         variance are accounted for. A prior keeps few configurations from saying much. The optimism is at least 0:
         validation configurations may be the easier ones, but no network errs more where it was trained.
         """
@@ -193,11 +193,11 @@ class Samples:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
         return float(self.per_configuration(constants).sum()) + prior
 
-    def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> Constants:
+    def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> FittedConstants:
         error = self._standard_errors(optimum, np.eye(2))
         sums = self._sums(self.support.log_scale.numpy()), self.per_configuration(optimum)
         before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
-        return Constants(
+        return FittedConstants(
             growth=math.exp(optimum[0]),
             growth_interval=(math.exp(optimum[0] - error[0]), math.exp(optimum[0] + error[0])),
             log_scale=float(optimum[1]),

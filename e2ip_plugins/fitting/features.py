@@ -1,7 +1,7 @@
-"""Features of atoms in a model of NequIP or MACE: what its leverage is made of.
+"""Features of atoms in a model of NequIP or MACE, for ``e2ip select``.
 
-The adapters open the model (entry points ``e2ip_plugins.passes``) and run it; the calls of its readout are recorded
-here.
+The fit itself uses `e2ip_plugins.fitting.training_atoms`. The adapters open the model (entry points
+``e2ip_plugins.passes``) and run it; the calls of its readout are recorded here.
 """
 
 from dataclasses import dataclass

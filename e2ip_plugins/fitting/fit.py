@@ -15,7 +15,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.fitting.constants import Constants, Samples
+from e2ip_plugins.fitting.constants import FittedConstants, Samples
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
     ForceErrors,
@@ -76,7 +76,8 @@ def fit_leverage(
         Like ``validation``, of training configurations, see `training_subset`: their errors say how much the network
         knows by heart. Those without forces do not count; without any the optimism is 0.
     form : LeverageForm
-        What the fit uses; the passes of the model use `FORM`.
+        For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
+        the default in `LeverageForm` and fit again.
 
     Raises
     ------
@@ -92,6 +93,7 @@ def fit_leverage(
     _fit_moments(readout, training, report, form)
     report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
+        # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
         tables = by_head(collect_validation(readout, validation, report.warnings))
         training_tables = by_head(collect_errors(readout, training_errors)[0])
         for head, table in tables.items():
@@ -130,7 +132,7 @@ def _fit_moments(readout: Readout, training: Iterable[Optional[Tensor]], report:
 
 def _fit_trained(
     readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
-) -> Constants:
+) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
     family = readout.family
     validation = Samples(family, parameters_of(readout, table), table, form)
@@ -142,14 +144,14 @@ def _fit_trained(
 
 def _fit_constant(
     readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
-) -> Tuple[Constants, Dict[int, float]]:
+) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
 
-    def fitted(scalars: Tuple[float, ...]) -> Tuple[Constants, Dict[int, float], float, float]:
+    def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())

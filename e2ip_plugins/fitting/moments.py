@@ -10,7 +10,7 @@ from scipy.cluster.vq import kmeans2
 from e2ip_plugins.leverage.form import FORM, LeverageForm, softened
 from e2ip_plugins.leverage.module import Leverage
 
-#: Atoms whose distance by feature is smaller on average are alike: features have seven digits.
+#: Atoms whose mean h before norming, per feature, is smaller are alike: features have seven digits.
 ALIKE = 5e-7
 
 
@@ -98,7 +98,9 @@ class Moments:
             self.regions[kind][region].add(x, weight)
 
     def leverage_of(self, kind: int, features: np.ndarray, weights: np.ndarray) -> Tuple[Leverage, float]:
-        """Return a leverage in double precision that knows this kind alone, as its kind 0, and its mean over atoms.
+        """Return a leverage that knows this kind alone, as its kind 0, and the mean of h before norming.
+
+        The leverage is in double precision.
 
         Parameters
         ----------
@@ -107,7 +109,7 @@ class Moments:
         """
         leverage = Leverage(features.shape[1], 1).double()
         self._fill(leverage, {0: kind})
-        return leverage, float(np.average(distances(leverage, features, 0, self.form), weights=weights))
+        return leverage, float(np.average(leverages(leverage, features, 0, self.form), weights=weights))
 
     def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
         """Fill the buffers of a leverage.
@@ -118,7 +120,7 @@ class Moments:
             Atoms by kind, over which the mean leverage is to be 1.
         """
         self._fill(leverage, {kind: kind for kind in self.total})
-        means = {kind: float(distances(leverage, x, kind, self.form).mean()) for kind, x in features.items()}
+        means = {kind: float(leverages(leverage, x, kind, self.form).mean()) for kind, x in features.items()}
         for kind in means:
             norms = norms_of({other: means[other] for other in self._of_head(kind)}, leverage.centres.shape[1])
             leverage.region_norms[kind] = norms[kind]
@@ -158,7 +160,9 @@ class Moments:
         return np.sqrt(variances + max(self.form.ridge * variances.mean(), 1e-12))
 
     def _places(self, kind: int) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-        """Give for every region of a kind how many times narrower it is along the kind's axes, and its middle (D,).
+        """Yield the rows (D,) of ``region_stretch`` and ``region_offsets`` of every region of a kind.
+
+        These are how many times narrower than the kind the region is along the kind's axes, and its middle.
 
         Regions have the axes of their kind: in a covariance of fewer atoms, the directions of least variance are partly
         chance.
@@ -200,7 +204,7 @@ def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     Parameters
     ----------
     means : dict
-        Of the distance, by kind.
+        Mean of h before norming, by kind.
     size : int
         Features D.
     """
@@ -209,7 +213,7 @@ def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     return {kind: 1.0 / (mean if mean > least else usual) for kind, mean in means.items()}
 
 
-def distances(leverage: Leverage, features: np.ndarray, kind: int, form: LeverageForm = FORM) -> np.ndarray:
+def leverages(leverage: Leverage, features: np.ndarray, kind: int, form: LeverageForm = FORM) -> np.ndarray:
     """Return h (n,) of atoms (n, D) of a kind, computed in the precision of the leverage."""
     scalars = torch.from_numpy(features).to(leverage.centres)
     with torch.no_grad():

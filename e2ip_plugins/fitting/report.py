@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Sequence, Tuple
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.leverage.form import FORM
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
@@ -30,7 +30,7 @@ class FitReport:
     shrinkage : dict
         Weight of the pooled moments in those of species with few atoms.
     constants : dict
-        `Constants` by head; empty for families that do not take the leverage.
+        `FittedConstants` by head; empty for families that do not take the leverage.
     regions : int
         Of all species.
     warnings : list of str
@@ -41,14 +41,14 @@ class FitReport:
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
     shrinkage: Dict[Tuple[int, int], float] = field(default_factory=dict)
-    constants: Dict[int, Constants] = field(default_factory=dict)
+    constants: Dict[int, FittedConstants] = field(default_factory=dict)
     regions: int = 0
     warnings: List[str] = field(default_factory=list)
     species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
 
     def lines(self, heads: Sequence[str] = ()) -> List[str]:
         """Return the fit in words, one line per data set."""
-        data_sets, species = {head for head, _ in self.atoms}, {kind for _, kind in self.atoms}
+        data_sets, species = {head for head, _ in self.atoms}, {species_index for _, species_index in self.atoms}
         lines = [
             f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
             + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
@@ -80,14 +80,14 @@ class FitReport:
         """Add warnings about species with few training atoms, or none."""
         few = sorted(key for key, count in self.atoms.items() if count < features)
         listed = ", ".join(
-            f"{species_name(kind, species)} ({self.atoms[head, kind]} atoms, {self.shrinkage[head, kind]:.0%} of the "
+            f"{species_name(key[1], species)} ({self.atoms[key]} atoms, {self.shrinkage[key]:.0%} of the "
             "moments from all species)"
-            for head, kind in few
+            for key in few
         )
         if listed:
             self.warnings.append(f"fewer training atoms than features ({features}): {listed}")
-        kinds = {kind for _, kind in self.atoms}
-        missing = [species_name(kind, species) for kind in range(len(species)) if kind not in kinds]
+        present = {species_index for _, species_index in self.atoms}
+        missing = [species_name(index, species) for index in range(len(species)) if index not in present]
         if missing:
             self.warnings.append(
                 f"no training atoms of {', '.join(missing)}: their leverage is {FORM.far:g}, their epistemic variance "
@@ -116,9 +116,9 @@ class FitReport:
             )
 
 
-def species_name(kind: int, species: Sequence[str]) -> str:
+def species_name(species_index: int, species: Sequence[str]) -> str:
     """Return the name of a species, or its number where it has none."""
-    return species[kind] if kind < len(species) else f"species {kind}"
+    return species[species_index] if species_index < len(species) else f"species {species_index}"
 
 
 def failure_message(error: Exception) -> str:

@@ -1,36 +1,45 @@
-r"""The form of the leverage: its formulas and every constant in them.
+r"""The form of the leverage: its formulas, and every constant of the formulas below.
 
 Leverage of an atom. μ and C = U Λ Uᵀ are mean and covariance of the D invariant features of the training atoms of the
-same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`):
+same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`)::
 
     z = (Λ + ρ)^(-1/2) Uᵀ (x - μ),   h = Σ_k ψ(z_k²) / ⟨Σ_k ψ(z_k²)⟩,   ψ(t) = 2τ (√(1 + t/τ) - 1).
 
 ⟨…⟩ is the mean over training atoms, so that h is 1 for them on average. With ψ(t) = t, h would be the leverage of
-statistics, a squared Mahalanobis distance: in Bayesian linear regression with a matrix-normal-inverse-Wishart prior the
-predictive variance grows with it, and its inverse is the belief count κ. ψ(t) is t for small deviations and linear in z
-beyond √τ standard deviations: nonlinear features run away from a narrow training set much faster than errors do.
+statistics, a squared Mahalanobis distance. ψ(t) is t for small deviations and linear in z beyond √τ standard
+deviations: nonlinear features run away from a narrow training set much faster than errors do.
 
 Regions. A kind that lives in several regions r (phases, sites) has a mean and standard deviations of its own in each,
 along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-p): the near regions count.
 
-Growth. A force is a derivative of the energies of an atom and its neighbours. With h̄ the mean of h over these the
-predicted standard deviation grows with the distance d = h + h̄, by the factor (1 + a r(d)) / (1 + a r(2)):
+Growth. A force is a derivative of the energies of an atom and its neighbours. h̄ is the mean of h over these, with the
+cutoff envelope w_ij as weights. The predicted standard deviation grows with the distance d, by the factor
+(1 + a r(d)) / (1 + a r(2)), which is 1 at h = h̄ = 1::
 
-    r(d) = d (s + (1 - s) / (1 + (d/d_t)^n)^(1/n)).
+    h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   r(d) = d (s + (1 - s) / (1 + (d/d_t)^n)^(1/n)).
 
-The factor is 1 at h = h̄ = 1. v being the atom's own variance without support and v̄ that of its kind on average, the
-epistemic part of the covariance in units of the other (`inflate` returns it as ``excess``) is
+v is the atom's own variance, as the network predicts it without support, and v̄ the geometric mean of v over training
+atoms of the kind. The growth beyond 1, the squared factor minus 1, is weighted with a power of v̄/v::
 
-    (1 + a r(d))² - 1, times (v̄/v)^w,   w = w_f + (w_n - w_f) / (1 + (d/d_f)^m).
+    ((1 + a r(d))² - 1) (v̄/v)^w,   w = w_f + (w_n - w_f) / (1 + (d/d_f)^m).
 
-Near the training set w = 1/2: a variance that has grown by itself need not grow twice. Far from it nothing was trained
-on v: v tells which atoms are worse, hardly how bad they are, and w is larger.
+So it multiplies not v but v^(1-w) v̄^w. Near the training set w = 1/2, the geometric mean: a variance that has grown
+by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad they
+are, and w is larger.
 
 Surplus. A network that knows its training set by heart errs less there than anywhere else, which the leverage of
-training atoms cannot show. The optimism o is the logarithm of the ratio of the variances that errors of validation and
-of training atoms ask for. The covariance of what is strange gets the further factor
+training atoms cannot show. The optimism o is ln(validation variance / training variance) of the errors, each in units of
+what the model predicts. The covariance of atoms unlike the training set gets the further factor::
 
     exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)).
+
+Belief count κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate` returns it,
+and in mode ``leverage`` κ = 1/excess::
+
+    excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)) - 1,   within 1e-6 … 1e6.
+
+This growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
+is (1 + leverage) times the noise and κ is the inverse leverage.
 
 `LeverageForm` holds the constants, `FORM` their values; module, fit and selection take them from here alone.
 """
@@ -43,7 +52,10 @@ from torch import Tensor
 
 
 class LeverageForm(NamedTuple):
-    """Constants of the leverage; `FORM._replace(far_slope=0.3)` is an alternative.
+    """Constants of the leverage.
+
+    Alternatives, such as `FORM._replace(far_slope=0.3)`, are for studies: models always predict with `FORM`. To change
+    it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
     the tables of docs/leverage.md ("The alternatives", "What was changed since"), which ``benchmarks/leverage.py``
@@ -67,10 +79,11 @@ class LeverageForm(NamedTuple):
     #: Bounds of h_r in these weights: the sums of powers of `max_regions_of_kind` regions fit into float32.
     nearest: float = 5e-10
     farthest: float = 1e9
-    #: h of kinds without training atoms, and of any atom at most in the mean over neighbours.
+    #: h of kinds without training atoms, and upper bound of h in d.
     far: float = 1e6
 
-    #: s, d_t and n of r(d); rows "slope …". n = 8 would overflow in float32, distances being 2e6 at most.
+    #: s and d_t of r(d); n of r(d) and of the surplus; rows "slope …". n = 8 would overflow in float32, distances being
+    #: 2e6 at most.
     far_slope: float = 0.1
     trusted: float = 11.0
     bend: int = 6
@@ -157,30 +170,41 @@ def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -
         exp(log_factor) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
     """
     distance = support.distance
-    # The smooth steps are written with few operations: on a small molecule each costs what a thousand atoms would.
-    below, difference = form.familiar**form.weight_bend, support.log_variance - log_variance
-    step = distance.pow(form.weight_bend) + below
-    weighted = torch.addcdiv(
-        form.far_weight * difference, difference, step, value=(form.near_weight - form.far_weight) * below
+    # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
+    # (v̄/v)^w, w = w_f + (w_n - w_f) d_f^m / (d^m + d_f^m)
+    log_ratio = support.log_variance - log_variance
+    midpoint_power = form.familiar**form.weight_bend
+    relative_variance = torch.exp(
+        torch.addcdiv(
+            form.far_weight * log_ratio,
+            log_ratio,
+            distance.pow(form.weight_bend) + midpoint_power,
+            value=(form.near_weight - form.far_weight) * midpoint_power,
+        )
     )
-    relative = torch.exp(weighted)
-    power, steepness = distance.pow(form.bend), (1.0 - form.far_slope) * form.trusted
-    flattened = (power + form.trusted**form.bend).pow(-1.0 / form.bend)
-    grown = support.growth * torch.addcmul(form.far_slope * distance, distance, flattened, value=steepness)
-    grown = grown.clamp(max=form.max_ratio**0.5)
-    excess = grown * (grown + 2.0) * relative
-    more = torch.expm1(support.surplus * (power / (power + form.strange**form.bend)))
-    excess = torch.addcmul(excess, excess + 1.0, more)
-    usual = 2.0 * (
+    # a r(d), r(d) = s d + (1 - s) d_t d (d^n + d_t^n)^(-1/n)
+    power = distance.pow(form.bend)
+    flattening = (power + form.trusted**form.bend).pow(-1.0 / form.bend)
+    reach = torch.addcmul(form.far_slope * distance, distance, flattening, value=(1.0 - form.far_slope) * form.trusted)
+    grown = (support.growth * reach).clamp(max=form.max_ratio**0.5)
+    # ((1 + a r)² - 1) (v̄/v)^w
+    excess = grown * (grown + 2.0) * relative_variance
+    # (1 + excess) exp(surplus d^n / (d^n + d_s^n)) - 1
+    surplus_growth = torch.expm1(support.surplus * (power / (power + form.strange**form.bend)))
+    excess = torch.addcmul(excess, excess + 1.0, surplus_growth)
+    # ln(scale / (1 + a r(2))²)
+    reach_of_training = 2.0 * (
         form.far_slope + (1.0 - form.far_slope) * (1.0 + (2.0 / form.trusted) ** form.bend) ** (-1.0 / form.bend)
     )
-    log_factor = torch.sub(support.log_scale, torch.log1p(usual * support.growth), alpha=2.0)
+    log_factor = torch.sub(support.log_scale, torch.log1p(reach_of_training * support.growth), alpha=2.0)
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
     log_factor = log_factor + (excess / form.max_ratio).clamp(1.0, 1e30).log()
     return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
 
 
 def surplus(optimism: float, form: LeverageForm = FORM) -> float:
-    """Return the logarithm of the surplus far out: networks that err three times as much as where they were trained
-    need no more than those that err 1.5 times as much."""
+    """Return tanh(c o), bounded by 1: the factor on the variance is e at most.
+
+    Networks that err three times as much as where they were trained need no more than those that err 1.5 times as much.
+    """
     return math.tanh(form.once_more * optimism)

@@ -64,7 +64,7 @@ class Leverage(nn.Module):
     axes: Tensor  # (kinds,): index of a kind among those A
     region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
     region_offsets: Tensor  # (kinds, R, D)
-    region_norms: Tensor  # (kinds, R): factors that make the mean of h 1
+    region_norms: Tensor  # (kinds, R): factors that make the mean of h 1, the same for all regions of a kind
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
@@ -133,7 +133,10 @@ class Leverage(nn.Module):
         return self.centres.shape[0] // self.growth.shape[0]
 
     def distances(self, scalars: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
-        """Return h (N,) by itself, without its bounds for the rest of the batch; `LeverageForm.far` at most."""
+        """Return h (N,) of atoms from their own features alone, `LeverageForm.far` at most, NaN where features are NaN.
+
+        The fit calls this method by its name, also of the class that a package of `nequip-package` carries.
+        """
         features, axes = self.whitening.shape[0], self.whitening.shape[1]
         # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
         # the kind's centre has been taken off before: no digits are lost.

@@ -33,10 +33,10 @@ def evidence(
     Paper, Eq. 9; the coupling follows Meinert & Lavin (2021, https://arxiv.org/abs/2104.06135), because the
     likelihood sees κ and Σ0 only through (1+κ)/κ Σ0.
     """
-    excess = softplus(raw_nu)
+    above_minimum = softplus(raw_nu)
     if raw_kappa is None:
-        return excess + min_nu, excess + min_kappa
-    return excess + min_nu, softplus(raw_kappa) + min_kappa
+        return above_minimum + min_nu, above_minimum + min_kappa
+    return above_minimum + min_nu, softplus(raw_kappa) + min_kappa
 
 
 def log_gamma_rest_coefficients(double: bool) -> List[float]:

@@ -60,7 +60,7 @@ def fit_model(
     model: models.ScaleShiftMACE,
     training: Iterable[Batch],
     validation: Iterable[Batch],
-    known: Iterable[Batch] = (),
+    training_subset: Iterable[Batch] = (),
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
 ) -> FitReport:
@@ -72,8 +72,8 @@ def fit_model(
         Not wrapped by DDP.
     training, validation
         Loaders; in a distributed training every process has its share. Atoms count if the weights of their
-        configuration are not zero, those of ``validation`` and ``known`` if their reference forces are finite, too.
-    known
+        configuration are not zero; those of ``validation`` and ``training_subset`` also need finite reference forces.
+    training_subset
         The same, of training configurations whose errors are compared with those of the validation set.
     constant : bool
         See `fit_leverage`.
@@ -103,7 +103,7 @@ def fit_model(
             residuals(validation, "validation set"),
             species_of(model),
             constant,
-            training_errors=residuals(known, "errors of the training set"),
+            training_errors=residuals(training_subset, "errors of the training set"),
         )
 
 

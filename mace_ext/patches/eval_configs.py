@@ -21,7 +21,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.scores.calibration import Calibration
 from mace_ext.compat import heads_are_chosen, observe_outputs
-from mace_ext.inference.evaluate import Columns
+from mace_ext.inference.eval_configs import Columns
 from mace_ext.model.files import species_of
 from mace_ext.model.readout import find_family
 from mace_ext.patches import replaced, wrap

@@ -55,7 +55,7 @@ def fit_model(
     model: graph_model.GraphModel,
     training: Iterable[AtomicDataDict.Type],
     validation: Iterable[AtomicDataDict.Type],
-    known: Iterable[AtomicDataDict.Type] = (),
+    training_subset: Iterable[AtomicDataDict.Type] = (),
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
 ) -> FitReport:
@@ -68,7 +68,7 @@ def fit_model(
     training, validation : iterable of dict
         Batches; validation ones with reference forces, of which NaN and infinite ones do not count. In a distributed
         training every process has its share.
-    known : iterable of dict
+    training_subset : iterable of dict
         Like ``validation``, of training configurations whose errors are compared with those.
     constant : bool
         See `e2ip_plugins.fitting.fit.fit_leverage`.
@@ -107,7 +107,7 @@ def fit_model(
         residuals(validation, "validation set"),
         species=model.type_names,
         constant=constant,
-        training_errors=residuals(known, "errors of the training set"),
+        training_errors=residuals(training_subset, "errors of the training set"),
     )
 
 

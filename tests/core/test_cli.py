@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import e2ip_plugins
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.fitting.report import FitReport
 
 
@@ -55,7 +55,7 @@ def calls(monkeypatch):
 
     def fit_file(*arguments, **options):
         calls.append((arguments, options))
-        constants = Constants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
+        constants = FittedConstants(2.0, (1.5, 2.7), -0.2, 0.1, (-4.5, -4.75), 4, 12)
         return FitReport({(0, 0): 4, (0, 1): 8}, {}, {0: constants}, 2, ["few atoms"])
 
     monkeypatch.setattr(cli.checks, "entry_point", lambda group, host, why: calls.append(host) or fit_file)

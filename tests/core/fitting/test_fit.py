@@ -18,7 +18,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting import training_atoms
-from e2ip_plugins.fitting.constants import Constants
+from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.fitting.fit import fit_leverage, training_subset
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
@@ -788,7 +788,7 @@ def test_families_that_do_not_take_it_get_moments_alone(toy_family, training):
 
 
 def test_report_in_words():
-    constants = Constants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
+    constants = FittedConstants(2.0, (1.5, 2.6666), -0.2, 0.1, (-4.5, -4.75), 30, 630)
     report = FitReport({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",

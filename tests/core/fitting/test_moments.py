@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from e2ip_plugins.fitting.moments import Moments, Scatter, distances
+from e2ip_plugins.fitting.moments import Moments, Scatter, leverages
 from e2ip_plugins.leverage.module import Leverage
 
 SIZE = 4
@@ -43,10 +43,10 @@ def test_added_atoms_are_as_if_they_had_been_there(weight):
     before = Leverage(SIZE, 3).double()
     Moments(features).store(before, features)
     for kind in range(3):
-        np.testing.assert_allclose(distances(found, probe, kind), distances(expected, probe, kind), rtol=1e-9)
-        assert not np.allclose(distances(found, probe, kind), distances(before, probe, kind), rtol=1e-2)
+        np.testing.assert_allclose(leverages(found, probe, kind), leverages(expected, probe, kind), rtol=1e-9)
+        assert not np.allclose(leverages(found, probe, kind), leverages(before, probe, kind), rtol=1e-2)
         alone, mean = grown.leverage_of(kind, together[kind], np.ones(len(together[kind])))
-        np.testing.assert_allclose(distances(alone, probe, 0) / mean, distances(found, probe, kind), rtol=1e-9)
+        np.testing.assert_allclose(leverages(alone, probe, 0) / mean, leverages(found, probe, kind), rtol=1e-9)
 
 
 def test_atoms_enter_the_region_that_they_are_in():
