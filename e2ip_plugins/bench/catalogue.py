@@ -23,6 +23,22 @@ EARLY_EPOCHS = 1
 
 T = TypeVar("T")
 
+#: What a value in a YAML file should be, for messages: by key, else by type.
+WANTED: Dict[object, str] = {
+    "tests": "a mapping like {test: test.xyz, hot: hot.xyz}",
+    "species": "a list like [Cu, Au]",
+    "frames": "a list like [450, 50]",
+    "keys": "a mapping like {energy: dft_energy, forces: dft_forces}",
+    "epochs": "a mapping like {mace: 40, nequip: 40}",
+    "arguments": "a mapping like {mace: [--E0s=isolated], nequip: []}",
+    "methods": "a list like [stock, e2ip]",
+    "sets": "a list like [my, my2]",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
 
 #: Networks in place of NequIP's own, which the ready configs ``nequip_NAME`` have with a readout, and a factor on the
 #: learning rate for them.
@@ -51,7 +67,7 @@ class DataSet:
     train : str
         extxyz file, below the folder of the YAML file, the folder of data or the current one.
     tests : dict
-        Test file by label. The first is like the training frames; all others are out of distribution.
+        Test file by label. The first is in distribution, all others count as out of it.
     species : tuple of str
     frames : (int, int)
         Number of training and validation frames, the first of their files; all, where ``valid`` is a file.
@@ -201,12 +217,15 @@ def parse(kind: Type[T], values: Any, where: str) -> T:
         raise InputError(f"{where}: a mapping of keys to values should be here, with: {', '.join(hints)}")
     for key in (*values, *required):
         if key not in hints:
-            raise InputError(f"{where}: unknown key '{key}'; known are: {', '.join(hints)}")
+            known = (*hints, *(["like"] if kind is DataSet else []))
+            raise InputError(f"{where}: unknown key '{key}'; known are: {', '.join(known)}")
         if key not in values:
             raise InputError(f"{where}: key '{key}' is missing")
         if not _fits(values[key], hints[key]):
-            wanted = str(hints[key]).replace("typing.", "") if get_args(hints[key]) else hints[key].__name__
-            raise InputError(f"{where}: {key}: {values[key]!r} is no {wanted}")
+            wanted = WANTED.get(key) or WANTED.get(hints[key], hints[key])
+            if isinstance(values[key], list) and any(isinstance(one, bool) for one in values[key]):
+                wanted = f"{wanted}; YAML takes No, Yes, On and Off for true or false: write 'No' in quotes"
+            raise InputError(f"{where}: {key}: {values[key]!r} should be {wanted}")
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
@@ -214,8 +233,11 @@ def read_yaml(path: Path) -> Any:
     """What a YAML file holds; `InputError` where it cannot be read."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as YAML ({error})") from error
+        message = " ".join(str(error).replace('"<unicode string>"', path.name).split())
+        raise InputError(f"{path}: cannot be read as YAML ({message})") from error
 
 
 def _named(kind: Type[T], name: str) -> Dict[str, T]:
@@ -253,12 +275,13 @@ def _dataset(path: Path) -> DataSet:
         values = {**non_defaults(dataset(str(values.pop("like")), path.parent)), **values}
     described = parse(DataSet, values, str(path))
     labels, counts = set(described.tests), described.frames
+    numbers = "the numbers of training and validation frames in `train`"
     wrong = {
         "tests: name at least one file": not labels,
         f"tests: {', '.join(RESERVED)} are names of other files": labels & set(RESERVED),
         "tests: labels are letters, digits, - and _": not all(re.fullmatch(r"[\w-]+", label) for label in labels),
         "species: name at least one": not described.species,
-        "frames: give the numbers of training and validation frames": len(counts) != (2 if counts else 0)
+        f"frames: give `valid: FILE`, or `frames: [N, M]`, {numbers}": len(counts) != (2 if counts else 0)
         or not (counts or described.valid),
         "frames: must be positive": any(count < 1 for count in counts),
         "further: needs the key 'frames'": described.further and not counts,
@@ -282,7 +305,9 @@ def _check_methods(names: Tuple[str, ...], path: Path) -> None:
 def read_table(name: str) -> Tuple[str, Table, Dict[str, DataSet], Path]:
     """Name, table, data sets and their folder, of one of ours or of a YAML file; a data set is a table of its own."""
     path = Path(name)
-    if path.suffix != ".yaml":
+    if path.suffix not in ("", ".yaml"):
+        raise InputError(f"{name}: the file of a data set or table ends in .yaml: rename it")
+    if not path.suffix:
         kind = next((kind for kind in ("tables", "datasets") if (SHIPPED / kind / f"{name}.yaml").is_file()), None)
         if kind is None:
             raise InputError(

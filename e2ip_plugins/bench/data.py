@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
@@ -44,8 +45,8 @@ def find(name: str, roots: Sequence[Path], where: str = "") -> Path:
     for root in roots:
         if (root / name).is_file():
             return (root / name).resolve()
-    listed = " or ".join(str(root) for root in roots)
-    folder, way = name.partition("/")[0], "name the folder that holds it with --data, or in E2IP_DATA"
+    listed = " or ".join(dict.fromkeys(str(root.resolve()) for root in roots))
+    folder, way = name.partition("/")[0], "correct the name, or give its folder by --data or E2IP_DATA"
     if folder in ("demo", "benchmarks"):
         way = f"run this in a clone of e2ip-plugins, whose folder {folder} it is in"
     elif folder in FETCHED:
@@ -56,9 +57,10 @@ def find(name: str, roots: Sequence[Path], where: str = "") -> Path:
 def find_all(name: str, dataset: DataSet, roots: Sequence[Path]) -> Dict[str, Path]:
     """Every file that a data set is made of, by label; of one that a script makes, the script alone."""
     if dataset.script:
-        return {"script": find(shlex.split(dataset.script)[0], roots, f"data set {name}, key script: ")}
+        return {"script": find(shlex.split(dataset.script)[0], roots, f"{name}.yaml: script: ")}
     names = {"train": dataset.train, **({"valid": dataset.valid} if dataset.valid else {}), **dataset.tests}
-    return {label: find(file, roots, f"data set {name}, key {label}: ") for label, file in names.items()}
+    keys = {label: f"tests: {label}" for label in dataset.tests}
+    return {label: find(file, roots, f"{name}.yaml: {keys.get(label, label)}: ") for label, file in names.items()}
 
 
 def made(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path) -> Dict[str, Path]:
@@ -72,7 +74,7 @@ def made(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path) -> Di
         # Files that the script is called with may be beside it.
         words = [str(next((r / w for r in roots if (r / w).is_file()), w)) for w in shlex.split(dataset.script)]
         if code := subprocess.run([sys.executable, *words, "--out", str(unfinished)]).returncode:
-            raise InputError(f"data set {name}, key script: {' '.join(words)} failed with status {code}")
+            raise InputError(f"{name}.yaml: script: {' '.join(words)} failed with status {code}")
         unfinished.rename(target)
     return find_all(name, replace(dataset, script=""), [target])
 
@@ -87,6 +89,7 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
     """Files by label: ``train``, ``valid``, the tests; ``rotated``, the first test with each frame turned at random.
 
     Energies and forces are called `REF_energy` and `REF_forces` in them, whatever the data set calls them.
+    All frames of the data set are checked, also where ``limit`` leaves few.
     Where the data set has them, also ``further`` frames of the training file, which are used neither to train nor to
     validate.
 
@@ -109,19 +112,24 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
         return files
     folder.mkdir(parents=True, exist_ok=True)
     sources = made(name, dataset, roots, folder)
-    split = _split(dataset, sources, limit)
-    for label in dataset.tests:
-        split[label] = read_verbatim(sources[label], limit)
-    for label, frames in split.items():
-        _write(files[label], [_renamed(frame, dataset.keys) for frame in frames])
-        _check(files[label], sources.get(label, sources["train"]), name, dataset)
+    for label, frames in _split(dataset, sources, None).items():
+        _check(frames, f"of {label} in {sources.get(label, sources['train'])}", name, dataset)
+    for label, frames in _split(dataset, sources, limit).items():
+        _write(files[label], frames)
     _rotate(files[next(iter(dataset.tests))], files["rotated"])
     _write(note, [json.dumps(origin)])
     return files
 
 
 def _split(dataset: DataSet, sources: Dict[str, Path], limit: "int | None") -> Dict[str, List[str]]:
-    """Frames to train, to validate and, where the data set has them, ``further`` ones."""
+    """Return all frames by label, with our names of energy and forces."""
+    tests = {label: read_verbatim(sources[label], limit) for label in dataset.tests}
+    split = {**_split_training(dataset, sources, limit), **tests}
+    return {label: [_renamed(frame, dataset.keys) for frame in frames] for label, frames in split.items()}
+
+
+def _split_training(dataset: DataSet, sources: Dict[str, Path], limit: "int | None") -> Dict[str, List[str]]:
+    """Return the frames to train, to validate and, where the data set has them, ``further`` ones."""
     if not dataset.frames:
         return {label: read_verbatim(sources[label], limit) for label in ("train", "valid")}
     train, valid = (min(n, limit or n) for n in dataset.frames)
@@ -151,18 +159,20 @@ def _renamed(text: str, keys: Dict[str, str]) -> str:
     return "\n".join((count, comment, atoms))
 
 
-def _check(path: Path, source: Path, name: str, dataset: DataSet) -> None:
+def _check(frames: Sequence[str], where: str, name: str, dataset: DataSet) -> None:
     """`InputError` for a frame without energy or forces, or with species that the data set does not name."""
     import ase.io
 
-    for i, atoms in enumerate(ase.io.iread(path, index=":", format="extxyz")):
-        where = f"{source}, frame {i} of {path.name}"
+    for i, atoms in enumerate(ase.io.iread(StringIO("".join(frames)), index=":", format="extxyz")):
         for kind, values in (("energy", atoms.info), ("forces", atoms.arrays)):
             if f"REF_{kind}" not in values:
                 key = dataset.keys.get(kind, f"REF_{kind}")
-                raise InputError(f"{where}: has no '{key}'; name it in the data set {name}, keys: {{{kind}: NAME}}")
+                raise InputError(f"{name}.yaml: frame {i} {where} has no '{key}': name it by keys: {{{kind}: NAME}}")
         if lacking := sorted(set(atoms.symbols) - set(dataset.species)):
-            raise InputError(f"{where}: has {', '.join(lacking)}, which key species of the data set {name} lacks")
+            raise InputError(
+                f"{name}.yaml: species: lacks {', '.join(lacking)}, which frame {i} {where} has: "
+                f"give [{', '.join((*dataset.species, *lacking))}]"
+            )
 
 
 def _write(path: Path, frames: Sequence[str]) -> None:

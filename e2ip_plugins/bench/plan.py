@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from e2ip_plugins.bench.catalogue import BACKBONES, HOSTS, METHODS, PRESETS, SHIPPED, DataSet, Preset, Table, read_table
 from e2ip_plugins.errors import InputError
@@ -108,24 +108,25 @@ class Plan:
             raise InputError(f"--backbone {options.backbone}: networks of NequIP ({known}); give --host nequip with it")
         if host not in HOSTS and not (options.tables and not host):
             raise InputError("--host: give mace or nequip, whichever is installed here")
-        chosen = _chosen(options.sets, table.sets, "--sets"), _chosen(options.methods, table.methods, "--methods")
+        names = _chosen("--sets", options.sets, table.sets, table.sets)
+        methods = _chosen("--methods", options.methods, table.methods, METHODS)
         roots = (
             *([folder] if SHIPPED not in folder.parents else []),
             *([options.data] if options.data else []),
             Path.cwd(),
         )
-        of_hosts = [run for one in ([host] if host else HOSTS) for run in runs(one, preset, *chosen)]
+        of_hosts = [run for one in ([host] if host else HOSTS) for run in runs(one, preset, names, methods)]
         return cls(name, table, sets, tuple(of_hosts), preset, roots, options)
 
 
-def _chosen(names: Optional[str], known: Sequence[str], option: str) -> Tuple[str, ...]:
-    """Names separated by commas, all of them ``known``; None: all."""
+def _chosen(option: str, names: Optional[str], default: Collection[str], known: Collection[str]) -> Tuple[str, ...]:
+    """Return the names that an option has, separated by commas; `InputError` for one that is not ``known``."""
     if names is None:
-        return tuple(known)
+        return tuple(default)
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in chosen:
-        if name not in known and not (option == "--methods" and name in METHODS):
-            raise InputError(f"{option}: unknown '{name}'; this benchmark has: {', '.join(known)}")
+        if name not in known:
+            raise InputError(f"{option}: unknown '{name}'; choose from {', '.join(known)}")
     if not chosen:
-        raise InputError(f"{option} names nothing; this benchmark has: {', '.join(known)}")
+        raise InputError(f"{option} names nothing; choose from {', '.join(known)}")
     return chosen

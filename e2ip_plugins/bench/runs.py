@@ -52,6 +52,14 @@ def settings(run: Run, plan: Plan, with_data: bool = True) -> Dict[str, Any]:
     )
 
 
+def _differences(before: object, now: object, name: str) -> List[str]:
+    """Return what differs between two settings, each with its key and both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = dict.fromkeys((*before, *now))
+        return [text for key in keys for text in _differences(before.get(key), now.get(key), f"{name}.{key}")]
+    return [] if before == now else [f"{name}: {before}, now {now}"]
+
+
 def check_settings(runs: Sequence[Run], plan: Plan, with_data: bool = True) -> None:
     """`InputError` for a folder that holds something which was made with other settings, or of other data."""
     for run in runs:
@@ -63,10 +71,10 @@ def check_settings(runs: Sequence[Run], plan: Plan, with_data: bool = True) -> N
         except ValueError as error:
             raise InputError(f"{note} is no JSON ({error}): remove the folder {note.parent}") from error
         now = settings(run, plan, with_data)
-        differing = [f"{k}: {before.get(k)}, now {now[k]}" for k in now if before.get(k) != now[k]]
+        differing = [text for key in now for text in _differences(before.get(key), now[key], key)]
         if differing:
             raise InputError(
-                f"{note.parent} was made with other settings ({'; '.join(differing)[:200]}): give another --out, or "
+                f"{note.parent} was made with other settings ({'; '.join(differing)}): give another --out, or "
                 "remove that folder to train it anew"
             )
 
@@ -167,9 +175,9 @@ def check_cluster(cluster: str) -> None:
 def execute_all(plan: Plan, tell: Tell = print) -> List[Run]:
     """Execute the runs of a plan, as many at a time as its options say; return those that failed."""
     todo = [run for run in plan.runs if not finished(run, plan.out)]
-    tell(f"{len(plan.runs) - len(todo)} of {len(plan.runs)} runs are finished; {len(todo)} to go")
     for name in {run.dataset for run in todo}:  # once, before any run needs them, and before anything is started
         prepare(name, plan)
+    tell(f"{len(plan.runs) - len(todo)} of {len(plan.runs)} runs are finished; {len(todo)} to go")
     for run in todo:
         base = METHODS[run.method].base
         if base and finished(run._replace(method=base), plan.out):

@@ -16,14 +16,17 @@ def bench_command(
         str, typer.Option(help="smoke: minutes; cpu, calibration: hours; paper: days on a GPU.")
     ] = "smoke",
     data: Annotated[
-        Optional[Path], typer.Option(envvar="E2IP_DATA", help="Folder of data: rmd17/, acac/, silica/, water/, ...")
+        Optional[Path],
+        typer.Option(envvar="E2IP_DATA", help="Folder of our data sets (rmd17/, ...); your own files need none."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs and tables, for any number of benchmarks.")] = Path(
         "e2ip_bench"
     ),
     backbone: Annotated[str, typer.Option(help="With --host nequip: another network, painn or alphanet.")] = "",
     sets: Annotated[Optional[str], typer.Option(help="Data sets, separated by commas. [default: all]")] = None,
-    methods: Annotated[Optional[str], typer.Option(help="Methods, separated by commas. [default: the table's]")] = None,
+    methods: Annotated[
+        Optional[str], typer.Option(help="Methods of docs/bench.md, like stock,e2ip,mve. [default: the table's]")
+    ] = None,
     epochs: Annotated[
         float, typer.Option(min=0.01, help="Length of all trainings, in units of the preset's; a folder of its own.")
     ] = 1.0,
@@ -34,7 +37,7 @@ def bench_command(
         Optional[Path], typer.Option(help="JSON file that the results join. [default: OUT/NAME_PRESET.json]")
     ] = None,
 ) -> None:
-    """Train and judge every method of a table, on one data set or several.
+    """Train and judge methods side by side, by default the stock model and e²IP.
 
     A data set is described in a few lines of YAML (docs/bench.md). Trainings go through the commands of
     MACE or NequIP. What is finished is skipped, what was stopped or killed goes on, and tables that need

@@ -70,12 +70,13 @@ def test_names_of_energies_and_forces_become_ours(root, names):
     for one, other in zip(*(ase.io.read(f["rotated"], ":") for f in (files, renamed)), strict=True):
         assert one.info["REF_energy"] == other.info["REF_energy"] and other.info["other_REF_forces"] == "old"
         assert np.array_equal(one.arrays["REF_forces"], other.arrays["REF_forces"])
-    with pytest.raises(InputError, match=r"train\.extxyz, frame 0 .* has no 'REF_(energy|forces)'; .* toy, keys:"):
+    message = r"toy\.yaml: frame 0 of train in .*train\.extxyz has no 'REF_(energy|forces)': .* keys:"
+    with pytest.raises(InputError, match=message):
         data.prepare("toy", toy(), [root], root / "out", None)
 
 
 def test_species_that_a_description_lacks(root):
-    with pytest.raises(InputError, match=r"has C, which key species of the data set toy lacks"):
+    with pytest.raises(InputError, match=r"toy\.yaml: species: lacks C, which frame 0 of train in .*: give \[H, C\]"):
         data.prepare("toy", toy(species=("H",)), [root], root / "out", None)
 
 
@@ -90,13 +91,15 @@ def test_a_script_makes_the_files_once(root):
         files = data.prepare(name, toy(script="make.py --ok"), [root], root / "out", None)
         (root / "train.extxyz").write_text("")  # what the script made is used
         assert energies(files["train"]) == list(range(12))
-    with pytest.raises(InputError, match=r"data set bad, key script: .*make\.py --no failed with status 1"):
+    with pytest.raises(InputError, match=r"bad\.yaml: script: .*make\.py --no failed with status 1"):
         data.prepare("bad", toy(script="make.py --no"), [root], root / "out", None)
 
 
 def test_at_most_so_many_frames(root):
     files = data.prepare("few", toy(), [root], root / "out", 3)
     assert [len(energies(path)) for path in files.values()] == [3, 3, 3, 3]
+    with pytest.raises(InputError, match="has 20 frames; 104 are needed"):  # all are checked
+        data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", 3)
 
 
 def test_rotated_frames(root):
@@ -125,7 +128,7 @@ def test_files_of_other_data_are_made_anew(root):
 
 
 def test_missing_data(root):
-    with pytest.raises(InputError, match=r"data set toy, key train: no file none.extxyz in .* --data, or in E2IP_DATA"):
+    with pytest.raises(InputError, match=r"toy\.yaml: train: no file none.extxyz in .* --data or E2IP_DATA"):
         data.prepare("toy", toy(train="none.extxyz"), [root], root / "out", None)
     with pytest.raises(InputError, match="`e2ip fetch buckyball --to FOLDER` downloads it"):
         data.find("buckyball/buckyball_train.extxyz", [root])

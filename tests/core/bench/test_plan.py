@@ -23,8 +23,9 @@ def test_methods_are_what_the_families_take():
 @pytest.mark.parametrize("name", [*catalogue.TABLES, *catalogue.DATASETS])
 def test_every_file_of_ours_is_a_table(name):
     _, table, sets, _ = catalogue.read_table(name)
-    assert table.about and set(table.methods) <= set(catalogue.METHODS)
-    assert all(next(iter(one.tests)) == "test" for one in sets.values())
+    assert table.about, f"{name}.yaml lacks the key about: one sentence for the page"
+    assert set(table.methods) <= set(catalogue.METHODS)
+    assert all(next(iter(one.tests)) == "test" for one in sets.values()), f"{name}.yaml: call the first test `test`"
 
 
 def test_sets_that_are_derived_from_others():
@@ -80,10 +81,12 @@ def test_lengths_of_a_preset_go_before_those_of_a_set():
     [
         ({"trian": "a.xyz"}, "unknown key 'trian'; known are: train, tests"),
         ({"species": None}, "key 'species' is missing"),
-        ({"species": [False]}, "species: \\[False\\] is no Tuple"),
-        ({"cutoff": "wide"}, "cutoff: 'wide' is no float"),
-        ({"spread": 1}, "spread: 1 is no bool"),
-        ({"valid": None}, "frames: give the numbers"),
+        ({"species": [False]}, r"species: \[False\] should be a list like .*: write 'No' in quotes"),
+        ({"species": "Cu"}, r"species: 'Cu' should be a list like \[Cu, Au\]"),
+        ({"epochs": 40}, "epochs: 40 should be a mapping like {mace: 40, nequip: 40}"),
+        ({"cutoff": "wide"}, "cutoff: 'wide' should be a number"),
+        ({"spread": 1}, "spread: 1 should be true or false"),
+        ({"valid": None}, "frames: give `valid: FILE`, or"),
         ({"keys": {"force": "f"}}, "keys: known are energy and forces"),
         ({"tests": {"rotated": "c.xyz"}}, "tests: .* are names of other files"),
         ({"tests": {"a/b": "c.xyz"}}, "tests: labels are letters"),
@@ -101,9 +104,14 @@ def test_a_file_that_says_something_wrong(changes, message, tmp_path):
 
 def test_files_that_are_no_descriptions(tmp_path):
     mine = tmp_path / "mine.yaml"
-    with pytest.raises(InputError, match=r"mine\.yaml: cannot be read as YAML"):
+    with pytest.raises(InputError, match=r"mine\.yaml: no such file"):
         catalogue.read_table(str(mine))
-    for text, message in (("a: [", "cannot be read as YAML"), ("- a", "a mapping of keys to values should be here")):
+    with pytest.raises(InputError, match=r"mine\.yml: the file of a data set or table ends in \.yaml"):
+        catalogue.read_table(str(mine.with_suffix(".yml")))
+    for text, message in (
+        ("a: [", r"cannot be read as YAML \(.* in mine\.yaml, line 1"),
+        ("- a", "a mapping of keys to values should be here"),
+    ):
         mine.write_text(text)
         with pytest.raises(InputError, match=message):
             catalogue.read_table(str(mine))
@@ -125,7 +133,8 @@ def test_bad_input(tmp_path, monkeypatch):
     mace = ("--host", "mace")
     assert "unknown benchmark 'rmd18'; choose from: calibration, damping" in message("rmd18", *mace)
     assert "--sets: unknown 'water'" in message("rmd17", *mace, "--sets", "water")
-    assert "--methods: unknown 'magic'" in message("rmd17", *mace, "--methods", "stock,magic")
+    unknown = message("rmd17", *mace, "--methods", "stock,magic")
+    assert "--methods: unknown 'magic'; choose from stock, e2ip, e2ip-coupled" in unknown
     assert "--methods names nothing" in message("rmd17", *mace, "--methods", ",")
     assert "--preset tiny: choose from smoke, cpu" in message("rmd17", *mace, "--preset", "tiny")
     assert "--host: give mace or nequip" in message("rmd17")
@@ -144,8 +153,8 @@ def test_bad_input(tmp_path, monkeypatch):
     assert "older than its code: install it anew" in message("rmd17", *mace)
     monkeypatch.setattr(commands, "entry_points", lambda **group: ["there"])
     missing = message("rmd17", *mace, "--sets", "aspirin")
-    assert "data set aspirin, key train: no file rmd17/aspirin_split01_train.extxyz in" in missing
-    assert "data set copper, key script: no file benchmarks/crystals.py" in message("copper", *mace)
+    assert f"aspirin.yaml: train: no file rmd17/aspirin_split01_train.extxyz in {tmp_path}: correct the" in missing
+    assert "copper.yaml: script: no file benchmarks/crystals.py" in message("copper", *mace)
     assert "no run of these sets and methods is finished" in message("rmd17", *mace, "--tables")
     assert not list(tmp_path.iterdir())
 
