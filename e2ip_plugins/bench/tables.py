@@ -56,14 +56,23 @@ EXPLANATION = (
     "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
     "over seeds; in brackets the 95 % interval of coverage@95 by a bootstrap of configurations, mean over seeds. "
     "floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
+    "Where floor or scale agrees with raw, the constant is 0 or 1, because the validation frames ask for none "
+    "(docs/calibrate.md). Methods that ensembles are made of have a run for every member. "
+    "MAE: of force components; ES: energy score; CE: calibration error; definitions in docs/uncertainty.md. "
     "Spearman: norm of the error against the epistemic and the total standard deviation. AUROC of frames: out of "
     "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
     "training s: processor time of the training command, with NequIP its predictions of all files included. "
     "ms/atom: one frame through the ASE calculator on one thread, all methods in turn; ensembles member by "
     "member. Isotropic: a third of the trace of every covariance in all directions. "
-    "Covariances of fewer than four stock members have no full rank: their NLL and coverage mean nothing. "
+    "Covariances of two or three stock members have no full rank: their coverage, CE and NLL without floor are empty. "
     "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass."
 )
+
+#: Columns that mean nothing where a covariance has no full rank.
+NEED_FULL_RANK = ("coverage95", "calibration_error", "nll_kcal")
+
+#: Titles of ensembles of so few stock models that their covariance has no full rank, which takes four members.
+TOO_FEW = tuple(f"{METHODS['stock'].ensemble}, K = {members}" for members in (2, 3))
 
 #: Row of results: one method on one set with all its seeds (``cases``), or the beginning of one training (``steps``).
 Row = Dict[str, Any]
@@ -199,6 +208,8 @@ def _table(name: str, label: str, rows: Sequence[Row]) -> List[str]:
             ends = [spread([case.get(how, {}).get(end) for case in of_label])[0] for end in INTERVAL]
             if None not in ends:
                 cells["coverage95"] += f" ({ends[0]:.3f} to {ends[1]:.3f})"
+            if row["title"] in TOO_FEW and how != "floor":
+                cells |= dict.fromkeys(NEED_FULL_RANK, "")
             shown = how if len(of_label[0]) > 1 else ""
             entries.append(([row["host"], row["title"], shown, str(len(of_label))], cells))
     for method, figures in read_yaml(SHIPPED / "paper.yaml").get(name, {}).get(label, {}).items():

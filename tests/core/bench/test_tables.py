@@ -102,6 +102,8 @@ def test_table(written):
     assert set(stock) == {"raw"} and "nll_kcal" not in stock["raw"]
     one, isotropic = (rows[i]["cases"][0]["tests"]["test"]["raw"] for i in (1, 2))
     assert isotropic["force_mae"] == one["force_mae"] and isotropic["nll_kcal"] != one["nll_kcal"]
+    floor, raw = ([line for line in text.splitlines() if f"| DE, K = 2 | {how} |" in line] for how in ("floor", "raw"))
+    assert "|  |  |  |" not in floor[0] and "|  |  |  |" in raw[0]  # coverage, CE and NLL
     line = next(line for line in text.splitlines() if line.startswith("| mace | stock model"))
     mae = np.mean([case["tests"]["test"]["raw"]["force_mae"] for case in rows[0]["cases"]]) / 0.0433641
     assert f"| {mae:.3f} ± " in line
