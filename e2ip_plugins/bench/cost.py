@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Callable, Dict, List, Set
@@ -41,7 +42,9 @@ def measure(plan: Plan, tell: Callable[[str], None] = print) -> None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             lacking = {run.method for run in wanted if run not in models}
             frames = plan.out / "data" / f"{name}_{next(iter(plan.sets[name].tests))}.extxyz"
-            measured = _measure(models, lacking, frames)
+            # MACE and e3nn warn when they open a model.
+            with open(kept.with_suffix(".log"), "a") as log, redirect_stdout(log), redirect_stderr(log):
+                measured = _measure(models, lacking, frames)
             with replacing(kept) as unfinished:
                 unfinished.write_text(json.dumps(measured, indent=1) + "\n")
 

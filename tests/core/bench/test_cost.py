@@ -12,10 +12,15 @@ from e2ip_plugins.bench import cost
 from e2ip_plugins.bench.plan import Run
 
 
+def open_model(file):
+    print("opened", file)
+    return EMT()
+
+
 @pytest.fixture
 def timed(tmp_path, monkeypatch, plan_of):
     """Makes so many models of each method, as a calculator opens them; milliseconds of a call for ``named`` ones."""
-    monkeypatch.setattr(cost, "entry_points", lambda **_: [SimpleNamespace(load=lambda: lambda file: EMT())])
+    monkeypatch.setattr(cost, "entry_points", lambda **_: [SimpleNamespace(load=lambda: open_model)])
     (tmp_path / "data").mkdir()
     ase.io.write(tmp_path / "data" / "aspirin_test.extxyz", molecule("H2O"), format="extxyz")
 
@@ -36,6 +41,12 @@ def test_an_ensemble_costs_what_all_its_members_do(timed, number):
     figures = timed("stock", stock=number)
     assert figures["stock model"] > 0.0
     assert ("DE" in figures) == (number == 5)
+
+
+def test_what_a_framework_prints_goes_to_a_log(timed, tmp_path, capsys):
+    timed("stock", stock=2)
+    assert not capsys.readouterr().out
+    assert cost.path("aspirin", "mace", tmp_path).with_suffix(".log").read_text().count("opened") == 2
 
 
 def test_a_call_for_other_methods_times_the_earlier_ones_beside_them(timed):
