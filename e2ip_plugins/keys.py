@@ -16,6 +16,7 @@ class OutputKey(NamedTuple):
     shape : tuple of int
         Trailing shape after the atom axis.
     unit : str
+        ``"1"``: the output has no unit, and the `convert` and `widen` of its family must not change it.
     meaning : str
     above : float
         Lower bound: values in files must be finite and greater.

@@ -43,7 +43,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,

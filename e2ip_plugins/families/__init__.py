@@ -1,7 +1,9 @@
 """Predictive families: one file each, listed in `FAMILIES`.
 
-Users choose a family by its ``name``, files tell it by its ``uq_family``. The docstring of
-`e2ip_plugins.families.interface` says how to add one.
+Users choose a family by its ``name``, files name it by its ``uq_family``. The docstring of
+`e2ip_plugins.families.interface` says how to add one. The other files are `interface`; the bases `niw`,
+`gaussian` and `ensemble`; `laws`, the distributions that scores are computed from; `condition_trace`, a diagnostic of
+`e2ip_ablation`.
 """
 
 from typing import Dict, Iterable, Optional, Tuple, Type

@@ -34,10 +34,10 @@ class E2IPCholesky(NIW):
 
     def factor(self, coefficients: Tensor) -> Tuple[Tensor, Tensor]:
         """Return log of the diagonal of L/σ_ref (N, 3), and yx, zx, zy in units of their row's diagonal (N, 3)."""
-        # Softplus would make numbers of infinite evidence.
+        # Softplus would turn infinite evidence into a number; this adds NaN where it is not finite, else 0.
         evidence = coefficients[:, 1] if self.coupled else coefficients[:, 1] + coefficients[:, 2]
-        doubt = (evidence - evidence).detach().unsqueeze(-1)
-        raw = torch.stack([coefficients[:, 0], coefficients[:, 3], coefficients[:, 4]], dim=-1) + doubt
+        nan_where_not_finite = (evidence - evidence).detach().unsqueeze(-1)
+        raw = torch.stack([coefficients[:, 0], coefficients[:, 3], coefficients[:, 4]], dim=-1) + nan_where_not_finite
         deviation = raw - raw.mean(-1, keepdim=True)
         log_diagonal = deviation + 0.5 * self.log_sigma2(coefficients).unsqueeze(-1)
         return log_diagonal, coefficients[:, 5:]

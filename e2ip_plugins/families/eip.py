@@ -80,9 +80,9 @@ class EIP(Family):
 
     def evidence(self, coefficients: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """Return ν, α and β (N, 3), the last in units of σ_ref²."""
-        # Dampers and softplus would make numbers of infinities.
-        doubt = (coefficients - coefficients).detach().sum(-1, keepdim=True)
-        beta = torch.exp(damp(coefficients[:, :3], self.damper[0], self.damper[1])) + doubt
+        # Dampers and softplus would turn infinity into a number; this adds NaN where a coefficient is not finite.
+        nan_where_not_finite = (coefficients - coefficients).detach().sum(-1, keepdim=True)
+        beta = torch.exp(damp(coefficients[:, :3], self.damper[0], self.damper[1])) + nan_where_not_finite
         alpha = softplus(coefficients[:, 3:6]) + (1.0 + self.min_evidence)
         return softplus(coefficients[:, 6:]) + self.min_evidence, alpha, beta
 

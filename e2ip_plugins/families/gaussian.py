@@ -66,8 +66,9 @@ class Gaussian(Family):
         """See `Family`."""
         isotropic, rest = self.parts(coefficients)
         past_knee = (isotropic.abs() > self.scalar_damper[0]) | (rest.square().sum(-1) > self.tensor_damper[0] ** 2)
-        # A damper would make a number of infinity.
-        isotropic = damp(isotropic, self.scalar_damper[0], self.scalar_damper[1]) + (isotropic - isotropic).detach()
+        # A damper would turn infinity into a number; this adds NaN where the part is not finite, else 0.
+        nan_where_not_finite = (isotropic - isotropic).detach()
+        isotropic = damp(isotropic, self.scalar_damper[0], self.scalar_damper[1]) + nan_where_not_finite
         log_covariance = self.assemble(isotropic, damp_vector(rest, self.tensor_damper[0], self.tensor_damper[1]))
         log_unit = 2.0 * torch.log(force_unit)
         log_covariance = torch.cat([log_covariance[:, :3] + log_unit, log_covariance[:, 3:]], dim=1)

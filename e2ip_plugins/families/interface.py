@@ -1,8 +1,20 @@
 """What a predictive family is: all that the rest of this package asks of one.
 
 A family turns coefficients, which the trunk computes from a model's features, into the parameters of a distribution
-over every atom's force. To add one: (1) write a file of this folder with a subclass of `Family`, (2) add the class to
-`e2ip_plugins.families.FAMILIES`, (3) write its tests. tests/families/isotropic.py is a short example.
+over every atom's force. To add one:
+
+1. Write a file of this folder with a subclass of `Family`. Its distribution is a Gaussian or Student-t with a full
+   covariance (the default), or a Student-t for each component (``law_name = "componentwise"``). Any other distribution
+   needs a subclass of `Law` in laws.py, an entry in ``_LAWS`` there, and that entry's name as ``law_name``.
+2. Add the class to `e2ip_plugins.families.FAMILIES`.
+3. Test it. tests/core/families/test_interface.py tests every listed family by itself; what is special to one family
+   goes into tests/core/families/test_NAME.py.
+
+tests/families/isotropic.py is the shortest example; eip.py shows options, several parameters and a law of its own.
+
+A family must define ``name``, ``uq_family``, ``parameter_keys``, ``num_scalars``, ``num_tensors``,
+``initial_scalars``, ``forward``, ``force_loss``, ``derive`` and ``law_arguments``; without ``log_matrix`` also
+``log_variance``, ``convert`` and ``widen``.
 """
 
 import inspect
@@ -28,17 +40,21 @@ INITIAL_SIGMA = 10.0
 
 
 class Option(NamedTuple):
-    """An option of a family: ``name: …`` of ``E2IPModel`` in NequIP, ``--e2ip_name`` in MACE, whatever the family.
+    """An option of a family: ``NAME: …`` of ``E2IPModel`` in NequIP, ``--e2ip_NAME`` in MACE, whatever the family.
 
     Attributes
     ----------
-    name, help : str
+    name : str
+        Families may share a name, each with its own help, default and choices. The arguments that every readout has,
+        such as ``seed``, ``force_unit`` and ``forces``, have taken theirs (tests/core/families/test_table.py).
+    help : str
+        In ASCII, because MACE's help is.
     default
-        None: `Family.resolve` says what it is.
+        None: `Family.resolve` sets it.
     type : callable
         From a string to the value: MACE's command line gives strings, and NequIP's YAML may.
     loss_only : bool
-        Whether the weights of a readout mean the same whatever it is.
+        Whether the option changes the loss alone, so that trained weights can be used with any value of it.
     choices : tuple of str
         Values; empty: any, or what `Family.resolve` checks.
     """
@@ -60,8 +76,9 @@ def beta_option(default: float) -> Option:
 class Family(nn.Module):
     """Base class of predictive families.
 
-    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data. Packaged
-    models carry its file, which must import no SciPy, ASE or metrics.
+    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data. A branch on
+    an option is fine: annotate the attribute that holds the option as ``Final``, so that TorchScript drops the other
+    branch. Packaged models carry the family's file, which must import no SciPy, ASE or metrics.
 
     Attributes
     ----------
@@ -86,10 +103,12 @@ class Family(nn.Module):
     equivariant : bool
         Whether its covariance turns with the structure. That of families in a fixed frame does not.
     log_matrix : str
-        Parameter that is the logarithm of the covariance as sym6, for families that have one: `log_variance`, `convert`
-        and `widen` are theirs.
+        Name of the parameter that is the logarithm of the covariance, or of a matrix proportional to it, as sym6. With
+        it the default `log_variance`, `convert` and `widen` work; `niw` shows what a matrix that is only proportional
+        adds to the first and the last. A family without it defines all three.
     law_name : str
-        Law of `law_arguments`, by its name in `e2ip_plugins.families.laws`.
+        Name in ``_LAWS`` of families/laws.py. ``elliptical`` (default): a Gaussian or Student-t with a full covariance;
+        ``componentwise``: a Student-t for each component.
     """
 
     name: ClassVar[str]
@@ -113,7 +132,10 @@ class Family(nn.Module):
         self.takes_support = False
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
-        """Return every key of `output_keys`, and ``e2ip_plateau`` (N,): 1 where a damper is past its knee, else 0.
+        """Return every key of `output_keys`, and ``e2ip_plateau`` (N,).
+
+        The plateau is 1 where a damper of the covariance is past its knee, else 0. A coefficient that the family
+        reads and that is not finite must give a covariance that is not finite, for its atom alone.
 
         Parameters
         ----------
@@ -143,12 +165,14 @@ class Family(nn.Module):
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """Return the loss per atom (N,), in (eV/Å)² and about as large as a mean square error.
 
-        Force weights then keep their meaning. Schedulers with a relative threshold misread a negative loss.
+        Force weights then keep their meaning. Add a constant that keeps it at least 0: schedulers with a relative
+        threshold misread a negative loss.
 
         Parameters
         ----------
         residual : (N, 3)
-            Reference minus predicted forces in eV/Å; 0 for atoms that do not count.
+            Reference minus predicted forces in eV/Å; 0 for atoms that do not count, where the gradient must be finite,
+            too.
         outputs : dict
             Outputs of `forward`, with ``e2ip_coefficients`` (N, C) and ``e2ip_force_unit`` (N,).
         """
@@ -184,7 +208,7 @@ class Family(nn.Module):
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-        """Return the arguments of the family's law from NumPy parameters (N, …), see `e2ip_plugins.families.laws`."""
+        """Return the keyword arguments of the law's entry in ``_LAWS``, from NumPy parameters (N, …)."""
         raise NotImplementedError
 
     @classmethod
@@ -219,7 +243,10 @@ class Family(nn.Module):
 
     @classmethod
     def of_weights(cls, options: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the options that change what the weights of a readout mean; values that mean the same made equal."""
+        """Return the options that trained weights depend on: two readouts may exchange weights where these are equal.
+
+        Values of an option with which the weights mean the same are replaced by one of them.
+        """
         return {option.name: options[option.name] for option in cls.options if not option.loss_only}
 
     @classmethod

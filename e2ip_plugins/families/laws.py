@@ -1,8 +1,8 @@
 """Predicted force distributions of N atoms, and scores of errors under them (NumPy, float64).
 
 Notation: e = y - γ is the reference minus the predicted force of an atom. `law_of` makes a `Law` of the parameters of a
-family; everything that judges predictions asks the law and knows no family. Packaged models do not carry this file, and
-with it SciPy: no family may import it.
+family; everything that judges predictions asks the law and knows no family. Packaged models carry neither this file nor
+SciPy, so no family may import `laws`.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
 """A predictive family in one file, for tests: a Gaussian with one variance per atom. Nothing else knows it."""
 
 import math
-from typing import Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 import torch
@@ -10,6 +10,10 @@ from torch import Tensor
 from e2ip_plugins.families.interface import Family, force_views
 from e2ip_plugins.keys import FORCE_UNIT_KEY, OutputKey
 from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.maths.spd import damp
+
+#: Knee and ceiling of the damper on log(σ/σ_ref).
+KNEE, CEILING = 4.0, 5.0
 
 
 class Isotropic(Family):
@@ -23,11 +27,19 @@ class Isotropic(Family):
     num_tensors = 0
     initial_scalars = (2.0,)
 
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.knee: float = KNEE
+        self.ceiling: float = CEILING
+
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
-        log_std = coefficients[:, 0] + torch.log(force_unit)
+        log_ratio = coefficients[:, 0]
+        # The damper would turn infinity into a number; this adds NaN where the coefficient is not finite, else 0.
+        nan_where_not_finite = (log_ratio - log_ratio).detach()
+        log_std = damp(log_ratio, self.knee, self.ceiling) + nan_where_not_finite + torch.log(force_unit)
         outputs = _views(log_std)
         outputs["isotropic_log_std"] = log_std
-        outputs["e2ip_plateau"] = torch.zeros_like(log_std)
+        outputs["e2ip_plateau"] = (log_ratio.abs() > self.knee).to(log_std.dtype)
         return outputs
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
@@ -35,7 +47,8 @@ class Isotropic(Family):
         # A family may start from its parameters as well as from e2ip_coefficients.
         log_std = outputs["isotropic_log_std"] - torch.log(unit)
         nll = 3.0 * log_std + 0.5 * (residual / unit.unsqueeze(-1)).square().sum(-1) * torch.exp(-2.0 * log_std)
-        return unit.square() * nll
+        # The constant keeps the loss at least 0.
+        return unit.square() * (nll + 3.0 * self.ceiling)
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:

@@ -14,17 +14,17 @@ from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_
 
 
 def split(coefficients: Tensor, coupled: bool) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """s, t, raw ν and raw κ (None where coupled) of coefficients (N, 8).
+    """Return s, t, raw ν and raw κ (None where coupled) of coefficients (N, 8).
 
-    s is NaN where it or the evidence is not finite: dampers and softplus would make numbers of infinities.
+    s is NaN where it or the evidence is not finite: dampers and softplus would turn infinity into a number.
     """
     s, raw_nu = coefficients[:, 0], coefficients[:, 1]
-    doubt = (s - s) + (raw_nu - raw_nu)
+    nan_where_not_finite = (s - s) + (raw_nu - raw_nu)
     raw_kappa: Optional[Tensor] = None
     if not coupled:
         raw_kappa = coefficients[:, 2]
-        doubt = doubt + (raw_kappa - raw_kappa)
-    return s + doubt.detach(), coefficients[:, 3:], raw_nu, raw_kappa
+        nan_where_not_finite = nan_where_not_finite + (raw_kappa - raw_kappa)
+    return s + nan_where_not_finite.detach(), coefficients[:, 3:], raw_nu, raw_kappa
 
 
 def log_sigma0_of(s: Tensor, t: Tensor, force_unit: Tensor, constants: Constants) -> Tensor:

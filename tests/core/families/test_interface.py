@@ -144,8 +144,32 @@ def test_loss_is_the_gradient_of_something_finite(family):
     coefficients = torch.randn(5, module.num_columns(), dtype=torch.float64).requires_grad_()
     unit = torch.tensor(0.05, dtype=torch.float64)
     outputs = {**module(coefficients, unit), "e2ip_coefficients": coefficients, "e2ip_force_unit": unit.expand(5)}
-    residual = (0.1 * torch.randn(5, 3, dtype=torch.float64)).requires_grad_()
+    residual = 0.1 * torch.randn(5, 3, dtype=torch.float64)
+    residual[4] = 0.0  # an atom that does not count
+    residual.requires_grad_()
     loss = module.force_loss(residual, outputs)
-    assert loss.shape == (5,) and (module.force_loss(3 * residual, outputs) > loss).all()
+    assert loss.shape == (5,) and (module.force_loss(3 * residual, outputs) > loss)[:4].all()
     for gradient in torch.autograd.grad(loss.sum(), (coefficients, residual)):
         assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
+
+
+def test_loss_is_not_negative_at_the_start(family):
+    """Also without errors; schedulers with a relative threshold misread a negative loss."""
+    module = family(family.resolve({}))
+    coefficients = torch.zeros(1, module.num_columns(), dtype=torch.float64)
+    coefficients[0, : len(module.initial_scalars)] = torch.tensor(module.initial_scalars, dtype=torch.float64)
+    unit = torch.tensor(0.05, dtype=torch.float64)
+    outputs = {**module(coefficients, unit), "e2ip_coefficients": coefficients, "e2ip_force_unit": unit.expand(1)}
+    assert module.force_loss(torch.zeros(1, 3, dtype=torch.float64), outputs).item() >= 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_coefficients_that_are_not_finite_spoil_their_atom_alone(build, example, family, bad):
+    module = build(family.name)
+    coefficients, _, before = example(module)
+    coefficients = coefficients.detach().clone()
+    coefficients[1] = bad
+    covariance = module(coefficients, before["e2ip_force_unit"][0])["forces_cov"]
+    others = [0, *range(2, len(covariance))]
+    assert not covariance[1].isfinite().all()
+    torch.testing.assert_close(covariance[others], before["forces_cov"][others])

@@ -24,9 +24,10 @@ def test_every_family_fills_the_interface():
 def test_options_have_names_of_their_own():
     """Not those of arguments that every readout has in NequIP or MACE."""
     taken = {"model", "seed", "readout", "force_unit", "forces_rms", "model_dtype", "compile_mode", "coeffs"}
-    taken |= {"per_atom_energy", "type_names", "ignore_nan", "extra_metrics"}
+    taken |= {"per_atom_energy", "type_names", "ignore_nan", "extra_metrics", "forces"}
     for family in families.table().values():
         assert not taken & {option.name for option in family.options}
+        assert all(option.help.isascii() for option in family.options)
 
 
 def test_one_file_more_is_one_family_more(toy_family):
