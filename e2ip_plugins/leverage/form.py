@@ -28,8 +28,8 @@ by itself need not grow twice. Far from it nothing was trained on v: v tells whi
 are, and w is larger.
 
 Surplus. A network that knows its training set by heart errs less there than anywhere else, which the leverage of
-training atoms cannot show. The optimism o is ln(validation variance / training variance) of the errors, each in units of
-what the model predicts. The covariance of atoms unlike the training set gets the further factor::
+training atoms cannot show. The optimism o is ln(validation variance / training variance) of the errors, each in units
+of what the model predicts. The covariance of atoms unlike the training set gets the further factor::
 
     exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)).
 
