@@ -83,7 +83,9 @@ def test_rotations_and_reflections(make_model, make_batch, readout, irreps, peri
             expected = torch.einsum("rij,nj->rni", turn, value[0])
         else:
             expected = torch.einsum("rij,njk,rlk->rnil", turn, value[0], turn)
-        assert (value - expected).abs().max() / expected.abs().max() < 1e-10, key
+        assert (value - expected).abs().max() <= 1e-10 * expected.abs().max(), (
+            key
+        )  # a shallow ensemble has no aleatoric part
 
 
 @pytest.mark.parametrize("irreps", IRREPS[:2])
