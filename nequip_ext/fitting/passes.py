@@ -31,9 +31,10 @@ class Graphs(Dataset):
     def __init__(self, frames: Sequence[Frame], model: graph_model.GraphModel, types: Types = True) -> None:
         names = list(model.type_names)
         known = by_element(types, names)
+        # First, because types that are no elements are an error of their own.
+        self.frames, self.transforms = frames, transforms_of(model.metadata, names, known)
         for frame in frames:
             check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, list(known))
-        self.frames, self.transforms = frames, transforms_of(model.metadata, names, known)
 
     def __len__(self) -> int:
         return len(self.frames)
