@@ -54,7 +54,7 @@ def test_energies_and_forces_stay_and_the_readout_learns(train, failure, train_f
     # Which needs no other file, as the model with the readout does.
     moved = stock.rename(tmp_path / "moved.ckpt")
     assert_same(moved, tmp_path / "back.ckpt", train_files)
-    with pytest.raises(InputError, match=r"its model comes from .*best\.ckpt, which is not there"):
+    with pytest.raises(InputError, match=r"its model comes from .*best\.ckpt, which does not exist"):
         strip_file(run / "best.ckpt", tmp_path / "again.ckpt")
 
 
