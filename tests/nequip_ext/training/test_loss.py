@@ -10,6 +10,7 @@ from nequip.train import EnergyForceLoss
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
+from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -59,7 +60,7 @@ def force_term(preds, target, **options):
 
 def negative_log_likelihood(preds, target):
     parameters = {key.name: preds[key.name].reshape(-1, *key.shape).numpy() for key in E2IP.parameter_keys}
-    return E2IP.law(parameters).negative_log_likelihood((target["forces"] - preds["forces"]).numpy())
+    return law_of(E2IP, parameters).negative_log_likelihood((target["forces"] - preds["forces"]).numpy())
 
 
 def synchronised(manager):
