@@ -286,7 +286,8 @@ def test_warnings_of_the_monitor_are_lines(command):
     assert "e2ip: warning: check 1: forces_epistemic_std of atom 3 (H) is 0.9 eV/Å" in result.stderr
     assert "monitor: 1 alarm in 3 checks" in result.stdout and "20 steps, 3 frames written" in result.stdout
     assert len(ase.io.read("out-monitor.xyz", ":")) == 2
-    Path("out.xyz").unlink()
+    for name in ("out.xyz", "out-monitor.xyz"):
+        Path(name).unlink()
     # A threshold in meV/Å, as it seems.
     assert "all values of the first frame are below it by a factor" in command("--watch", f"{STD}=500").stderr
 

@@ -142,7 +142,16 @@ def section(model, loss):
         (None, {}, None, {}, None),
         ({}, {}, {"force_unit": 0.1}, {}, ("force_unit 0.1", "force_unit 0.0433641")),
         ({}, {}, AUTO, {}, ("force_unit 0.06", "force_unit 0.0433641")),
-        ({}, {}, {"preset": "paper"}, {}, ("preset paper", "preset default")),
+        (
+            {},
+            {},
+            {"preset": "paper"},
+            {},
+            (
+                "preset paper, evidence independent, evidence_weight 0.1",
+                "preset default, evidence leverage, evidence_weight 0.0.",
+            ),
+        ),
         (INDEPENDENT, {}, INDEPENDENT, {"evidence_weight": 0.5}, ("evidence_weight 0.5", "evidence_weight 0.01.")),
         ({}, {}, {"evidence": "coupled"}, {}, ("evidence coupled", "evidence leverage.")),
         ({}, {}, {"forces": "host"}, {}, ("forces host", "forces likelihood.")),
