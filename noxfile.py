@@ -120,7 +120,8 @@ def run_tests(session: nox.Session, host: str, marked: str = "not nightly") -> N
 
 def tests_of(host: str) -> list[str]:
     """Everything with MACE; with NequIP, of the core the model side alone, which the other e3nn could touch."""
-    model_side = [f"tests/core/{name}" for name in ("maths/test_log.py", "maths/test_spd.py", "families", "readout")]
+    rooms = ("maths/test_log.py", "maths/test_spd.py", "leverage", "families", "readout")
+    model_side = [f"tests/core/{room}" for room in rooms]
     core = model_side if host == "nequip" else ["tests/core", "tests/demo"]
     return [*core, "tests/benchmarks", f"tests/{host}_ext"]
 
