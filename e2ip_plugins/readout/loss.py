@@ -51,9 +51,10 @@ def clip_apart(clip: Callable[[], None], readout: Iterable[Tensor], everything: 
     readout, everything : iterable of parameters
         Those of the readout, and all of the training.
     """
-    own = {id(parameter): parameter for parameter in readout}
-    others = [parameter for parameter in everything if id(parameter) not in own]
-    for hidden in (list(own.values()), others):
+    of_readout = list(readout)
+    identities = set(map(id, of_readout))
+    others = [parameter for parameter in everything if id(parameter) not in identities]
+    for hidden in (of_readout, others):
         gradients = [parameter.grad for parameter in hidden]
         for parameter in hidden:
             parameter.grad = None
