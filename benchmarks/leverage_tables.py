@@ -54,7 +54,7 @@ def study(folder: Path) -> dict:
 
 
 def nonsense(studies: list[dict]) -> list[str]:
-    """Of every structure the least of all seeds."""
+    """Return the lines of a table with the least values over all seeds, for every structure."""
     heads = ("structure", "host", "model", "leverage", "training atoms below", "epistemic std eV/Å", "below")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for i, structure in enumerate(NONSENSE):

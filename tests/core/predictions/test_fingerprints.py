@@ -23,7 +23,7 @@ def test_fingerprints_tell_frames_apart():
 
 
 def test_fingerprints_know_charge_and_spin():
-    """Of one geometry there may be several states; one that is usual need not be said."""
+    """One geometry may have several states; a state that equals the default may be left out."""
     usual = ({}, {"charge": 0}, {"total_charge": np.int64(0)}, {"total_spin": 1.0})
     others = ({"charge": 1}, {"charge": -1}, {"charge": 1.0, "multiplicity": 2}, {"spin": "high"})
     same, different = (

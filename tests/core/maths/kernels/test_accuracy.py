@@ -211,10 +211,11 @@ BOUNDS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_accuracy_on_worst_cases(path, dtype):
     errors = relative_errors(run(path, dtype), by_t_noise=0.0 if path == "triton" else 1.0)
-    if path != "triton":
-        # Autograd of log1p(x) loses the digits of log1p(x) - x/(1+x) at large ν, and squares ν out of float32's range.
-        usual = torch.tensor([row[3] <= 30 for row in cases()])
-        errors |= {name: errors[name][usual] for name in ("by_nu", "by_kappa")}
+    # Autograd of log1p(x) loses the digits of log1p(x) - x/(1+x) at large ν, and squares ν out of float32's range.
+    # Where float64 is rounded to float32, enough digits are left.
+    inexact = {"plain": ("by_nu", "by_kappa"), "eager": ("by_nu",) if dtype == F64 else ()}.get(path, ())
+    usual = torch.tensor([row[3] <= 30 for row in cases()])
+    errors |= {name: errors[name][usual] for name in inexact}
     report = "\n".join(f"{name:12s} median {x.median():.1e} max {x.max():.1e}" for name, x in errors.items())
     print(f"{path} {dtype}\n{report}")
     # A NaN is never below the bound.
