@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -30,9 +30,13 @@ class E2IP(NIW):
         """See `NIW`."""
         return (2.0 * math.sqrt(3.0) * math.log(sigma), 0.0, 0.0)
 
-    def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def distribution(
+        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
-        return distribution(coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper)
+        return distribution(
+            coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper, anisotropy=anisotropy
+        )
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:
         """See `NIW`."""

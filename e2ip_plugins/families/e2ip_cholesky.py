@@ -5,13 +5,13 @@
 """
 
 import math
-from typing import Tuple
+from typing import Final, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.families.niw import NIW
-from e2ip_plugins.maths.spd import damp, log_spd
+from e2ip_plugins.maths.spd import damp, exp_sym6, log_spd, with_anisotropy
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_density
 
 
@@ -27,6 +27,8 @@ class E2IPCholesky(NIW):
 
     num_scalars = 8
     num_tensors = 0
+    #: Enough for eigenvalues whose logarithms are 80 apart.
+    squarings: Final[int] = 4
 
     def start(self, sigma: float) -> Tuple[float, ...]:
         """See `NIW`."""
@@ -42,7 +44,9 @@ class E2IPCholesky(NIW):
         log_diagonal = deviation + 0.5 * self.log_sigma2(coefficients).unsqueeze(-1)
         return log_diagonal, coefficients[:, 5:]
 
-    def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def distribution(
+        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`; of log Σ0 the trace has derivatives of every order, the rest a first one."""
         log_diagonal, rows = self.factor(coefficients)
         sigma0 = _product(log_diagonal + torch.log(force_unit), rows)
@@ -53,6 +57,10 @@ class E2IPCholesky(NIW):
         log_sigma0 = log_spd(_product((log_diagonal - mean).double(), rows.double())).to(sigma0.dtype)
         shift = 2.0 * (mean + torch.log(force_unit)) - log_sigma0[:, :3].mean(-1, keepdim=True)
         log_sigma0 = torch.cat([log_sigma0[:, :3] + shift, log_sigma0[:, 3:]], dim=1)
+        if anisotropy is not None:
+            log_sigma0 = with_anisotropy(log_sigma0, anisotropy)
+            # Rounding apart the same where nothing is taken off.
+            sigma0 = torch.where(anisotropy.unsqueeze(-1) < 1.0, exp_sym6(log_sigma0, self.squarings), sigma0)
         return log_sigma0, sigma0, nu, kappa, past_knee.to(sigma0.dtype)
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 from e2ip_plugins.leverage.form import Support
-from e2ip_plugins.maths.spd import log_of_widened
+from e2ip_plugins.maths.spd import log_of_widened, with_anisotropy
 
 #: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
 #: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
@@ -205,6 +205,18 @@ class Family(nn.Module):
             In eV²/Å², at least 0.
         """
         return {**parameters, cls.log_matrix: log_of_widened(parameters[cls.log_matrix], factor, floor)}
+
+    @classmethod
+    def with_anisotropy(cls, parameters: Dict[str, Tensor], anisotropy: Tensor) -> Dict[str, Tensor]:
+        """Return the parameters of the same distributions, their covariances nearer to multiples of the unit matrix.
+
+        Parameters
+        ----------
+        parameters
+        anisotropy : (…,)
+            Factor on the traceless part of the covariance's logarithm, from 0 to 1.
+        """
+        return {**parameters, cls.log_matrix: with_anisotropy(parameters[cls.log_matrix], anisotropy)}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ from e2ip_plugins.families.interface import (
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.leverage.form import Support, inflate
+from e2ip_plugins.leverage.form import Support, anisotropy, inflate
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
 
@@ -116,7 +116,9 @@ class NIW(Family):
         """Return the 0e coefficients of an isotropic Σ0 with that σ in units of σ_ref, raw evidence 0."""
         raise NotImplementedError
 
-    def distribution(self, coefficients: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def distribution(
+        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
         raise NotImplementedError
 
@@ -160,7 +162,10 @@ class NIW(Family):
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
-        log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit)
+        shape: Optional[Tensor] = None
+        if self.takes_support and support is not None:
+            shape = anisotropy(support).to(coefficients.dtype)
+        log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, shape)
         if self.takes_support and support is not None:
             shift, kappa = _kappa_from_support(log_sigma0, kappa, support)
             log_sigma0 = log_sigma0.clone()

@@ -17,8 +17,8 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.families.laws import law_of
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, inflate, surplus
+from e2ip_plugins.families.laws import Law, law_of
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, anisotropy, inflate, surplus
 
 #: Factors on the expected growth where the search for it starts: the likelihood has flat and false minima (a -> 0).
 _STARTS = (1.0, 0.08)
@@ -87,11 +87,16 @@ class Samples:
         table: Dict[str, np.ndarray],
         form: LeverageForm = FORM,
     ) -> None:
-        self.law, self.residual, self.form = law_of(family, parameters), table["residual"], form
-        self.log_variance = family.log_variance({name: torch.from_numpy(v) for name, v in parameters.items()})
+        self.residual, self.form = table["residual"], form
+        tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
+        self.log_variance = family.log_variance(tensors)
         zero = _single(0.0)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True))
+        shaped = family.with_anisotropy(tensors, anisotropy(self.support, form))
+        #: As trained, and with its shape at this distance.
+        self.trained = law_of(family, parameters)
+        self.law = law_of(family, {name: values.numpy() for name, values in shaped.items()})
         self.kinds = table["kinds"].astype(int)
         _, self.frames = np.unique(table["frames"], return_inverse=True)
         sizes = np.bincount(self.frames)
@@ -105,11 +110,11 @@ class Samples:
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
         log_factor, excess = inflate(support, self.log_variance, self.form)
-        return self._sums((log_factor + torch.log1p(excess)).numpy())
+        return self._sums(self.law, (log_factor + torch.log1p(excess)).numpy())
 
-    def _sums(self, log_factor: np.ndarray) -> np.ndarray:
+    def _sums(self, law: Law, log_factor: np.ndarray) -> np.ndarray:
         # A factor on the covariance is a factor on the unit of the error.
-        nll = self.law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
+        nll = law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
         return self.weight * np.bincount(self.frames, nll)
 
     def fit(self, training: Optional["Samples"] = None) -> FittedConstants:
@@ -195,7 +200,7 @@ class Samples:
 
     def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> FittedConstants:
         error = self._standard_errors(optimum, np.eye(2))
-        sums = self._sums(self.support.log_scale.numpy()), self.per_configuration(optimum)
+        sums = self._sums(self.trained, self.support.log_scale.numpy()), self.per_configuration(optimum)
         before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
         return FittedConstants(
             growth=math.exp(optimum[0]),

@@ -95,6 +95,9 @@ class LeverageForm(NamedTuple):
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
     max_ratio: float = 1e6
 
+    #: d_i, where the anisotropy has halved.
+    isotropic: float = 10.0
+
     #: d_s and c of the surplus; rows "optimism …" and the section "What a network knows by heart".
     strange: float = 3.0
     once_more: float = 1.5
@@ -200,6 +203,15 @@ def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
     log_factor = log_factor + (excess / form.max_ratio).clamp(1.0, 1e30).log()
     return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
+
+
+def anisotropy(support: Support, form: LeverageForm = FORM) -> Tensor:
+    """Return the factor (N,) on the traceless part of the logarithm of a covariance; 1 unless fitted.
+
+    Far out the network's axes and their ratios are extrapolated, which the errors do not follow.
+    """
+    shape = 1.0 / (1.0 + (support.distance / form.isotropic).square())
+    return torch.where(support.fitted, shape, 1.0)
 
 
 def surplus(optimism: float, form: LeverageForm = FORM) -> float:

@@ -132,6 +132,17 @@ def split_trace(x: Tensor) -> Tuple[Tensor, Tensor]:
     return mean, torch.cat([diagonal - mean.unsqueeze(-1), x[..., 3:]], dim=-1)
 
 
+def with_anisotropy(log_matrix: Tensor, anisotropy: Tensor) -> Tensor:
+    """Logarithm (..., 6) whose eigenvalues differ from their mean by ``anisotropy`` (...,) times as much; sym6.
+
+    >>> with_anisotropy(torch.tensor([[3.0, 1.0, 2.0, 0.0, 0.0, 4.0]]), torch.tensor([0.5]))
+    tensor([[2.5000, 1.5000, 2.0000, 0.0000, 0.0000, 2.0000]])
+    """
+    mean, traceless = split_trace(log_matrix)
+    scaled = traceless * anisotropy.unsqueeze(-1)
+    return torch.cat([scaled[..., :3] + mean.unsqueeze(-1), scaled[..., 3:]], dim=-1)
+
+
 def exp_terms(double: bool) -> int:
     """Highest power of B in the series of exp(B): rounding level for ‖B‖_F ≤ 2.5, half the damper's ceiling."""
     return 24 if double else 14

@@ -88,6 +88,7 @@ def distribution(
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
     path: Optional[str] = None,
+    anisotropy: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The distribution of every atom's force, from a trunk's coefficients (paper, Eq. 9, 10).
 
@@ -98,6 +99,8 @@ def distribution(
     ----------
     coefficients, force_unit, coupled, scalar_damper, tensor_damper, path
         As in `nll_terms`, which also names the errors.
+    anisotropy : (N,), optional
+        Factor on the damped 2e coefficients, from 0 (Σ0 is isotropic) to 1 (the default).
 
     Returns
     -------
@@ -122,10 +125,12 @@ def distribution(
     (tensor([5.6931, 5.6931]), tensor([0.6931, 0.6931]), tensor([0., 1.]))
     """
     constants = Constants(coupled, scalar_damper, tensor_damper)
+    if anisotropy is None:
+        anisotropy = torch.ones(1, dtype=coefficients.dtype, device=coefficients.device).expand(coefficients.shape[0])
     if torch.jit.is_scripting():
-        return plain.distribution(coefficients, force_unit, constants)
+        return plain.distribution(coefficients, anisotropy, force_unit, constants)
     else:
-        return _distribution(coefficients, force_unit, constants, path)
+        return _distribution(coefficients, anisotropy, force_unit, constants, path)
 
 
 def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: Optional[str]) -> Tuple[Tensor, Tensor]:
@@ -145,17 +150,19 @@ def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: O
     return Fused.apply(kernel, force_unit, constants, coefficients, residual)
 
 
-def _distribution(coefficients, force_unit, constants: Constants, path: Optional[str]) -> Any:
-    observer, (coefficients,), force_unit = _prepare({"coefficients": coefficients}, force_unit, constants)
+def _distribution(coefficients, anisotropy, force_unit, constants: Constants, path: Optional[str]) -> Any:
+    tensors = {"coefficients": coefficients, "anisotropy": anisotropy}
+    observer, inputs, force_unit = _prepare(tensors, force_unit, constants)
+    coefficients = inputs[0]
     if observer != paths.NOBODY:
         if _as_operator(observer, coefficients, path):
-            return torch.ops.e2ip.distribution(coefficients, force_unit, *constants)
-        return plain.distribution(coefficients, force_unit, constants)
+            return torch.ops.e2ip.distribution(*inputs, force_unit, *constants)
+        return plain.distribution(*inputs, force_unit, constants)
     triton = _takes_triton(coefficients, ("distribution",), path)
     forward = paths.triton_launch().distribution if triton else inference.distribution
-    if _recorded(coefficients):
-        return Fused.apply(Kernel(forward, plain.distribution, 4), force_unit, constants, coefficients)
-    return forward(coefficients, force_unit, constants)
+    if _recorded(*inputs):
+        return Fused.apply(Kernel(forward, plain.distribution, 4), force_unit, constants, *inputs)
+    return forward(*inputs, force_unit, constants)
 
 
 def _takes_triton(like: Tensor, kernels: Sequence[str], path: Optional[str]) -> bool:
@@ -194,12 +201,13 @@ def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced:
         if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
             raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
     first = tensors["coefficients"]
+    shapes = {"coefficients": (len(COLUMNS),), "residual": (3,), "anisotropy": ()}
     for name, x in tensors.items():
-        columns = len(COLUMNS) if x is first else 3
         if not isinstance(x, Tensor):
             raise InputError(f"{name} is a {type(x).__name__}; a tensor is needed")
-        if x.shape != (*first.shape[:1], columns):
-            raise InputError(f"{name} has shape {tuple(x.shape)}, expected (N, {columns}) with the same N for all")
+        if x.shape != (*first.shape[:1], *shapes[name]):
+            expected = ", ".join(("N", *map(str, shapes[name])))
+            raise InputError(f"{name} has shape {tuple(x.shape)}, expected ({expected}) with the same N for all")
         if x.device != first.device:
             raise InputError(f"{name} is on {x.device}, coefficients on {first.device}: move them to one device")
         if not x.is_floating_point():

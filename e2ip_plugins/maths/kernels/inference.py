@@ -136,19 +136,24 @@ def _damp(rows: Tensor, tables: _Tables, widened: bool) -> Tuple[Tensor, Tensor]
     return torch.cat([coefficients[:1] * ratio[0], coefficients[1:] * ratio[1]]), (size > knee).any(0)
 
 
-def distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants) -> Tuple[Tensor, ...]:
-    """As `e2ip_plugins.maths.kernels.distribution`, with tensors of one dtype, float32 or float64, and σ_ref (N,)."""
+def distribution(
+    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants
+) -> Tuple[Tensor, ...]:
+    """As `e2ip_plugins.maths.kernels.distribution`, with tensors of one dtype, float32 or float64; anisotropy and σ_ref
+    (N,)."""
     if len(coefficients) <= CHUNK or coefficients.device.type != "cpu":
-        results = _distribution(coefficients, force_unit, constants)
+        results = _distribution(coefficients, anisotropy, force_unit, constants)
     else:
-        chunks = zip(coefficients.split(CHUNK), force_unit.split(CHUNK), strict=True)
+        chunks = zip(*(x.split(CHUNK) for x in (coefficients, anisotropy, force_unit)), strict=True)
         parts = [_distribution(*chunk, constants) for chunk in chunks]
         results = tuple(torch.cat(values, -1) for values in zip(*parts, strict=True))
     log_sigma0, sigma0, nu, kappa, plateau = results
     return log_sigma0.t(), sigma0.t(), nu, kappa, plateau
 
 
-def _distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants) -> Tuple[Tensor, ...]:
+def _distribution(
+    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants
+) -> Tuple[Tensor, ...]:
     """As `distribution`, with atoms along the last axis of every result."""
     out, device, n = coefficients.dtype, coefficients.device, len(coefficients)
     # MPS has no float64.
@@ -161,6 +166,7 @@ def _distribution(coefficients: Tensor, force_unit: Tensor, constants: Constants
     else:
         log_unit = force_unit.to(work).log()
     damped, plateau = _damp(rows, tables, work != out)
+    damped[1:].mul_(anisotropy.to(work))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * (2.0 * log_unit))
 
     # exp(T/2) = a0 I + a1 T/2 + a2 (T/2)², squared, in coordinates in which both products are linear in outer products.

@@ -35,7 +35,7 @@ PATHS = ("auto", "eager", "triton")
 TRITON_DEVICES = ("cuda",)
 
 #: Those of `triton_launch` that this folder calls.
-_SIGNATURES = 5
+_SIGNATURES = 6
 
 #: What `observer` finds.
 NOBODY, GRAPH, TRANSFORM = "nobody", "graph", "transform"

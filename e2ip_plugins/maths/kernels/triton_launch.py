@@ -14,7 +14,7 @@ from e2ip_plugins.maths.kernels.constants import Constants
 from e2ip_plugins.maths.kernels.triton_kernels import backward_kernel, distribution_kernel, forward_kernel
 
 #: Of the functions here: a packaged model may bring their callers from another version.
-SIGNATURES = 5
+SIGNATURES = 6
 
 #: Atoms per program. 256 would need twice the registers per thread in the backward kernel.
 BLOCK = 128
@@ -82,12 +82,12 @@ def backward(
 
 
 def distribution(
-    coefficients: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
+    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
 ) -> Tuple[Tensor, ...]:
-    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); arguments as in `forward`."""
+    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); anisotropy (N,), other arguments as in `forward`."""
     n = coefficients.shape[0]
     outputs = tuple(coefficients.new_empty(shape) for shape in ((n, 6), (n, 6), (n,), (n,), (n,)))
-    _launch(distribution_kernel, (coefficients, force_unit), outputs, constants, wrap)
+    _launch(distribution_kernel, (coefficients, anisotropy, force_unit), outputs, constants, wrap)
     return outputs
 
 
@@ -142,7 +142,7 @@ def register() -> None:
     inputs = "coefficients residual force_unit"
     nll = _operator("nll_terms", inputs, 2, forward, plain.nll_terms)
     nll_grad = _operator("nll_terms_backward", f"{inputs} by_nll by_regulariser", 2, backward, _gradients_on_cpu)
-    spread = _operator("distribution", "coefficients force_unit", 5, distribution, plain.distribution)
+    spread = _operator("distribution", "coefficients anisotropy force_unit", 5, distribution, plain.distribution)
 
     def keep(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:-_COUNT])
@@ -162,9 +162,9 @@ def register() -> None:
         return (*second[:2], None, *second[2:], *no_fields)
 
     def spread_backward(ctx, *weights):
-        coefficients, force_unit = ctx.saved_tensors
+        *inputs, force_unit = ctx.saved_tensors
         # The last one, the plateau, has no gradient.
-        grads = plain_gradients(plain.distribution, (coefficients,), force_unit, _constants(ctx.fields), weights[:4])
+        grads = plain_gradients(plain.distribution, inputs, force_unit, _constants(ctx.fields), weights[:4])
         return (*grads, None, *no_fields)
 
     nll.register_autograd(nll_backward, setup_context=keep)

@@ -11,6 +11,7 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.maths.kernels import api, distribution, inference, nll_terms, plain
 from e2ip_plugins.maths.kernels.constants import Constants
+from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 
 F64 = torch.float64
 UNIT = 0.0433641
@@ -56,8 +57,26 @@ def test_equals_the_composition(path, dtype, coupled, per_atom_unit, draw, leave
     assert_same([*fused, *gradients(ours, fused)], [*composed, *gradients(theirs, composed)], tolerance)
     with torch.no_grad():
         fused = distribution(ours[0], unit.to(dtype), coupled, *DAMPERS, path=path)
-        composed = plain.distribution(theirs[0], unit, Constants(coupled, *DAMPERS))
+        composed = plain.distribution(theirs[0], torch.ones(len(theirs[0])).double(), unit, Constants(coupled, *DAMPERS))
     assert_same(list(fused), list(composed), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_anisotropy(path, dtype, draw, leaves):
+    """A factor on the damped traceless part of log Σ0, in value and gradient; the trace stays."""
+    coefficients = leaves(draw(60, dtype))[0]
+    anisotropy = torch.linspace(0.0, 1.0, 60, dtype=dtype).requires_grad_()
+    log_sigma0, sigma0, *_ = distribution(coefficients, *REST, path=path, anisotropy=anisotropy)
+    whole = distribution(coefficients, *REST, path=path)[0].detach()
+    mean, traceless = split_trace(whole.double())
+    expected_mean, expected = split_trace(log_sigma0.detach().double())
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(expected_mean, mean, **tolerance)
+    torch.testing.assert_close(expected, anisotropy.detach().double().unsqueeze(-1) * traceless, **tolerance)
+    matrix = sym6_to_matrix(log_sigma0.detach().double())
+    torch.testing.assert_close(sym6_to_matrix(sigma0.detach().double()), torch.matrix_exp(matrix), rtol=1e-4, atol=1e-6)
+    (gradient,) = torch.autograd.grad(log_sigma0[:, 3].sum(), anisotropy)
+    torch.testing.assert_close(gradient.double(), traceless[:, 3], **tolerance)
 
 
 @pytest.mark.parametrize("coupled", [False, True])
@@ -145,7 +164,7 @@ def test_bad_atoms_stay_alone(path, composed, where, value, draw, leaves, gradie
         if composed:
             unit = torch.tensor(UNIT)
             outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS))
-            spread = plain.distribution(inputs[0], unit, Constants(False, *DAMPERS))
+            spread = plain.distribution(inputs[0], torch.ones(len(inputs[0])).double(), unit, Constants(False, *DAMPERS))
         else:
             outputs = nll_terms(*inputs, *REST, path=path)
             spread = distribution(inputs[0], *REST, path=path)
@@ -200,7 +219,7 @@ def test_no_finite_coefficient_overflows(path, size, draw, assert_same):
     coefficients = draw(5)[0]
     coefficients[2, 3:], coefficients[3, 0] = torch.tensor([1.0, 0.5, -0.3, 0.1, 0.0], dtype=F64) * size, -size
     ours = distribution(coefficients, *REST, path=path)
-    theirs = plain.distribution(coefficients, *COMPOSED)
+    theirs = plain.distribution(coefficients, torch.ones(len(coefficients)).to(coefficients), *COMPOSED)
     assert_same(list(ours), list(theirs), 1e-13)
     assert ours[-1][2:4].tolist() == [1, 1]
 
