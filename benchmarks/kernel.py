@@ -108,7 +108,7 @@ class Composition:
         self.unit = torch.full((), UNIT).to(inputs[0])
 
     def map(self, coefficients: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
-        return plain.distribution(coefficients, torch.ones(()).to(coefficients).expand(len(coefficients)), self.unit, CONSTANTS)
+        return plain.distribution(coefficients, self.unit.new_zeros(()).expand(len(coefficients)), self.unit, CONSTANTS)
 
     def loss(self, coefficients: Tensor, residual: Tensor) -> Tensor:
         s, t, raw_nu, raw_kappa = plain.split(coefficients, False)

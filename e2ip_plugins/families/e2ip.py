@@ -31,11 +31,11 @@ class E2IP(NIW):
         return (2.0 * math.sqrt(3.0) * math.log(sigma), 0.0, 0.0)
 
     def distribution(
-        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+        self, coefficients: Tensor, force_unit: Tensor, flattening: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
         return distribution(
-            coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper, anisotropy=anisotropy
+            coefficients, force_unit, self.coupled, self.scalar_damper, self.tensor_damper, flattening=flattening
         )
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:

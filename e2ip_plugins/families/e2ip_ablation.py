@@ -60,11 +60,11 @@ class E2IPAblation(E2IP):
         self.trace_path = os.environ.get(condition_trace.VARIABLE)
 
     def distribution(
-        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+        self, coefficients: Tensor, force_unit: Tensor, flattening: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """See `NIW`."""
         s, t, raw_nu, raw_kappa = split(coefficients, self.coupled)
-        log_sigma0 = self.log_sigma0(s, t, force_unit, anisotropy)
+        log_sigma0 = self.log_sigma0(s, t, force_unit, flattening)
         if self.published:
             sigma0 = matrix_to_sym6(torch.linalg.matrix_exp(sym6_to_matrix(log_sigma0)))
         else:
@@ -99,7 +99,7 @@ class E2IPAblation(E2IP):
             condition_trace.append_line(self.trace_path, outputs["forces_cov"])
         return super().force_loss(residual, outputs)
 
-    def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None) -> Tensor:
+    def log_sigma0(self, s: Tensor, t: Tensor, force_unit: Tensor, flattening: Optional[Tensor] = None) -> Tensor:
         """Return log Σ0/(eV²/Å²) as sym6 (N, 6)."""
         constants = Constants(self.coupled, self.scalar_damper, self.tensor_damper)
-        return log_sigma0_of(s, t, force_unit, constants, anisotropy)
+        return log_sigma0_of(s, t, force_unit, constants, flattening)

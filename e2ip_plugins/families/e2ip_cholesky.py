@@ -5,13 +5,14 @@
 """
 
 import math
-from typing import Final, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from e2ip_plugins.families.niw import NIW
-from e2ip_plugins.maths.spd import damp, exp_sym6, log_spd, with_anisotropy
+from e2ip_plugins.leverage.form import FORM, LeverageForm
+from e2ip_plugins.maths.spd import damp, log_spd
 from e2ip_plugins.maths.student import evidence, evidence_regulariser, negative_log_density
 
 
@@ -27,8 +28,6 @@ class E2IPCholesky(NIW):
 
     num_scalars = 8
     num_tensors = 0
-    #: Enough for eigenvalues whose logarithms are 80 apart.
-    squarings: Final[int] = 4
 
     def start(self, sigma: float) -> Tuple[float, ...]:
         """See `NIW`."""
@@ -45,9 +44,9 @@ class E2IPCholesky(NIW):
         return log_diagonal, coefficients[:, 5:]
 
     def distribution(
-        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+        self, coefficients: Tensor, force_unit: Tensor, flattening: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """See `NIW`; of log Σ0 the trace has derivatives of every order, the rest a first one."""
+        """See `NIW`; of log Σ0 the trace has derivatives of every order, the rest a first one. Nothing is flattened."""
         log_diagonal, rows = self.factor(coefficients)
         sigma0 = _product(log_diagonal + torch.log(force_unit), rows)
         nu, kappa = evidence(coefficients[:, 1], None if self.coupled else coefficients[:, 2])
@@ -57,11 +56,14 @@ class E2IPCholesky(NIW):
         log_sigma0 = log_spd(_product((log_diagonal - mean).double(), rows.double())).to(sigma0.dtype)
         shift = 2.0 * (mean + torch.log(force_unit)) - log_sigma0[:, :3].mean(-1, keepdim=True)
         log_sigma0 = torch.cat([log_sigma0[:, :3] + shift, log_sigma0[:, 3:]], dim=1)
-        if anisotropy is not None:
-            log_sigma0 = with_anisotropy(log_sigma0, anisotropy)
-            # Rounding apart the same where nothing is taken off.
-            sigma0 = torch.where(anisotropy.unsqueeze(-1) < 1.0, exp_sym6(log_sigma0, self.squarings), sigma0)
         return log_sigma0, sigma0, nu, kappa, past_knee.to(sigma0.dtype)
+
+    @classmethod
+    def far_out(
+        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
+    ) -> Dict[str, Tensor]:
+        """See `Family`; its axes are none that errors follow, at any distance, and stay."""
+        return {**super().far_out(parameters, far, form), cls.log_matrix: parameters[cls.log_matrix]}
 
     def nll_terms(self, coefficients: Tensor, residual: Tensor, force_unit: Tensor) -> Tuple[Tensor, Tensor]:
         """See `NIW`; by forward substitution."""

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
-from e2ip_plugins.leverage.form import Support
-from e2ip_plugins.maths.spd import log_of_widened, with_anisotropy
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, flattening
+from e2ip_plugins.maths.spd import log_of_widened, flattened
 
 #: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
 #: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
@@ -207,16 +207,20 @@ class Family(nn.Module):
         return {**parameters, cls.log_matrix: log_of_widened(parameters[cls.log_matrix], factor, floor)}
 
     @classmethod
-    def with_anisotropy(cls, parameters: Dict[str, Tensor], anisotropy: Tensor) -> Dict[str, Tensor]:
-        """Return the parameters of the same distributions, their covariances nearer to multiples of the unit matrix.
+    def far_out(
+        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
+    ) -> Dict[str, Tensor]:
+        """Return what is left of the shape of a distribution far from the training atoms; its size stays.
+
+        The traceless part of the covariance's logarithm is extrapolated there, and becomes larger than that of errors.
 
         Parameters
         ----------
         parameters
-        anisotropy : (…,)
-            Factor on the traceless part of the covariance's logarithm, from 0 to 1.
+        far : (…,)
+            g of `e2ip_plugins.leverage.form`, from 0 to 1.
         """
-        return {**parameters, cls.log_matrix: with_anisotropy(parameters[cls.log_matrix], anisotropy)}
+        return {**parameters, cls.log_matrix: flattened(parameters[cls.log_matrix], flattening(far, form))}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

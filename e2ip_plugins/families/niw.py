@@ -24,9 +24,17 @@ from e2ip_plugins.families.interface import (
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.leverage.form import Support, anisotropy, inflate
+from e2ip_plugins.leverage.form import (
+    FORM,
+    LeverageForm,
+    Support,
+    flattening,
+    inflate,
+    less_evidence,
+    remoteness,
+)
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
-from e2ip_plugins.maths.student import aleatoric_factor, evidence, predictive_scale_factor
+from e2ip_plugins.maths.student import MIN_NU, aleatoric_factor, evidence, predictive_scale_factor
 
 #: Sources of κ: a coefficient; ν; the leverage, and ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
@@ -101,6 +109,7 @@ class NIW(Family):
     own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
 
     coupled: Final[bool]
+    min_nu: Final[float] = MIN_NU  # TorchScript reads no globals
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -117,7 +126,7 @@ class NIW(Family):
         raise NotImplementedError
 
     def distribution(
-        self, coefficients: Tensor, force_unit: Tensor, anisotropy: Optional[Tensor] = None
+        self, coefficients: Tensor, force_unit: Tensor, flattening: Optional[Tensor] = None
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return log Σ0 and Σ0 (N, 6), ν, κ and plateau (N,), as `e2ip_plugins.maths.kernels.distribution`."""
         raise NotImplementedError
@@ -162,11 +171,12 @@ class NIW(Family):
 
     def forward(self, coefficients: Tensor, force_unit: Tensor, support: Optional[Support] = None) -> Dict[str, Tensor]:
         """See `Family`."""
-        shape: Optional[Tensor] = None
-        if self.takes_support and support is not None:
-            shape = anisotropy(support).to(coefficients.dtype)
-        log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, shape)
-        if self.takes_support and support is not None:
+        if not self.takes_support or support is None:
+            log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit)
+        else:
+            far = remoteness(support).to(coefficients.dtype)
+            log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
+            nu = less_evidence(nu, far, self.min_nu)
             shift, kappa = _kappa_from_support(log_sigma0, kappa, support)
             log_sigma0 = log_sigma0.clone()
             log_sigma0[:, :3] += shift.unsqueeze(-1)
@@ -224,6 +234,14 @@ class NIW(Family):
         """See `Family`; the evidence stays, so that a floor is divided into its parts as the covariance is."""
         nu, kappa = parameters["e2ip_nu"], parameters["e2ip_kappa"]
         return super().widen(parameters, factor, floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa)))
+
+    @classmethod
+    def far_out(
+        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
+    ) -> Dict[str, Tensor]:
+        """See `Family`; the evidence ν runs out, too."""
+        nu = less_evidence(parameters["e2ip_nu"], far, MIN_NU, form)
+        return {**super().far_out(parameters, far, form), "e2ip_nu": nu}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.families.laws import Law, law_of
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, anisotropy, inflate, surplus
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, inflate, remoteness, surplus
 
 #: Factors on the expected growth where the search for it starts: the likelihood has flat and false minima (a -> 0).
 _STARTS = (1.0, 0.08)
@@ -93,8 +93,8 @@ class Samples:
         zero = _single(0.0)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True))
-        shaped = family.with_anisotropy(tensors, anisotropy(self.support, form))
-        #: As trained, and with its shape at this distance.
+        shaped = family.far_out(tensors, remoteness(self.support, form), form)
+        #: As trained, and with the shape that it has at this distance.
         self.trained = law_of(family, parameters)
         self.law = law_of(family, {name: values.numpy() for name, values in shaped.items()})
         self.kinds = table["kinds"].astype(int)

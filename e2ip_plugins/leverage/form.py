@@ -95,8 +95,11 @@ class LeverageForm(NamedTuple):
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
     max_ratio: float = 1e6
 
-    #: d_i, where the anisotropy has halved.
-    isotropic: float = 10.0
+    #: d_g of g: rows "remote from …".
+    remote: float = 10.0
+    #: Most of ‖T‖ and of ν - 5 where g is 1; rows "anisotropy …" and "evidence …".
+    anisotropy: float = 0.8
+    evidence: float = 1.0
 
     #: d_s and c of the surplus; rows "optimism …" and the section "What a network knows by heart".
     strange: float = 3.0
@@ -205,13 +208,21 @@ def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -
     return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
 
 
-def anisotropy(support: Support, form: LeverageForm = FORM) -> Tensor:
-    """Return the factor (N,) on the traceless part of the logarithm of a covariance; 1 unless fitted.
+def remoteness(support: Support, form: LeverageForm = FORM) -> Tensor:
+    """Return g (N,), from 0 at training atoms to 1 far from them; 0 unless fitted."""
+    square = (support.distance / form.remote).square()
+    return torch.where(support.fitted, square / (1.0 + square), 0.0)
 
-    Far out the network's axes and their ratios are extrapolated, which the errors do not follow.
-    """
-    shape = 1.0 / (1.0 + (support.distance / form.isotropic).square())
-    return torch.where(support.fitted, shape, 1.0)
+
+def flattening(far: Tensor, form: LeverageForm = FORM) -> Tensor:
+    """Return f (N,) of `e2ip_plugins.maths.spd.flattened` from g (N,)."""
+    return far / form.anisotropy**2
+
+
+def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FORM) -> Tensor:
+    """Return ν (N,) as it is after g (N,); ``least`` is the ν of no evidence."""
+    evidence = nu - least
+    return least + evidence / (1.0 + far * evidence / form.evidence)
 
 
 def surplus(optimism: float, form: LeverageForm = FORM) -> float:

@@ -132,14 +132,15 @@ def split_trace(x: Tensor) -> Tuple[Tensor, Tensor]:
     return mean, torch.cat([diagonal - mean.unsqueeze(-1), x[..., 3:]], dim=-1)
 
 
-def with_anisotropy(log_matrix: Tensor, anisotropy: Tensor) -> Tensor:
-    """Logarithm (..., 6) whose eigenvalues differ from their mean by ``anisotropy`` (...,) times as much; sym6.
+def flattened(log_matrix: Tensor, flattening: Tensor) -> Tensor:
+    """sym6 (..., 6) with its traceless part T made T/√(1 + f ‖T‖²), f = ``flattening`` (...,) ≥ 0; the trace stays.
 
-    >>> with_anisotropy(torch.tensor([[3.0, 1.0, 2.0, 0.0, 0.0, 4.0]]), torch.tensor([0.5]))
-    tensor([[2.5000, 1.5000, 2.0000, 0.0000, 0.0000, 2.0000]])
+    >>> flattened(torch.tensor([[3.0, 1.0, 2.0, 0.0, 0.0, 0.0]]), torch.tensor([1.5]))
+    tensor([[2.5000, 1.5000, 2.0000, 0.0000, 0.0000, 0.0000]])
     """
     mean, traceless = split_trace(log_matrix)
-    scaled = traceless * anisotropy.unsqueeze(-1)
+    norm2 = 2.0 * traceless.square().sum(-1) - traceless[..., :3].square().sum(-1)
+    scaled = traceless * torch.rsqrt(1.0 + flattening * norm2).unsqueeze(-1)
     return torch.cat([scaled[..., :3] + mean.unsqueeze(-1), scaled[..., 3:]], dim=-1)
 
 

@@ -88,7 +88,7 @@ def distribution(
     scalar_damper: Tuple[float, float],
     tensor_damper: Tuple[float, float],
     path: Optional[str] = None,
-    anisotropy: Optional[Tensor] = None,
+    flattening: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The distribution of every atom's force, from a trunk's coefficients (paper, Eq. 9, 10).
 
@@ -99,8 +99,8 @@ def distribution(
     ----------
     coefficients, force_unit, coupled, scalar_damper, tensor_damper, path
         As in `nll_terms`, which also names the errors.
-    anisotropy : (N,), optional
-        Factor on the damped 2e coefficients, from 0 (Σ0 is isotropic) to 1 (the default).
+    flattening : (N,), optional
+        f ≥ 0: the damped 2e coefficients t become t/√(1 + f ‖t‖²), which is no longer than 1/√f; default 0.
 
     Returns
     -------
@@ -125,12 +125,12 @@ def distribution(
     (tensor([5.6931, 5.6931]), tensor([0.6931, 0.6931]), tensor([0., 1.]))
     """
     constants = Constants(coupled, scalar_damper, tensor_damper)
-    if anisotropy is None:
-        anisotropy = torch.ones(1, dtype=coefficients.dtype, device=coefficients.device).expand(coefficients.shape[0])
+    if flattening is None:
+        flattening = torch.zeros(1, dtype=coefficients.dtype, device=coefficients.device).expand(coefficients.shape[0])
     if torch.jit.is_scripting():
-        return plain.distribution(coefficients, anisotropy, force_unit, constants)
+        return plain.distribution(coefficients, flattening, force_unit, constants)
     else:
-        return _distribution(coefficients, anisotropy, force_unit, constants, path)
+        return _distribution(coefficients, flattening, force_unit, constants, path)
 
 
 def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: Optional[str]) -> Tuple[Tensor, Tensor]:
@@ -150,8 +150,8 @@ def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: O
     return Fused.apply(kernel, force_unit, constants, coefficients, residual)
 
 
-def _distribution(coefficients, anisotropy, force_unit, constants: Constants, path: Optional[str]) -> Any:
-    tensors = {"coefficients": coefficients, "anisotropy": anisotropy}
+def _distribution(coefficients, flattening, force_unit, constants: Constants, path: Optional[str]) -> Any:
+    tensors = {"coefficients": coefficients, "flattening": flattening}
     observer, inputs, force_unit = _prepare(tensors, force_unit, constants)
     coefficients = inputs[0]
     if observer != paths.NOBODY:
@@ -201,7 +201,7 @@ def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced:
         if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
             raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
     first = tensors["coefficients"]
-    shapes = {"coefficients": (len(COLUMNS),), "residual": (3,), "anisotropy": ()}
+    shapes = {"coefficients": (len(COLUMNS),), "residual": (3,), "flattening": ()}
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise InputError(f"{name} is a {type(x).__name__}; a tensor is needed")

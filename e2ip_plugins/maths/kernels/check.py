@@ -95,8 +95,8 @@ def _arguments(kernel: str, coupled: bool, device: torch.device, dtype: torch.dt
     if coupled:
         # Not read.
         coefficients[:, 2] = float("nan")
-    anisotropy = torch.linspace(0.0, 1.0, n, **f64)
-    inputs = [coefficients, anisotropy if kernel == "distribution" else residual]
+    flattening = torch.linspace(0.0, 1.0, n, **f64)
+    inputs = [coefficients, flattening if kernel == "distribution" else residual]
     return [*map(put, inputs), put(unit).expand(n), *map(put, weights if kernel == "backward" else ())]
 
 

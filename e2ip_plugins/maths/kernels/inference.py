@@ -137,14 +137,14 @@ def _damp(rows: Tensor, tables: _Tables, widened: bool) -> Tuple[Tensor, Tensor]
 
 
 def distribution(
-    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants
+    coefficients: Tensor, flattening: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, ...]:
-    """As `e2ip_plugins.maths.kernels.distribution`, with tensors of one dtype, float32 or float64; anisotropy and σ_ref
+    """As `e2ip_plugins.maths.kernels.distribution`, with tensors of one dtype, float32 or float64; flattening and σ_ref
     (N,)."""
     if len(coefficients) <= CHUNK or coefficients.device.type != "cpu":
-        results = _distribution(coefficients, anisotropy, force_unit, constants)
+        results = _distribution(coefficients, flattening, force_unit, constants)
     else:
-        chunks = zip(*(x.split(CHUNK) for x in (coefficients, anisotropy, force_unit)), strict=True)
+        chunks = zip(*(x.split(CHUNK) for x in (coefficients, flattening, force_unit)), strict=True)
         parts = [_distribution(*chunk, constants) for chunk in chunks]
         results = tuple(torch.cat(values, -1) for values in zip(*parts, strict=True))
     log_sigma0, sigma0, nu, kappa, plateau = results
@@ -152,7 +152,7 @@ def distribution(
 
 
 def _distribution(
-    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants
+    coefficients: Tensor, flattening: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, ...]:
     """As `distribution`, with atoms along the last axis of every result."""
     out, device, n = coefficients.dtype, coefficients.device, len(coefficients)
@@ -166,7 +166,8 @@ def _distribution(
     else:
         log_unit = force_unit.to(work).log()
     damped, plateau = _damp(rows, tables, work != out)
-    damped[1:].mul_(anisotropy.to(work))
+    t = damped[1:]
+    t.mul_(torch.rsqrt(torch.linalg.vecdot(t, t, dim=0).mul_(flattening.to(work)).add_(1.0)))
     log_sigma0 = (tables.log @ damped).add_(tables.diagonal * (2.0 * log_unit))
 
     # exp(T/2) = a0 I + a1 T/2 + a2 (T/2)², squared, in coordinates in which both products are linear in outer products.

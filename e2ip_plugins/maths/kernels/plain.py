@@ -28,13 +28,13 @@ def split(coefficients: Tensor, coupled: bool) -> Tuple[Tensor, Tensor, Tensor, 
 
 
 def log_sigma0_of(
-    s: Tensor, t: Tensor, force_unit: Tensor, constants: Constants, anisotropy: Optional[Tensor] = None
+    s: Tensor, t: Tensor, force_unit: Tensor, constants: Constants, flattening: Optional[Tensor] = None
 ) -> Tensor:
     """log Σ0/(eV²/Å²) as sym6 (N, 6)."""
     damped_s = damp(s, constants.scalar_damper[0], constants.scalar_damper[1])
     damped_t = damp_vector(t, constants.tensor_damper[0], constants.tensor_damper[1])
-    if anisotropy is not None:
-        damped_t = damped_t * anisotropy.unsqueeze(-1)
+    if flattening is not None:
+        damped_t = damped_t * torch.rsqrt(1.0 + flattening * damped_t.square().sum(-1)).unsqueeze(-1)
     unit_diagonal = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=s.dtype, device=s.device)
     log_unit = 2.0 * torch.log(force_unit).unsqueeze(-1)
     return tangent_to_sym6(damped_s, damped_t) + log_unit * unit_diagonal
@@ -62,12 +62,12 @@ def nll_terms_in_double(
 
 
 def distribution(
-    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants
+    coefficients: Tensor, flattening: Tensor, force_unit: Tensor, constants: Constants
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `e2ip_plugins.maths.kernels.distribution`, with anisotropy (N,), σ_ref (0-d or (N,)) and coefficients
+    """As `e2ip_plugins.maths.kernels.distribution`, with flattening (N,), σ_ref (0-d or (N,)) and coefficients
     of one dtype."""
     s, t, raw_nu, raw_kappa = split(coefficients, constants.coupled)
-    log_sigma0 = log_sigma0_of(s, t, force_unit, constants, anisotropy)
+    log_sigma0 = log_sigma0_of(s, t, force_unit, constants, flattening)
     nu, kappa = evidence(raw_nu, raw_kappa)
     scalar_knee, tensor_knee = constants.scalar_damper[0], constants.tensor_damper[0]
     past_knee = (s.square() > scalar_knee**2) | (t.square().sum(-1) > tensor_knee**2)

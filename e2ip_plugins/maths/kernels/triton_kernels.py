@@ -333,8 +333,8 @@ def backward_kernel(
 
 @triton.jit
 def distribution_kernel(
-    coefficients_ptr, anisotropy_ptr, unit_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr, plateau_ptr,
-    n, c_row, c_column, anisotropy_stride, unit_stride,
+    coefficients_ptr, flattening_ptr, unit_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr, plateau_ptr,
+    n, c_row, c_column, flattening_stride, unit_stride,
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
     DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -344,8 +344,9 @@ def distribution_kernel(
         coefficients_ptr + atom * c_row, c_column, mask, S_KNEE, S_CEILING, T_KNEE, T_CEILING, COUPLED
     )
     unit = tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
-    shape = tl.load(anisotropy_ptr + atom * anisotropy_stride, mask=mask, other=1.0)
+    flattening = tl.load(flattening_ptr + atom * flattening_stride, mask=mask, other=0.0)
     t1, t2, t3, t4, t5 = t
+    shape = 1.0 / tl.sqrt(1.0 + flattening * (t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5))
     b, p, q = _half_matrix((shape * t1, shape * t2, shape * t3, shape * t4, shape * t5), 1.0)
     a, _, _ = _exponential(p, q, DOUBLE)
     xx, yy, zz, yz, xz, xy = b

@@ -82,12 +82,12 @@ def backward(
 
 
 def distribution(
-    coefficients: Tensor, anisotropy: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
+    coefficients: Tensor, flattening: Tensor, force_unit: Tensor, constants: Constants, wrap: Optional[Callable] = None
 ) -> Tuple[Tensor, ...]:
-    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); anisotropy (N,), other arguments as in `forward`."""
+    """log Σ0, Σ0 (N, 6), ν, κ, plateau (N,); flattening (N,), other arguments as in `forward`."""
     n = coefficients.shape[0]
     outputs = tuple(coefficients.new_empty(shape) for shape in ((n, 6), (n, 6), (n,), (n,), (n,)))
-    _launch(distribution_kernel, (coefficients, anisotropy, force_unit), outputs, constants, wrap)
+    _launch(distribution_kernel, (coefficients, flattening, force_unit), outputs, constants, wrap)
     return outputs
 
 
@@ -142,7 +142,7 @@ def register() -> None:
     inputs = "coefficients residual force_unit"
     nll = _operator("nll_terms", inputs, 2, forward, plain.nll_terms)
     nll_grad = _operator("nll_terms_backward", f"{inputs} by_nll by_regulariser", 2, backward, _gradients_on_cpu)
-    spread = _operator("distribution", "coefficients anisotropy force_unit", 5, distribution, plain.distribution)
+    spread = _operator("distribution", "coefficients flattening force_unit", 5, distribution, plain.distribution)
 
     def keep(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:-_COUNT])

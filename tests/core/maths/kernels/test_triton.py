@@ -51,15 +51,15 @@ def test_operators_on_the_cpu(coupled):
     assert torch.autograd.gradgradcheck(operator, one)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.e2ip.nll_terms.default, (*inputs, unit.expand(4), *constants), test_utils=checks)
-    anisotropy = torch.tensor([0.0, 0.3, 0.9, 1.0], dtype=torch.float64, requires_grad=True)
-    arguments = (inputs[0], anisotropy, unit.expand(4), *constants)
+    flattening = torch.tensor([0.0, 0.3, 0.9, 1.0], dtype=torch.float64, requires_grad=True)
+    arguments = (inputs[0], flattening, unit.expand(4), *constants)
     torch.library.opcheck(torch.ops.e2ip.distribution.default, arguments, test_utils=checks)
 
     def spread(*x):
         return torch.ops.e2ip.distribution(*x, unit.expand(len(x[0])), *constants)[:4]
 
-    assert torch.autograd.gradcheck(spread, (inputs[0], anisotropy))
-    assert torch.autograd.gradgradcheck(spread, (one[0], anisotropy.detach()[1:2].requires_grad_()))
+    assert torch.autograd.gradcheck(spread, (inputs[0], flattening))
+    assert torch.autograd.gradgradcheck(spread, (one[0], flattening.detach()[1:2].requires_grad_()))
 
 
 def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypatch):

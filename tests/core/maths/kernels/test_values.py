@@ -57,26 +57,28 @@ def test_equals_the_composition(path, dtype, coupled, per_atom_unit, draw, leave
     assert_same([*fused, *gradients(ours, fused)], [*composed, *gradients(theirs, composed)], tolerance)
     with torch.no_grad():
         fused = distribution(ours[0], unit.to(dtype), coupled, *DAMPERS, path=path)
-        composed = plain.distribution(theirs[0], torch.ones(len(theirs[0])).double(), unit, Constants(coupled, *DAMPERS))
+        composed = plain.distribution(theirs[0], torch.zeros(len(theirs[0])).double(), unit, Constants(coupled, *DAMPERS))
     assert_same(list(fused), list(composed), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_anisotropy(path, dtype, draw, leaves):
-    """A factor on the damped traceless part of log Σ0, in value and gradient; the trace stays."""
+def test_flattening(path, dtype, draw, leaves):
+    """The damped traceless part T of log Σ0 becomes T/√(1 + f ‖T‖²), in value and gradient; the trace stays."""
     coefficients = leaves(draw(60, dtype))[0]
-    anisotropy = torch.linspace(0.0, 1.0, 60, dtype=dtype).requires_grad_()
-    log_sigma0, sigma0, *_ = distribution(coefficients, *REST, path=path, anisotropy=anisotropy)
+    flattening = torch.linspace(0.0, 4.0, 60, dtype=dtype).requires_grad_()
+    log_sigma0, sigma0, *_ = distribution(coefficients, *REST, path=path, flattening=flattening)
     whole = distribution(coefficients, *REST, path=path)[0].detach()
     mean, traceless = split_trace(whole.double())
     expected_mean, expected = split_trace(log_sigma0.detach().double())
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(expected_mean, mean, **tolerance)
-    torch.testing.assert_close(expected, anisotropy.detach().double().unsqueeze(-1) * traceless, **tolerance)
+    norm2 = 2.0 * traceless.square().sum(-1) - traceless[:, :3].square().sum(-1)
+    shape = 1.0 / (1.0 + flattening.detach().double() * norm2).sqrt()
+    torch.testing.assert_close(expected, shape.unsqueeze(-1) * traceless, **tolerance)
     matrix = sym6_to_matrix(log_sigma0.detach().double())
     torch.testing.assert_close(sym6_to_matrix(sigma0.detach().double()), torch.matrix_exp(matrix), rtol=1e-4, atol=1e-6)
-    (gradient,) = torch.autograd.grad(log_sigma0[:, 3].sum(), anisotropy)
-    torch.testing.assert_close(gradient.double(), traceless[:, 3], **tolerance)
+    (gradient,) = torch.autograd.grad(log_sigma0[:, 3].sum(), flattening)
+    torch.testing.assert_close(gradient.double(), -0.5 * shape**3 * norm2 * traceless[:, 3], **tolerance)
 
 
 @pytest.mark.parametrize("coupled", [False, True])
@@ -164,7 +166,7 @@ def test_bad_atoms_stay_alone(path, composed, where, value, draw, leaves, gradie
         if composed:
             unit = torch.tensor(UNIT)
             outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS))
-            spread = plain.distribution(inputs[0], torch.ones(len(inputs[0])).double(), unit, Constants(False, *DAMPERS))
+            spread = plain.distribution(inputs[0], torch.zeros(len(inputs[0])).double(), unit, Constants(False, *DAMPERS))
         else:
             outputs = nll_terms(*inputs, *REST, path=path)
             spread = distribution(inputs[0], *REST, path=path)
@@ -219,7 +221,7 @@ def test_no_finite_coefficient_overflows(path, size, draw, assert_same):
     coefficients = draw(5)[0]
     coefficients[2, 3:], coefficients[3, 0] = torch.tensor([1.0, 0.5, -0.3, 0.1, 0.0], dtype=F64) * size, -size
     ours = distribution(coefficients, *REST, path=path)
-    theirs = plain.distribution(coefficients, torch.ones(len(coefficients)).to(coefficients), *COMPOSED)
+    theirs = plain.distribution(coefficients, torch.zeros(len(coefficients)).to(coefficients), *COMPOSED)
     assert_same(list(ours), list(theirs), 1e-13)
     assert ours[-1][2:4].tolist() == [1, 1]
 
