@@ -33,7 +33,7 @@ SEAMS: Dict[str, Tuple[str, ...]] = {
         "MACELoss.update(batch, output)",
         "MACELoss.compute()",
         "valid_err_log(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)",
-        "evaluate",
+        "evaluate(model, ...)",
         "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
         "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
     ),
@@ -47,6 +47,8 @@ SEAMS: Dict[str, Tuple[str, ...]] = {
     "mace.calculators.mace": (
         "MACECalculator.__init__",
         "MACECalculator.calculate(atoms, ...)",
+        "MACECalculator.get_property",
+        "MACECalculator.export_properties",
         "MACECalculator._atoms_to_batch(atoms)",
     ),
     "mace.cli.eval_configs": (
