@@ -49,7 +49,7 @@ def fit_command(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-    lacking = sum(int((~np.isfinite(frame.forces).all(-1)).sum()) for frame in validation)
+    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in validation)
     if lacking:
         checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
     report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
