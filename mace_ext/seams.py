@@ -37,6 +37,8 @@ SEAMS: Dict[str, Tuple[str, ...]] = {
         "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
         "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
     ),
+    "mace.cli.run_train": ("run(args)",),
+    "mace.data.atomic_data": ("AtomicData.from_config(config, z_table, cutoff, heads, ...)",),
     "mace.tools.tables_utils": ("create_error_table", "evaluate"),
     "mace.tools.checkpoint": (
         "CheckpointBuilder.create_checkpoint(state)",

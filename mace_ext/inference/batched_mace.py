@@ -19,7 +19,7 @@ def prepare_batched(calculator: Any) -> None:
     Raises
     ------
     InputError
-        For a calibration, which i-PI would not apply; and for uncertainties of a committee, whose members' i-PI averages.
+        For a calibration, which i-PI would not apply, and for uncertainties of a committee, which i-PI would average.
     """
     wanted = sorted(set(uncertainties()) & set(calculator.ase_like_properties))
     if calculator._uq_calibration is not None:
@@ -29,8 +29,8 @@ def prepare_batched(calculator: Any) -> None:
         )
     if wanted and calculator.num_models > 1:
         raise InputError(
-            f"ase_like_properties: {', '.join(wanted)}: i-PI averages the outputs of the {calculator.num_models} models "
-            "of a committee, which is not their mixture's uncertainty; leave them out, or use one model"
+            f"ase_like_properties: {', '.join(wanted)}: i-PI averages the outputs of the {calculator.num_models} "
+            "models of a committee, which is not their mixture's uncertainty; leave them out, or use one model"
         )
     instructions = calculator.instructions
     unwanted = set(uncertainties()) - set(wanted)
