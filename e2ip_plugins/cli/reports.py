@@ -177,7 +177,7 @@ def calibrate_command(
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
     predictions = distinct(read_predictions(file, ref_forces))
-    for text in predictions.repeats:
+    for text in predictions.remarks:
         checks.warn(f"{file}: {text}")
     calibration = calibration_fit.calibrate(Sample.of(predictions), methods, levels)
     calibration = dataclasses.replace(calibration, frame_maxima=frame_maxima.of_predictions(predictions, calibration))
