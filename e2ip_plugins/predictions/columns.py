@@ -9,7 +9,16 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import per_atom_properties
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import FORCE_VIEWS, FRAME_KEYS, LEVERAGE, PREDICTED_KEY, REFERENCE_PREFIX, UNFITTED, OutputKey
+from e2ip_plugins.keys import (
+    FORCE_VIEWS,
+    FRAME_KEYS,
+    LEVERAGE,
+    PREDICTED_KEY,
+    REFERENCE_PREFIX,
+    UNFITTED,
+    WEIGHT_KEYS,
+    OutputKey,
+)
 from e2ip_plugins.predictions.fingerprints import are_predictions, force_sizes
 
 #: Results that ASE's writers and calculators know.
@@ -99,13 +108,13 @@ def keep_references(atoms: Atoms) -> None:
 
 
 def without_labels(atoms: Atoms) -> Atoms:
-    """Return a copy of a frame without calculator and without labels, predictions and uncertainties.
+    """Return a copy of a frame without calculator and without labels, their weights, predictions and uncertainties.
 
     The first frame of a run often comes from a labelled file, and ASE carries its labels along. In a file of collected
     frames, of other geometries, they would be wrong and be trained on.
     """
     frame = atoms.copy()
-    ours = (*uncertainties(), *FRAME_KEYS)
+    ours = (*uncertainties(), *FRAME_KEYS, *WEIGHT_KEYS)
     for columns in (frame.arrays, frame.info):
         # MACE puts a prefix before the names.
         for name in [n for n in columns if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:
