@@ -10,9 +10,9 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FAMILY_KEY
+from e2ip_plugins.keys import FAMILY_KEY, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
-from e2ip_plugins.predictions.fingerprints import fingerprint
+from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 
 #: Names that users of MACE and NequIP give to reference forces. The first one that a frame has is taken.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces", "original_dataset_forces")
@@ -195,23 +195,21 @@ def labelled(atoms: Atoms, where: str, forces_key: Optional[str] = None) -> Labe
     InputError
         Where ``forces_key`` is not three numbers per atom, or a weight no number.
     """
-    weight = weight_of(atoms.info, where)
-    forces_weight, energy_weight = (weight * weight_of(atoms.info, where, name) for name in ("forces", "energy"))
+    weight, of_forces, of_energy = (weight_of(atoms.info, where, key) for key in WEIGHT_KEYS)
     results = atoms.calc.results if atoms.calc is not None else {}
     forces = _forces(atoms, {**atoms.arrays, **results}, forces_key, where)
     energy = _energy({**atoms.info, **results})
     return LabelledFrame(
         bare(atoms),
         where,
-        forces=None if forces is None else forces._replace(weight=forces_weight),
-        energy=None if energy is None else energy._replace(weight=energy_weight),
+        forces=None if forces is None else forces._replace(weight=weight * of_forces),
+        energy=None if energy is None else energy._replace(weight=weight * of_energy),
         weight=weight,
     )
 
 
-def weight_of(info: Mapping[str, Any], where: str, label: str = "") -> float:
-    """Return the weight of a frame, or of one of its labels, in a training of MACE; 1 where the frame has none."""
-    key = f"config_{label}_weight" if label else "config_weight"
+def weight_of(info: Mapping[str, Any], where: str, key: str) -> float:
+    """Return a weight of `WEIGHT_KEYS` of a frame, 1 where it has none; ``where`` names the frame in messages."""
     value = info.get(key, 1.0)
     try:
         weight = np.asarray(value, dtype=np.float64).item()
@@ -228,8 +226,9 @@ def _forces(atoms: Atoms, columns: Mapping[str, Any], key: Optional[str], where:
     for name in (key,) if key else FORCES_KEYS:
         values = np.asarray(columns.get(name, ()))
         if values.shape == (len(atoms), 3) and values.dtype.kind in "fiu":
-            predicted = f"{name.removesuffix('forces')}{FAMILY_KEY}" in atoms.info
-            labels.append(Label(values.astype(np.float64), name, predicted=predicted))
+            forces = values.astype(np.float64)
+            predicted = name.endswith("forces") and are_predictions(atoms.info, forces, name.removesuffix("forces"))
+            labels.append(Label(forces, name, predicted=predicted))
         elif key and key in columns:
             raise InputError(
                 f"{where}: '{key}' is not three numbers per atom; name the reference forces with --forces-key"

@@ -102,6 +102,7 @@ def fit_model(
             species_of(model),
             constant,
             training_errors=residuals(training_subset, "errors of the training set"),
+            heads=model.heads,
         )
 
 

@@ -137,7 +137,7 @@ def test_fit_reads_the_array_of_its_option_from_the_training_frames_too(fit, fil
         ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
     assert fit("my.model", "--forces-key", "mine").exit_code == 0
     (_, training, validation, _), _ = calls[1]
-    assert all((frame.forces == 0.25).all() for frame in [*training, *validation])
+    assert all((frame.counted_forces == 0.25).all() for frame in [*training, *validation])
 
 
 def test_fit_needs_no_forces_of_training_frames(fit, files, calls):
