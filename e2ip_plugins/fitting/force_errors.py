@@ -81,8 +81,10 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
             lacking = readout.leverage.regions()[call["kinds"]] == 0
             supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
             supported[batch.frames[lacking]] = False
-            usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
-            left_out += int((~supported).sum())
+            finite = torch.isfinite(batch.residual).all(-1)
+            usable = finite & supported[batch.frames]
+            # Configurations whose forces do not count are none that were left out for their species.
+            left_out += len(torch.unique(batch.frames[finite & ~usable]))
             forces = torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces.detach()
             zero = references.vanishing(forces.cpu().numpy(), batch.residual.detach().cpu().numpy())
             usable &= ~torch.from_numpy(zero).to(usable.device)

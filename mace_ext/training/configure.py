@@ -12,10 +12,11 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from mace_ext.compat import option as option_of
 from mace_ext.model.foundation import load_foundation_readout, without_readout
 from mace_ext.model.model import ScaleShiftMACE, add_readout
 from mace_ext.model.readout import find_readout
-from mace_ext.training.data_sets import check_atomic_energies, check_configurations, warn_of_sets
+from mace_ext.training.data_sets import REPLAY_HEAD, check_atomic_energies, check_configurations, warn_of_sets
 from mace_ext.training.labels import FiniteForces
 from mace_ext.training.options import settings_of
 
@@ -56,6 +57,11 @@ def _configure(
     heads = head_configs or []
     check_configurations(heads, z_table and [chemical_symbols[z] for z in z_table.zs], args.loss)
     check_atomic_energies(atomic_energies, heads)
+    if option_of(args, "pseudolabel_replay") and REPLAY_HEAD in (head.head_name for head in heads):
+        logging.warning(
+            f"the references of head {REPLAY_HEAD} are predictions of the foundation model (--pseudolabel_replay): its "
+            "uncertainties tell of the distance from that model, not from the truth"
+        )
     loader = FiniteForces(train_loader)
     loader.check()
     model, output_args = stock(

@@ -233,7 +233,8 @@ def _tell_of_labels(frames: Sequence[LabelledFrame], where: str) -> None:
         logging.warning(text)
     unused, lacking = count_labels(frames)
     if unused:
-        logging.info(f"{unused} of {len(frames)} frames {where} have weight zero and count nowhere")
+        level = logging.INFO if unused < len(frames) else logging.WARNING
+        logging.log(level, f"{unused} of {len(frames)} frames {where} have weight zero and count nowhere")
     if lacking[FORCES]:
         logging.warning(
             f"{lacking[FORCES]} of {len(frames)} frames {where} have no reference forces, or forces of weight zero: "

@@ -7,7 +7,6 @@ imports of MACE wait until they are used.
 import dataclasses
 import os
 from argparse import Namespace
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Dict, Hashable, Iterable, Iterator, Mapping, Optional, Set, Tuple
 
@@ -25,8 +24,8 @@ FORCES, ENERGY = "forces", "energy"
 #: Names in MACE of a frame's labels. A training learns from stress or virials.
 _STRESSES = ("stress", "virials")
 
-#: Environment variable, so that workers of a data loader know, too, that the training has a readout.
-_READING = "E2IP_TRAINING"
+#: Set while missing labels weigh nothing. An environment variable, so that workers of a data loader know, too.
+_WITHOUT_MISSING = "E2IP_WITHOUT_MISSING_LABELS"
 
 
 def keys_of_head(head: Mapping[str, Any], args: Namespace) -> Dict[str, str]:
@@ -122,23 +121,20 @@ def without_missing(config: Any) -> Any:
     return dataclasses.replace(config, property_weights={**config.property_weights, **dict.fromkeys(missing, 0.0)})
 
 
-@contextmanager
-def reading_labels(reading: bool) -> Iterator[None]:
-    """Let `with_labels` apply while a training runs, in this process and in those that it starts."""
-    before = os.environ.pop(_READING, None)
-    if reading:
-        os.environ[_READING] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_READING, None)
-        if before is not None:
-            os.environ[_READING] = before
+def weigh_missing_labels(weigh: bool) -> None:
+    """Say whether labels that a configuration does not have keep MACE's weights or, with False, weigh nothing.
+
+    That holds for `with_labels` in this process and those that it starts. Every training says so before it reads data.
+    """
+    if weigh:
+        os.environ.pop(_WITHOUT_MISSING, None)
+    else:
+        os.environ[_WITHOUT_MISSING] = "1"
 
 
 def with_labels(config: Any) -> Any:
-    """Return what a training makes graphs of: `without_missing` in one with a readout, otherwise what MACE has."""
-    return without_missing(config) if _READING in os.environ else config
+    """Return what a training makes a graph of: `without_missing` in one with a readout, otherwise what MACE has."""
+    return without_missing(config) if _WITHOUT_MISSING in os.environ else config
 
 
 def count_labels(frames: Iterable[LabelledFrame]) -> Tuple[int, Dict[str, int]]:
