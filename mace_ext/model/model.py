@@ -197,7 +197,7 @@ def for_loss(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del model.returns_loss_inputs  # type: ignore[misc]
+        del model.returns_loss_inputs
 
 
 def add_readout(model: models.ScaleShiftMACE, settings: Settings, seed: int = 0) -> None:

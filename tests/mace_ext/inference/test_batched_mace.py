@@ -44,6 +44,11 @@ def batched(*models, **settings):
     return Batched(models=list(models), device="cpu", default_dtype="float64", **settings)
 
 
+def test_the_documentation_shows_the_shipped_file():
+    page = (SETTINGS_FILE.parents[1] / "docs" / "mace-inference.md").read_text()
+    assert json.loads(page.partition("```json")[2].partition("```")[0]) == SETTINGS
+
+
 @pytest.mark.parametrize("readout", ["e2ip", "mve", "shallow"])
 def test_outputs_that_nobody_named_are_ignored(make_model, frames, readout):
     model = make_model(readout=readout)
