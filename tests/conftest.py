@@ -535,11 +535,8 @@ def check_labels_of_fits(tmp_path):
 
         some = [atoms for i, atoms in enumerate(others) if i not in (3, 7)]
         _, expected = covariances(train, write("some.xyz", some))
-        for keys, text in (
-            (("config_weight",), "2 frames of weight zero"),
-            (("config_forces_weight",), "atoms left out"),
-        ):
-            said, found = covariances(train, write("all.xyz", spoilt(others, (3, 7), *keys)))
+        for key, text in (("config_weight", "2 frames of weight zero"), ("config_forces_weight", "forces of 2 frames")):
+            said, found = covariances(train, write("all.xyz", spoilt(others, (3, 7), key)))
             np.testing.assert_allclose(found, expected, rtol=1e-6)
             assert text in said
         # Of the training set, too.
