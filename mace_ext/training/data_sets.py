@@ -144,10 +144,12 @@ def check_file(path: str, option: str, label: str, key: Optional[str], head: str
     where = f"{option} {path}"
     if path in REPLAY_SETS:
         return
-    if not os.path.exists(_file(path)):
-        if ":" not in path:
+    # MACE leaves the part of a file, such as train.xyz@:20, to ASE.
+    file = _file(path)
+    if not os.path.exists(file):
+        if ":" not in file:
             raise InputError(f"{where}: there is no such file")
-        for part in path.split(":"):  # MACE's way to join LMDB files
+        for part in file.split(":"):  # MACE's way to join LMDB files
             check_file(part, option, label, key, head)
         return
     if os.path.isdir(path) and not any(name.endswith(BINARY) for name in os.listdir(path)):

@@ -6,7 +6,8 @@ from typing import Any, Callable, List, Optional
 from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY
+from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY, PREDICTED_KEY
+from e2ip_plugins.predictions.fingerprints import force_sizes
 from nequip_ext.model.readout import find_name
 
 
@@ -41,6 +42,8 @@ def _name_family(to_ase: Callable, *args: Any, extra_fields: Optional[List[str]]
         names = {FAMILY_KEY: family.uq_family, **args[0]}
         for frame in made if isinstance(made, list) else [made]:
             frame.info.update({key: names[key] for key in FRAME_KEYS if key in names})
+            if frame.calc is not None and "forces" in frame.calc.results:
+                frame.info[PREDICTED_KEY] = force_sizes(frame.calc.results["forces"])
     return made
 
 
