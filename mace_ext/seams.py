@@ -9,7 +9,7 @@ import sys
 from typing import Dict, List, Tuple
 
 from e2ip_plugins import contract
-from mace_ext import disabled
+from mace_ext.switch import disabled
 
 #: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
 TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
