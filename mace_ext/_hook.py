@@ -3,7 +3,7 @@
 A ``.pth`` file (a ``.start`` file from Python 3.15 on) calls `install` at interpreter start. That adds one finder,
 which ignores everything except the MACE modules of the seam table: their usual loader loads these, then they are
 patched.
-Standard library only, and little except ``os`` and ``sys`` until MACE is imported.
+Standard library only, and nothing except ``sys`` and the switch until MACE is imported.
 ``E2IP_DISABLE=1`` turns it off.
 """
 
