@@ -3,7 +3,14 @@
 ``mace_ext.uncertainty_gradient`` is imported when first used.
 """
 
+import os
+
 __all__ = ["uncertainty_gradient"]
+
+
+def disabled() -> bool:
+    """Return whether the user has turned the import hook off by ``E2IP_DISABLE=1``."""
+    return os.environ.get("E2IP_DISABLE", "") not in ("", "0")
 
 
 def __getattr__(name: str):

@@ -7,8 +7,9 @@ Standard library only, and nothing except ``os`` and ``sys`` until MACE is impor
 ``E2IP_DISABLE=1`` turns it off.
 """
 
-import os
 import sys
+
+from mace_ext import disabled
 
 
 class _Finder:
@@ -59,7 +60,7 @@ class _Loader:
 
 def install():
     """Add the finder once; does nothing under ``E2IP_DISABLE=1``."""
-    if os.environ.get("E2IP_DISABLE", "") not in ("", "0"):
+    if disabled():
         return
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -81,8 +81,10 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
             lacking = readout.leverage.regions()[call["kinds"]] == 0
             supported = torch.ones(int(errors.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
             supported[errors.frames[lacking]] = False
-            usable = torch.isfinite(errors.residual).all(-1) & supported[errors.frames]
-            left_out += int((~supported).sum())
+            finite = torch.isfinite(errors.residual).all(-1)
+            usable = finite & supported[errors.frames]
+            # Configurations whose forces do not count are none that were left out for their species.
+            left_out += len(torch.unique(errors.frames[finite & ~usable]))
             forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
             zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
             usable &= ~torch.from_numpy(zero).to(usable.device)

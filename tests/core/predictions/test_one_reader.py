@@ -28,10 +28,6 @@ EXCEPTIONS = {
 
 #: Modules that have to change yet.
 PENDING = {
-    "mace_ext/fitting/passes.py",
-    "mace_ext/training/configure.py",
-    "mace_ext/training/data_sets.py",
-    "mace_ext/training/metrics.py",
     "nequip_ext/training/reference.py",
 }
 
