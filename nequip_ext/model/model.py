@@ -11,10 +11,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from nequip_ext.compat import IS_0_16
 from nequip_ext.model.compiler import mend
+from nequip_ext.model.configs import TRAINED, Config, sections, source_of
 from nequip_ext.model.readout import LAST_KEY, FeatureTap, GraphReadout, find_readout
-
-#: Builders of models that have been trained.
-_TRAINED = ("ModelFromCheckpoint", "ModelFromPackage")
 
 
 def E2IPModel(
@@ -95,14 +93,15 @@ def E2IPModel(
     inner = dict(model)
     inner.update({k: v for k, v in (("model_dtype", model_dtype), ("compile_mode", compile_mode)) if v is not None})
     _check_statistics(inner)
+    trained = source_of(inner) is not None
     inner_target = inner.pop("_target_")
     built = get_method(inner_target)(**inner)
 
     if settings.forces == "fixed":
-        if inner_target.rpartition(".")[2] not in _TRAINED:
+        if not trained:
             raise InputError(
-                "forces 'fixed' trains the readout of a model that is there, but the inner model is a new "
-                f"{inner_target}: give {' or '.join(_TRAINED)}, or leave forces out"
+                "forces 'fixed' trains the readout of an existing model, but the inner model is a new "
+                f"{inner_target}: give {' or '.join(TRAINED)}, or leave forces out"
             )
         built.requires_grad_(False)
     for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
@@ -110,10 +109,10 @@ def E2IPModel(
     return built
 
 
-def _check_statistics(inner: Dict[str, Any]) -> None:
+def _check_statistics(inner: Config) -> None:
     """Raise `InputError` for scales that are not finite: they come from such labels, and would make outputs NaN."""
-    for name in ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors"):
-        value = inner.get(name)
+    names = ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors")
+    for name, value in ((name, section.get(name)) for section in sections(inner) for name in names):
         numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InputError(
