@@ -5,7 +5,7 @@ about them, and opens test files after training. What does not fit would cost a 
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
 import lightning
 import torch
@@ -154,7 +154,7 @@ def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Re
         check_datasets("test", data.test_dataset_config, datasets, labels_of(pl_module.test_metrics))
 
 
-def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
+def check_callbacks(callbacks: Sequence[Any], loss: Any) -> None:
     """Raise `InputError` for those that would take the readout's loss away, or test other weights than are fitted."""
     averaging = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())
     for callback in callbacks:
@@ -163,15 +163,39 @@ def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
                 f"{type(callback).__name__} tests other weights than the leverage is fitted to: take "
                 "_target_: nequip.train.EMALightningModule instead"
             )
-        if type(callback).__name__ == "LossCoefficientScheduler" and _users(loss):
-            known = list(metric_entries(loss))
-            # NequIP takes no notice of others, and counts what is not named as switched off.
-            unknown = {name for coefficients in callback.schedule.values() for name in coefficients} - set(known)
-            if unknown:
-                raise InputError(
-                    f"LossCoefficientScheduler names {', '.join(sorted(unknown))}, which the loss does not have: its "
-                    f"terms are {', '.join(known)}"
-                )
+    if _users(loss):
+        check_schedulers(callbacks, loss)
+
+
+#: Terms of the loss that NequIP's schedulers name, by class; `SoftAdapt` acts on all.
+_SCHEDULED: Dict[str, Callable[[Any, Iterable[str]], Iterable[str]]] = {
+    "LossCoefficientScheduler": lambda callback, terms: {name for part in callback.schedule.values() for name in part},
+    "LinearLossCoefficientScheduler": lambda callback, terms: callback.final_coeffs,
+    "SoftAdapt": lambda callback, terms: terms,
+}
+
+
+def check_schedulers(callbacks: Sequence[Any], loss: Any) -> None:
+    """Raise `InputError` for schedulers of NequIP's that name terms which the loss does not have, or that start from
+    coefficients which are null. NequIP notices at the epoch when they act, or counts what is not named as switched off.
+    """
+    entries = metric_entries(loss)
+    kinds = [(type(callback).__name__, callback) for callback in callbacks]
+    named = [(kind, sorted(_SCHEDULED[kind](callback, entries))) for kind, callback in kinds if kind in _SCHEDULED]
+    for kind, terms in named:
+        unknown = [term for term in terms if term not in entries]
+        if unknown:
+            raise InputError(
+                f"{kind} names {', '.join(unknown)}, which the loss does not have: its terms are {', '.join(entries)}"
+            )
+    # These may have a coefficient by then.
+    switched = {term for kind, terms in named if kind == "LossCoefficientScheduler" for term in terms}
+    for kind, terms in named:
+        null = [term for term in terms if entries[term][0] is None and term not in switched]
+        if null and kind != "LossCoefficientScheduler":
+            raise InputError(
+                f"{kind} starts from the coefficients of the loss, but that of {', '.join(null)} is null: give 0.0"
+            )
 
 
 def check_that_progress_shows(val_metrics: Any) -> None:

@@ -1,6 +1,5 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the loss of a predictive family in place of the forces'."""
 
-import math
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -16,11 +15,11 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY
 from e2ip_plugins.predictions.data_sets import masked_forces
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
-from nequip_ext.training.reference import check_outputs, error_entry, reference_forces
+from nequip_ext.training.reference import check_coeffs, check_outputs, error_entry, is_number, reference_forces
 
 
 def E2IPLoss(
-    coeffs: Dict[str, float] = {"total_energy": 1.0, "forces": 1.0},  # noqa: B006 (NequIP's way; never changed)
+    coeffs: Mapping[str, Optional[float]] = {"total_energy": 1.0, "forces": 1.0},
     evidence_weight: Optional[float] = None,
     evidence: Optional[str] = None,
     preset: Optional[str] = None,
@@ -75,14 +74,17 @@ def E2IPLoss(
     """
     readout = readout or families.DEFAULT
     families.get(readout).check_names(options, E2IPLoss)
+    check_coeffs(coeffs, "E2IPLoss")
     if set(coeffs) - {"stress"} != {"total_energy", "forces"}:
         raise InputError(
             f"coeffs of E2IPLoss must have total_energy and forces, may have stress, nothing else; got {sorted(coeffs)}"
         )
-    if not coeffs["forces"] > 0:
+    forces = coeffs["forces"]
+    if forces is None or forces <= 0:
         raise InputError(
-            f"the forces coefficient of E2IPLoss is {coeffs['forces']}, but must be > 0, because the "
-            "uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without E2IPModel"
+            f"the forces coefficient of E2IPLoss is {'null' if forces is None else forces}, but must be > 0, because "
+            "the uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without "
+            "E2IPModel"
         )
     options.update(evidence_weight=evidence_weight, evidence=evidence, preset=preset)
     force_term = ForceLoss(readout, options, _type_weights(per_type_forces_coeffs, type_names))
@@ -100,7 +102,7 @@ def _type_weights(coeffs: Optional[Mapping[str, float]], type_names: Optional[Li
     """Return coefficients in the order of the types, or a single 1 where all atoms count alike."""
     if coeffs is None:
         return (1.0,)
-    numbers = all(isinstance(c, (int, float)) and 0 < c < math.inf for c in coeffs.values())
+    numbers = all(is_number(c) and c > 0 for c in coeffs.values())
     if not type_names or set(coeffs) != set(type_names) or not numbers:
         raise InputError(
             f"per_type_forces_coeffs of E2IPLoss is {dict(coeffs)}: give a number > 0 for every type, "

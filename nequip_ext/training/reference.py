@@ -1,5 +1,6 @@
 """What losses and metrics compare: outputs of a model with references, each present or a clear error."""
 
+import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
@@ -35,6 +36,21 @@ def check_outputs(preds: AtomicDataDict.Type, names: Iterable[str], user: str) -
     missing = [name for name in names if name not in preds]
     if missing:
         raise InputError(f"{user} needs the outputs {', '.join(missing)}, which this model does not have: {WRAP}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of a config is a finite number."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def check_coeffs(coeffs: Any, owner: str) -> None:
+    """Raise `InputError` for coefficients of a loss or of metrics that are neither numbers nor null."""
+    values = coeffs if isinstance(coeffs, Mapping) else {"coeffs": coeffs or "null"}
+    wrong = [f"{name}: {value}" for name, value in values.items() if not (value is None or is_number(value))]
+    if wrong:
+        raise InputError(
+            f"coeffs of {owner} must be finite numbers, or null for what is only logged; got {', '.join(wrong)}"
+        )
 
 
 def reference_forces(data: AtomicDataDict.Type) -> Tensor:
