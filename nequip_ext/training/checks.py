@@ -26,7 +26,7 @@ from nequip_ext.training.data_sets import check_atom_types, check_datasets, conf
 from nequip_ext.training.frozen_features import forget, remember
 from nequip_ext.training.loss import ForceLoss
 from nequip_ext.training.metrics import ForceFigure
-from nequip_ext.training.naming import name_models_in_files
+from nequip_ext.training.writers import mend_writers
 from nequip_ext.training.reference import WRAP
 from nequip_ext.training.restarts import check_restart
 
@@ -52,7 +52,7 @@ class E2IPInputCheck(lightning.Callback):
         readout = bind(pl_module)
         if readout is not None:
             check_restart(pl_module)
-            name_models_in_files()
+            mend_writers()
             check_files_written(trainer.callbacks, readout)
         if stage == "fit":
             if readout is not None:
