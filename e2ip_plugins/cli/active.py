@@ -51,7 +51,7 @@ def select_command(
     checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     options = SelectOptions(number, method, validity, weight, seed)
-    training = read_frames(train, need_forces=False)
+    training = read_frames(train, need_forces=False, on_note=checks.warn)
     candidates = []
     for path in trajectories:
         frames = checks.read_trajectory(path)

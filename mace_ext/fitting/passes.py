@@ -16,7 +16,7 @@ from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from mace_ext.model.files import configuration, species_of
 
 
@@ -29,7 +29,7 @@ class Graphs(Dataset):
         For species that the model does not know, before the first graph.
     """
 
-    def __init__(self, frames: Sequence[Frame], model: models.ScaleShiftMACE, head: str) -> None:
+    def __init__(self, frames: Sequence[LabelledFrame], model: models.ScaleShiftMACE, head: str) -> None:
         species = species_of(model)
         for frame in frames:
             check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, species)
@@ -47,7 +47,7 @@ class Graphs(Dataset):
         except InputError as error:
             raise InputError(f"{frame.where}: {error}") from error
         config.weight = config.property_weights["forces"] = 1.0
-        config.properties["forces"] = frame.forces
+        config.properties["forces"] = frame.counted_forces
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
 
 
@@ -104,6 +104,7 @@ def fit_model(
             species_of(model),
             constant,
             training_errors=residuals(training_subset, "errors of the training set"),
+            heads=model.heads,
         )
 
 

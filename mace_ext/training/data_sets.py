@@ -16,7 +16,8 @@ from ase import Atoms
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.data_sets import check_frame, masked_forces
-from e2ip_plugins.predictions.doubts import Configuration, doubts
+from e2ip_plugins.predictions.doubts import doubts
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from mace_ext.compat import option as option_of
 
 #: MACE's own names for replay data, and endings of what it does not read with ASE.
@@ -27,7 +28,7 @@ BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
 _FILES = ("train_file", "valid_file", "test_file")
 
 #: What losses learn from beside energies and forces.
-_FURTHER = {"stress": ["stress"], "huber": ["stress"], "universal": ["stress"], "virials": ["virials"]}
+_FURTHER = {"stress": ["stress"], "huber": ["stress"], "universal": ["stress"], "virials": ["stress"]}
 
 
 def _listed(paths: Union[str, Sequence[str], None]) -> List[str]:
@@ -167,10 +168,8 @@ def check_configurations(head_configs: Iterable[Any], known: Optional[Sequence[s
             where = f"of the {name} set (head {head.head_name})"
             finite = [] if name.startswith("test") else ["energy", *_FURTHER.get(loss, [])]
             for index, config in enumerate(configs):
-                labels = {label: config.properties[label] for label in finite if _has(config, label)}
-                structure = config.atomic_numbers, config.positions, config.cell, config.pbc
                 try:
-                    check_frame(*structure, labels, where, known)
+                    check_frame(_configuration(config, where), finite, known)
                 except InputError as error:
                     raise InputError(f"{_place(config, head, index)} {error}") from error
             forces = [config.properties["forces"] for config in configs if _has(config, "forces")]
@@ -204,15 +203,23 @@ def warn_of_sets(head_configs: Iterable[Any]) -> None:
     Configurations of weight zero, which MACE reads and never uses, do not count.
     """
     for head in head_configs:
-        used = [[_configuration(c) for c in configs if c.weight > 0] for configs in _sets(head).values()]
+        used = [[_configuration(c) for c in configs] for configs in _sets(head).values()]
         for text in doubts(*used[:2]) if used else ():
             logging.warning(f"Data of head {head.head_name}: {text}")
 
 
-def _configuration(config: Any) -> Configuration:
-    cell = np.zeros((3, 3)) if config.cell is None else config.cell
-    state = tuple(str(config.properties.get(name)) for name in ("total_charge", "total_spin"))
-    return Configuration(config.atomic_numbers, config.positions, cell, state, config.properties.get("forces"))
+def _configuration(config: Any, where: str = "") -> LabelledFrame:
+    properties, weights = config.properties, config.property_weights
+    labels = {
+        name: Label(np.asarray(properties[name]), name, config.weight * weights.get(name, 1.0))
+        for name in ("forces", "energy", "stress")
+        if properties.get(name) is not None
+    }
+    if "stress" not in labels and properties.get("virials") is not None:
+        labels["stress"] = Label(np.asarray(properties["virials"]), "virials", config.weight * weights["virials"])
+    state = tuple(str(properties.get(name)) for name in ("total_charge", "total_spin"))
+    atoms = Atoms(config.atomic_numbers, config.positions, cell=config.cell, pbc=config.pbc)
+    return LabelledFrame(atoms, where, **labels, state=state, weight=config.weight)
 
 
 def _has(config: Any, label: str) -> bool:

@@ -15,7 +15,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import is_constant
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.fitting.package import fit_package, wrap_package
 from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import averages_for, explained, leverages, rebuild, refuse_head
@@ -37,8 +37,8 @@ _LOSS = "nequip_ext.E2IPLoss"
 
 def fit_file(
     model: Path,
-    training: Sequence[Frame],
-    validation: Sequence[Frame],
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
     output: Path,
     *,
     head: Optional[str] = None,
@@ -55,7 +55,7 @@ def fit_file(
     ----------
     model : Path
         NequIP checkpoint ``….ckpt`` or package ``….nequip.zip``.
-    training, validation : sequence of Frame
+    training, validation : sequence of LabelledFrame
         Of species that the model's types are of (`nequip_ext.model.elements.types_of`).
     output : Path
         ``….nequip.zip`` for a package that has a readout; ``….ckpt`` for everything else, for a stock package one that

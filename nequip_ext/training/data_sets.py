@@ -4,6 +4,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 import torch
+from ase import Atoms
 from ase.data import chemical_symbols
 from nequip.data import AtomicDataDict
 from nequip.train import MetricsManager
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset, Subset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.data_sets import check_frame
-from e2ip_plugins.predictions.doubts import Configuration
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from nequip_ext.compat import metric_entries
 from nequip_ext.training.reference import check_reference
 
@@ -126,25 +127,31 @@ def check_frames(
     """Raise `InputError` as `check_frame` does, with the frame's number; references of ``finite`` must be that."""
     known = known_species(transforms)
     for index, frame in numbered:
-        numbers, periodic = _array(frame, AtomicDataDict.ATOMIC_NUMBERS_KEY, -1), _array(frame, AtomicDataDict.PBC_KEY)
-        cell, positions = _array(frame, AtomicDataDict.CELL_KEY, 3, 3), frame[AtomicDataDict.POSITIONS_KEY].numpy()
-        labels = {field.removeprefix("total_"): frame[field].numpy() for field in finite if field in frame}
-        numbers = np.zeros(0, dtype=int) if numbers is None else numbers
-        check_frame(numbers, positions, cell, periodic, labels, f"frame {index} of the {where}", known, apart)
+        labelled = _labelled(frame, f"frame {index} of the {where}")
+        names = [field.removeprefix("total_") for field in finite]
+        known_here = known if AtomicDataDict.ATOMIC_NUMBERS_KEY in frame else None
+        check_frame(labelled, names, known_here, apart)
 
 
-def configurations(datasets: Iterable[Dataset]) -> Iterator[Configuration]:
+def configurations(datasets: Iterable[Dataset]) -> Iterator[LabelledFrame]:
     """Yield the frames of data in memory."""
-    for _, frame in (numbered for dataset in datasets for numbered in in_memory(dataset)[0] or ()):
-        species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
-        if species is not None:
-            cell = _array(frame, AtomicDataDict.CELL_KEY, 3, 3)
-            yield Configuration(
-                species.reshape(-1).numpy(),
-                frame[AtomicDataDict.POSITIONS_KEY].numpy(),
-                np.zeros((3, 3)) if cell is None else cell,
-                forces=_array(frame, AtomicDataDict.FORCE_KEY, -1, 3),
-            )
+    for index, frame in (numbered for dataset in datasets for numbered in in_memory(dataset)[0] or ()):
+        if AtomicDataDict.ATOMIC_NUMBERS_KEY in frame or AtomicDataDict.ATOM_TYPE_KEY in frame:
+            yield _labelled(frame, f"frame {index}")
+
+
+def _labelled(frame: AtomicDataDict.Type, where: str) -> LabelledFrame:
+    positions, cell = frame[AtomicDataDict.POSITIONS_KEY].numpy(), _array(frame, AtomicDataDict.CELL_KEY, 3, 3)
+    numbers = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
+    numbers = np.zeros(len(positions), dtype=int) if numbers is None else numbers.reshape(-1).numpy()
+    pbc = _array(frame, AtomicDataDict.PBC_KEY)
+
+    def label(field: str, *shape: int) -> Optional[Label]:
+        return Label(frame[field].numpy().reshape(shape), field) if field in frame else None
+
+    forces, energy = label(AtomicDataDict.FORCE_KEY, -1, 3), label(AtomicDataDict.TOTAL_ENERGY_KEY)
+    atoms = Atoms(numbers, positions, cell=cell, pbc=False if pbc is None else pbc)
+    return LabelledFrame(atoms, where, forces, energy, label(AtomicDataDict.STRESS_KEY, 3, 3))
 
 
 def _array(frame: AtomicDataDict.Type, field: str, *shape: int) -> Optional[np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import FORCES_KEYS, Frame, once, read_frames, same_frames
+from e2ip_plugins.predictions.labelled import FORCES_KEYS, LabelledFrame, once, read_frames, same_frames
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_frames_of_several_files_in_order(write):
     frames = read_frames(files)
     assert [frame.where for frame in frames] == [f"{files[0]}, frame 0", f"{files[0]}, frame 1", f"{files[1]}, frame 0"]
     for seed, frame in enumerate(frames):
-        np.testing.assert_allclose(frame.forces, forces_of(seed), atol=1e-7)
+        np.testing.assert_allclose(frame.counted_forces, forces_of(seed), atol=1e-7)
         np.testing.assert_allclose(frame.atoms.positions, water(seed).positions, atol=1e-7)
         assert frame.atoms.calc is None and frame.atoms.pbc.all() and frame.atoms.cell[0, 0] == 9.0
 
@@ -48,7 +48,7 @@ def test_frames_of_several_files_in_order(write):
 @pytest.mark.parametrize("key", FORCES_KEYS)
 def test_reference_forces_go_by_many_names(write, key):
     (frame,) = read_frames([write("a.xyz", water(REF_energies=[1, 2, 3], **{key: forces_of(0)}))])
-    np.testing.assert_allclose(frame.forces, forces_of(0), atol=1e-7)
+    np.testing.assert_allclose(frame.counted_forces, forces_of(0), atol=1e-7)
 
 
 def test_the_most_wanted_name_wins_unless_another_is_asked_for(write):
@@ -56,7 +56,7 @@ def test_the_most_wanted_name_wins_unless_another_is_asked_for(write):
     atoms.calc = SinglePointCalculator(atoms, forces=forces_of(0))
     path = write("a.xyz", atoms)
     for key, seed in ((None, 1), ("forces", 0), ("mine", 2)):
-        np.testing.assert_allclose(read_frames([path], key)[0].forces, forces_of(seed), atol=1e-7)
+        np.testing.assert_allclose(read_frames([path], key)[0].counted_forces, forces_of(seed), atol=1e-7)
 
 
 def test_forces_of_a_calculator_and_of_other_formats(write, tmp_path):
@@ -66,13 +66,14 @@ def test_forces_of_a_calculator_and_of_other_formats(write, tmp_path):
     ase.io.write(tmp_path / "a.traj", atoms)
     for path in (write("a.xyz", atoms), tmp_path / "a.traj"):
         (frame,) = read_frames([str(path)])
-        np.testing.assert_allclose(frame.forces, forces_of(0), atol=1e-7)
+        np.testing.assert_allclose(frame.counted_forces, forces_of(0), atol=1e-7)
         assert frame.atoms.calc is None
 
 
 def test_frames_without_forces_have_nan(write):
     first, second = read_frames([write("a.xyz", water(0), *labelled(1))])
-    assert first.forces.shape == (3, 3) and np.isnan(first.forces).all() and np.isfinite(second.forces).all()
+    assert first.forces is None and first.counted_forces.shape == (3, 3) and np.isnan(first.counted_forces).all()
+    assert np.isfinite(second.counted_forces).all()
 
 
 def test_isolated_atoms_are_left_out(write):
@@ -126,7 +127,7 @@ def test_arrays_that_are_no_forces(write, values):
 
 
 def frame(positions, symbols="OH2", **more):
-    return Frame(ase.Atoms(symbols, positions, **more), np.zeros((3, 3)), "")
+    return LabelledFrame(ase.Atoms(symbols, positions, **more), "")
 
 
 def test_same_frames():
