@@ -24,7 +24,7 @@ from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_he
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_name, find_readout
 from nequip_ext.registration import register
-from nequip_ext.training.data_sets import known_species
+from nequip_ext.training.labels import known_species
 
 
 def _properties(of: Iterable[Type[Family]]) -> List[str]:

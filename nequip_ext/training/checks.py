@@ -22,13 +22,19 @@ from e2ip_plugins.readout import loss as readout_loss
 from e2ip_plugins.readout.readout import Readout
 from nequip_ext.compat import XYZFileWriter, metric_entries
 from nequip_ext.model.readout import find_readout, graph_readouts, settings_of
-from nequip_ext.training.data_sets import check_atom_types, check_datasets, configurations, labels_of
+from nequip_ext.training.data_sets import (
+    check_atom_types,
+    check_datasets,
+    check_lacking_types,
+    configurations,
+    labels_of,
+)
 from nequip_ext.training.frozen_features import forget, remember
 from nequip_ext.training.loss import ForceLoss
 from nequip_ext.training.metrics import ForceFigure
-from nequip_ext.training.writers import mend_writers
 from nequip_ext.training.reference import WRAP
 from nequip_ext.training.restarts import check_restart
+from nequip_ext.training.writers import mend_writers
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -140,7 +146,10 @@ def _clip_apart(pl_module: torch.nn.Module, clip: Callable[..., None], *args: An
 def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Readout]) -> None:
     """Check the data sets of a datamodule: for the losses and metrics of ours, and for the fit of the leverage."""
     check_atom_types(pl_module.model, [*data.train_dataset, *data.val_dataset])
-    if _users(pl_module.loss, pl_module.train_metrics):
+    if readout is not None:
+        for text in check_lacking_types(pl_module.hparams["model"], [*data.train_dataset, *data.val_dataset]):
+            logger.warning(text)
+    if _users(pl_module.loss, pl_module.train_metrics) or _is_ours(data.stats_manager_cfg):
         check_datasets("training", data.train_dataset_config, data.train_dataset, labels_of(pl_module.loss))
     # The leverage is fitted to them after the training, which would be too late to say so.
     fitted = readout is not None and readout.family.takes_support
@@ -152,6 +161,11 @@ def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Re
     if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
         datasets = instantiate(data.test_dataset_config)
         check_datasets("test", data.test_dataset_config, datasets, labels_of(pl_module.test_metrics))
+
+
+def _is_ours(stats_manager: Any) -> bool:
+    """Return whether a config is of our statistics, which leave out NaN energies if the loss leaves out any NaN."""
+    return bool(stats_manager) and stats_manager.get("_target_") == "nequip_ext.E2IPDataStatisticsManager"
 
 
 def check_callbacks(callbacks: Sequence[Any], loss: Any) -> None:

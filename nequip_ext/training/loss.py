@@ -15,7 +15,8 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY
 from e2ip_plugins.predictions.data_sets import masked_forces
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
-from nequip_ext.training.reference import check_coeffs, check_outputs, error_entry, is_number, reference_forces
+from nequip_ext.training.labels import reference_forces
+from nequip_ext.training.reference import MeanSquare, check_coeffs, check_outputs, error_entry, is_number
 
 
 def E2IPLoss(
@@ -90,11 +91,11 @@ def E2IPLoss(
     force_term = ForceLoss(readout, options, _type_weights(per_type_forces_coeffs, type_names))
     energy = "per_atom_energy" if per_atom_energy else "total_energy"
     metrics = [
-        error_entry(energy, "mse", MeanSquaredError(), coeffs["total_energy"], ignore_nan),
+        error_entry(energy, "mse", MeanSquare(), coeffs["total_energy"], ignore_nan),
         {"name": f"forces_{readout}", "coeff": coeffs["forces"], "metric": force_term},
     ]
     if "stress" in coeffs:
-        metrics.append(error_entry("stress", "mse", MeanSquaredError(), coeffs["stress"], ignore_nan))
+        metrics.append(error_entry("stress", "mse", MeanSquare(), coeffs["stress"], ignore_nan))
     return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
 
 
@@ -157,7 +158,8 @@ class ForceLoss(Metric):
         settings = settings.with_aliases(self.readout, self.options, self.owner)
         self.family, self.detached = settings.build(), settings.detached
         weights = self.weights if settings.forces == "host" else ()
-        self.square_errors = torch.nn.ModuleList(MeanSquaredError() for _ in weights)
+        kind = MeanSquare if len(weights) == 1 else MeanSquaredError  # NaN says that there is no atom of a type
+        self.square_errors = torch.nn.ModuleList(kind() for _ in weights)
         return settings
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
@@ -220,7 +222,7 @@ class ForceLoss(Metric):
             # As NequIP's manager does it, and only where it must: a selection sums in another order.
             atoms = slice(None) if bool(chosen.all()) else chosen
             metric.dist_sync_on_step = self.dist_sync_on_step
-            values.append(metric(*(data[AtomicDataDict.FORCE_KEY][atoms] for data in (preds, target))))
+            values.append(metric(preds[AtomicDataDict.FORCE_KEY][atoms], reference_forces(target)[atoms]))
         return _weighted(values, self.weights)
 
     def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -256,4 +258,4 @@ def _weighted(values: Sequence[torch.Tensor], weights: Sequence[float]) -> torch
         return values[0]
     pairs = [(weight, value) for weight, value in zip(weights, values, strict=True) if not bool(torch.isnan(value))]
     total: Any = sum(weight * value for weight, value in pairs)
-    return total / sum(weight for weight, _ in pairs) if pairs else values[0]
+    return total / sum(weight for weight, _ in pairs) if pairs else torch.zeros_like(values[0])

@@ -33,7 +33,12 @@ def unequal_files(tmp_path_factory):
 
 def test_two_processes_train_what_one_does(tmp_path, train, unequal_files, logged):
     """All of the training set in one batch, so that its split and order over the processes do not matter."""
-    common = ("data.val_dataloader.batch_size=2", "max_epochs=4", "training_module.model.model.model_dtype=float64", "evidence=leverage")
+    common = (
+        "data.val_dataloader.batch_size=2",
+        "max_epochs=4",
+        "training_module.model.model.model_dtype=float64",
+        "evidence=leverage",
+    )
     one = train("nequip_e2ip", tmp_path / "one", unequal_files, *common, "batch_size=8")
     gloo = ("++trainer.accelerator=cpu", "++trainer.devices=2", "++trainer.strategy=ddp", "batch_size=4")
     two = train("nequip_e2ip", tmp_path / "two", unequal_files, *common, *gloo)
