@@ -149,7 +149,7 @@ def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Re
     if readout is not None:
         for text in check_lacking_types(pl_module.hparams["model"], [*data.train_dataset, *data.val_dataset]):
             logger.warning(text)
-    if _users(pl_module.loss, pl_module.train_metrics) or _is_ours(data.stats_manager_cfg):
+    if _users(pl_module.loss, pl_module.train_metrics):
         check_datasets("training", data.train_dataset_config, data.train_dataset, labels_of(pl_module.loss))
     # The leverage is fitted to them after the training, which would be too late to say so.
     fitted = readout is not None and readout.family.takes_support
@@ -161,11 +161,6 @@ def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Re
     if _users(pl_module.test_metrics) and "test" in pl_module.hparams["info_dict"]["runs"]:
         datasets = instantiate(data.test_dataset_config)
         check_datasets("test", data.test_dataset_config, datasets, labels_of(pl_module.test_metrics))
-
-
-def _is_ours(stats_manager: Any) -> bool:
-    """Return whether a config is of our statistics, which leave out NaN energies if the loss leaves out any NaN."""
-    return bool(stats_manager) and stats_manager.get("_target_") == "nequip_ext.E2IPDataStatisticsManager"
 
 
 def check_callbacks(callbacks: Sequence[Any], loss: Any) -> None:

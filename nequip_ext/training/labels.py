@@ -138,7 +138,7 @@ def types_in(dataset: Any) -> Set[str]:
     for transform in transforms_of(dataset) if frames is not None else ():
         if hasattr(transform, "lookup_table"):
             numbers = {int(n) for _, data in frames.numbered for n in data[AtomicDataDict.ATOMIC_NUMBERS_KEY].unique()}
-            types |= {transform.model_type_names[transform.lookup_table[number]] for number in numbers}
+            types |= {transform.model_type_names[int(transform.lookup_table[number])] for number in numbers}
     return types
 
 
