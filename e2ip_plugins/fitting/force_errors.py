@@ -76,19 +76,19 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
     parts: List[AtomTable] = []
     frames = left_out = 0
     with record_calls(readout) as call:
-        for batch in batches:
+        for errors in batches:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
             lacking = readout.leverage.regions()[call["kinds"]] == 0
-            supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
-            supported[batch.frames[lacking]] = False
-            usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
+            supported = torch.ones(int(errors.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
+            supported[errors.frames[lacking]] = False
+            usable = torch.isfinite(errors.residual).all(-1) & supported[errors.frames]
             left_out += int((~supported).sum())
-            forces = torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces.detach()
-            zero = references.vanishing(forces.cpu().numpy(), batch.residual.detach().cpu().numpy())
+            forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
+            zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
             usable &= ~torch.from_numpy(zero).to(usable.device)
             columns = {
                 **parameters_of(readout, call["outputs"]),
-                **{"residual": batch.residual, "forces": forces, "frames": batch.frames + frames},
+                **{"residual": errors.residual, "forces": forces, "frames": errors.frames + frames},
                 **{"heads": call["heads"], "kinds": call["kinds"]},
                 **{"distance": call["support"].distance, "typical": call["support"].log_variance},
             }

@@ -10,12 +10,13 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FAMILY_KEY, WEIGHT_KEYS
+from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 
-#: Names that users of MACE and NequIP give to reference forces. The first one that a frame has is taken.
-FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces", "original_dataset_forces")
+#: Names that users of MACE and NequIP give to reference forces. The first one that a frame has is taken; if it has none
+#: of them, another name with `REFERENCE_PREFIX`, such as NequIP's ``original_dataset_forces``.
+FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
 
 class Label(NamedTuple):
@@ -223,7 +224,8 @@ def weight_of(info: Mapping[str, Any], where: str, key: str) -> float:
 def _forces(atoms: Atoms, columns: Mapping[str, Any], key: Optional[str], where: str) -> Optional[Label]:
     """Return the first forces that are a reference, otherwise predicted ones, otherwise None."""
     labels = []
-    for name in (key,) if key else FORCES_KEYS:
+    others = [name for name in columns if REFERENCE_PREFIX.match(name) and name.endswith("_forces")]
+    for name in (key,) if key else (*FORCES_KEYS, *others):
         values = np.asarray(columns.get(name, ()))
         if values.shape == (len(atoms), 3) and values.dtype.kind in "fiu":
             forces = values.astype(np.float64)
