@@ -8,7 +8,8 @@ from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
 from e2ip_plugins.fitting.training_atoms import distributed, gather_objects
-from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY
+from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY, PREDICTED_KEY
+from e2ip_plugins.predictions.fingerprints import force_sizes
 from nequip_ext.model.readout import find_name
 
 #: Key of the frames of a batch among outputs, for `_to_ase`.
@@ -70,6 +71,8 @@ def _to_ase(to_ase: Callable, *args: Any, extra_fields: Optional[List[str]] = No
         names = {FAMILY_KEY: family.uq_family, **args[0]}
         for frame in made if isinstance(made, list) else [made]:
             frame.info.update({key: names[key] for key in FRAME_KEYS if key in names})
+            if frame.calc is not None and "forces" in frame.calc.results:
+                frame.info[PREDICTED_KEY] = force_sizes(frame.calc.results["forces"])
     share: Optional[Share] = args[0].get(_SHARE)
     return made if share is None else _of_all_processes(made if isinstance(made, list) else [made], share)
 

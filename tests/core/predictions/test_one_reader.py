@@ -32,15 +32,27 @@ PENDING = {
     "mace_ext/training/configure.py",
     "mace_ext/training/data_sets.py",
     "mace_ext/training/metrics.py",
-    "nequip_ext/training/reference.py",
 }
 
 #: Names of references and of their weights in files.
 NAMES = re.compile(r"REF_?|(REF|ref|dft|DFT|original_dataset)_(energy|forces|stress|virials)|config_(\w+_)?weight")
 
 #: Attributes and keys of batches and configurations, and the variables that hold these.
-LABELS = {"forces", "energy", "stress", "virials", "weight", "forces_weight", "energy_weight", "stress_weight"}
-HOLDERS = {"batch", "ref", "config", "configuration", "properties", "property_weights"}
+LABELS = {
+    "forces",
+    "energy",
+    "total_energy",
+    "stress",
+    "virials",
+    "weight",
+    "forces_weight",
+    "energy_weight",
+    "stress_weight",
+}
+HOLDERS = {"batch", "ref", "config", "configuration", "properties", "property_weights", "target", "data"}
+
+#: NequIP's names of these keys.
+FIELDS = {"FORCE_KEY", "TOTAL_ENERGY_KEY", "STRESS_KEY", "VIRIAL_KEY"}
 
 
 def modules():
@@ -69,8 +81,9 @@ def opinions(source):
             text = node.value if NAMES.fullmatch(node.value) else ""
         elif isinstance(node, ast.Attribute) and node.attr in LABELS and holder(node.value) in HOLDERS:
             text = f"{holder(node.value)}.{node.attr}"
-        elif isinstance(node, ast.Subscript) and holder(node.value) in HOLDERS and isinstance(node.slice, ast.Constant):
-            text = f"{holder(node.value)}[{node.slice.value!r}]" if node.slice.value in LABELS else ""
+        elif isinstance(node, ast.Subscript) and holder(node.value) in HOLDERS:
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else holder(node.slice)
+            text = f"{holder(node.value)}[{key}]" if key in LABELS | FIELDS else ""
         if text:
             found.append(f"line {node.lineno}: {text}")
     return found
@@ -96,6 +109,7 @@ def test_exceptions_are_still_needed():
         "ref['forces']",
         "config.properties['energy']",
         "self.batch.forces_weight > 0",
+        "target[AtomicDataDict.FORCE_KEY]",
         "atoms.arrays['REF_forces']",
         "atoms.info.get('config_forces_weight', 1.0)",
         "atoms.info['config_weight']",
