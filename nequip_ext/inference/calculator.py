@@ -48,6 +48,8 @@ class E2IPCalculator(NequIPCalculator):
     #: Of the class those of all families; of a calculator those of its model, where that can be seen.
     implemented_properties = _properties(families.table().values())
 
+    results: Dict[str, Any]
+
     #: Readout whose compile target is loaded; see `from_compiled_model`.
     readout: ClassVar[str] = families.DEFAULT
 

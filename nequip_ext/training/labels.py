@@ -26,9 +26,6 @@ FIELDS = {
     AtomicDataDict.STRESS_KEY: "stress",
 }
 
-#: Names of labels with their shapes.
-_SHAPES = {"forces": (-1, 3), "energy": (), "stress": (3, 3)}
-
 #: Module of NequIP's own transforms.
 _TRANSFORMS = "nequip.data.transforms."
 
@@ -135,9 +132,10 @@ def known_species(transforms: Iterable[Any]) -> Optional[List[str]]:
 def types_in(dataset: Any) -> Set[str]:
     """Return the atom types of the frames of a data set in memory; none where no mapper makes them."""
     frames, types = in_memory(dataset), set()
-    for transform in transforms_of(dataset) if frames is not None else ():
+    numbered = [] if frames is None else frames.numbered
+    for transform in transforms_of(dataset):
         if hasattr(transform, "lookup_table"):
-            numbers = {int(n) for _, data in frames.numbered for n in data[AtomicDataDict.ATOMIC_NUMBERS_KEY].unique()}
+            numbers = {int(n) for _, data in numbered for n in data[AtomicDataDict.ATOMIC_NUMBERS_KEY].unique()}
             types |= {transform.model_type_names[int(transform.lookup_table[number])] for number in numbers}
     return types
 
@@ -192,12 +190,14 @@ def labelled(data: AtomicDataDict.Type, where: str = "", predicted: Iterable[str
     numbers = numbers if len(numbers) else np.zeros(len(positions), dtype=int)
     cell, pbc = _array(data, AtomicDataDict.CELL_KEY), _array(data, AtomicDataDict.PBC_KEY)
     atoms = Atoms(numbers, positions, cell=cell.reshape(3, 3) if len(cell) else None, pbc=pbc if len(pbc) else False)
-    labels = {
-        name: Label(data[field].numpy().reshape(_SHAPES[name]), field, predicted=name in predicted)
-        for field, name in FIELDS.items()
-        if field in data
-    }
-    return LabelledFrame(atoms, where, **labels)
+
+    def label(field: str, *shape: int) -> Optional[Label]:
+        values = data.get(field)
+        name = FIELDS[field]
+        return None if values is None else Label(values.numpy().reshape(shape), field, predicted=name in predicted)
+
+    forces, energy = label(AtomicDataDict.FORCE_KEY, -1, 3), label(AtomicDataDict.TOTAL_ENERGY_KEY)
+    return LabelledFrame(atoms, where, forces, energy, label(AtomicDataDict.STRESS_KEY, 3, 3))
 
 
 def _array(data: AtomicDataDict.Type, field: str) -> np.ndarray:
