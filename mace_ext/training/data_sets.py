@@ -33,6 +33,9 @@ from mace_ext.training.labels import (
 REPLAY_SETS = ("mp", "omat", "matpes_pbe", "matpes_r2scan")
 BINARY = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb")
 
+#: Foundation models for which MACE itself has replay data.
+WITH_REPLAY_SET = ("small", "medium", "large")
+
 #: MACE's name for the head of replayed data.
 REPLAY_HEAD = "pt_head"
 
@@ -46,6 +49,13 @@ _FURTHER = {"stress": ["stress"], "huber": ["stress"], "universal": ["stress"], 
 def _listed(paths: Union[str, Sequence[str], None]) -> List[str]:
     """Return the paths of a data option, of which MACE takes one or several."""
     return [paths] if isinstance(paths, str) else list(paths or [])
+
+
+def _file(path: str) -> str:
+    """Return the file of a path that may name a part of it, ``file@slice``, as ASE reads it."""
+    from e2ip_plugins.predictions.chunks import split_slice
+
+    return str(split_slice(Path(path))[0])
 
 
 def _is_binary(path: str) -> bool:
@@ -66,17 +76,17 @@ class HeadFiles(NamedTuple):
 
     Attributes
     ----------
+    name : str
+        Of an entry of ``--heads``; empty where there is none.
     files : dict of list of str
         By option, such as ``train_file``.
     keys : dict of str
         `mace_ext.training.labels.keys_of_head`.
-    averages : bool
-        Whether MACE may average the energies of the training file.
     """
 
+    name: str
     files: Dict[str, List[str]]
     keys: Dict[str, str]
-    averages: bool = True
 
 
 def files_of_heads(args: Namespace) -> Iterator[HeadFiles]:
@@ -88,7 +98,8 @@ def files_of_heads(args: Namespace) -> Iterator[HeadFiles]:
         For a head without training data.
     """
     heads = (ast.literal_eval(args.heads) if isinstance(args.heads, str) else args.heads) or {}
-    replays = args.foundation_model is not None and args.multiheads_finetuning and args.pt_train_file is not None
+    data = args.pt_train_file is not None or args.foundation_model in WITH_REPLAY_SET
+    replays = args.foundation_model is not None and args.multiheads_finetuning and data
     for name, head in (heads or {"Default": {}}).items():
         if replays and name == REPLAY_HEAD:
             continue  # MACE takes nothing from this entry except the keys
@@ -99,10 +110,12 @@ def files_of_heads(args: Namespace) -> Iterator[HeadFiles]:
             option: head.get(option, None if option == "test_file" and heads else getattr(args, option))
             for option in _FILES
         }
-        yield HeadFiles({option: _listed(paths) for option, paths in by_option.items()}, keys_of_head(head, args))
+        files = {option: _listed(paths) for option, paths in by_option.items()}
+        yield HeadFiles(name if heads else "", files, keys_of_head(head, args))
     if replays:
         files = {option: _listed(getattr(args, option, None)) for option in ("pt_train_file", "pt_valid_file")}
-        yield HeadFiles(files, keys_of_head(heads.get(REPLAY_HEAD, {}), args), averages=False)
+        head = heads.get(REPLAY_HEAD, {})
+        yield HeadFiles(REPLAY_HEAD if head else "", files, keys_of_head(head, args))
 
 
 def check_files(args: Namespace) -> None:
@@ -116,30 +129,28 @@ def check_files(args: Namespace) -> None:
             # MACE makes labels of its own for replayed data.
             unlabelled = option.startswith("pt_") and option_of(args, "pseudolabel_replay")
             for path in paths:
-                check_file(path, f"--{option}", FORCES, None if unlabelled else head.keys[FORCES])
+                check_file(path, f"--{option}", FORCES, None if unlabelled else head.keys[FORCES], head.name)
                 if option == "train_file" and args.energy_weight > 0:
-                    check_file(path, f"--{option}", ENERGY, head.keys[ENERGY])
+                    check_file(path, f"--{option}", ENERGY, head.keys[ENERGY], head.name)
 
 
-def check_file(path: str, option: str, label: str, key: Optional[str]) -> None:
+def check_file(path: str, option: str, label: str, key: Optional[str], head: str = "") -> None:
     """Raise `InputError` unless ``path`` can be read and, given ``key``, one frame has forces or energies under it.
 
-    ``label`` is ``forces`` or ``energy``. Stops at the first frame that has it, usually the first one, or the one after
-    the isolated atoms; but not where MACE takes forces from ASE's calculator, after the frame's constraints have been
-    applied.
+    ``label`` is ``forces`` or ``energy``, ``head`` the entry of ``--heads`` that may name its key. Stops at the first
+    frame that has it, usually the first one, or the one after the isolated atoms; but not where MACE takes forces from
+    ASE's calculator, after the frame's constraints have been applied.
     """
-    from e2ip_plugins.predictions.chunks import split_slice
-
     where = f"{option} {path}"
     if path in REPLAY_SETS:
         return
     # MACE leaves the part of a file, such as train.xyz@:20, to ASE.
-    file = str(split_slice(Path(path))[0])
+    file = _file(path)
     if not os.path.exists(file):
         if ":" not in file:
             raise InputError(f"{where}: there is no such file")
         for part in file.split(":"):  # MACE's way to join LMDB files
-            check_file(part, option, label, key)
+            check_file(part, option, label, key, head)
         return
     if os.path.isdir(path) and not any(name.endswith(BINARY) for name in os.listdir(path)):
         raise InputError(f"{where}: is a folder without HDF5 or LMDB files; give an extxyz file")
@@ -158,7 +169,7 @@ def check_file(path: str, option: str, label: str, key: Optional[str]) -> None:
     if key not in names:
         forces = label == FORCES
         what, place = ("forces", "per-atom columns") if forces else ("an energy", "names in the comment lines")
-        way_out = f"name it with --{label}_key"
+        way_out = f"name it with --{label}_key" + (f" or in the entry {head} of --heads" if head else "")
         way_out += "" if forces else ", or train on forces alone with --energy_weight 0"
         others = ", ".join(sorted(names - {"numbers", "positions"})) or "none"
         raise InputError(f"{where}: no frame has {what} under '{key}' ({place} found: {others}); {way_out}")
@@ -282,7 +293,7 @@ def _paths(head: Any) -> List[str]:
 def _place(config: Any, head: Any, index: int) -> str:
     """Return where a configuration is in the user's files: MACE leaves isolated atoms out and may shuffle the rest."""
     for path in _paths(head):
-        if not path.endswith(BINARY) and Path(path).is_file():
+        if not path.endswith(BINARY) and Path(_file(path)).is_file():
             for number, atoms in enumerate(_read(path, path)):
                 same = np.array_equal(atoms.numbers, config.atomic_numbers)
                 if same and np.array_equal(atoms.positions, config.positions, equal_nan=True):

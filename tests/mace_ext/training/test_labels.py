@@ -107,6 +107,7 @@ def test_training_with_frames_that_lack_a_label(train, with_calculators, lacking
     options = {"E0s": ENERGIES, "max_num_epochs": 1, "std": 1.0, "mean": 0.0}
     by_name = train(E2IP, name="name", train_file=named, valid_file=named, test_file=named, **options)
     files = {"train_file": path, "valid_file": path, "test_file": path, "energy_key": "energy", "forces_key": "forces"}
+    files["test_file"] = f"{path}@:"
     by_ase = train(E2IP, name="ase", **files, **options)
     for ours, theirs in zip(by_ase.validation, by_name.validation, strict=True):
         for figure in ("loss", "rmse_e", "rmse_f", "e2ip_nll"):
@@ -199,3 +200,30 @@ def test_predictions_that_replayed_data_have_for_labels(train, foundation, data_
     assert "species" not in "".join(line for line in run.text.splitlines() if "left out" in line)
     assert "frames of the training set (head pt_head) have weight zero and count nowhere" in run.text
     assert "the references of head pt_head are predictions of the foundation model" in run.text
+
+
+def test_files_that_a_training_reads(data_files):
+    """What MACE makes of --heads and --pt_train_file, without a training."""
+    from argparse import Namespace
+
+    from mace_ext.training.data_sets import files_of_heads
+
+    given = {"train_file": "t.xyz", "valid_file": None, "test_file": "x.xyz", "pt_train_file": "p.xyz"}
+    given |= {"pt_valid_file": None, "foundation_model": "m.model", "multiheads_finetuning": True}
+    given |= {"forces_key": "F", "energy_key": "E", "heads": None}
+
+    def read(**changes):
+        return [(head.name, head.files, head.keys) for head in files_of_heads(Namespace(**{**given, **changes}))]
+
+    plain = {"forces": "F", "energy": "E"}
+    own = {"train_file": ["t.xyz"], "valid_file": [], "test_file": ["x.xyz"]}
+    replay = {"pt_train_file": ["p.xyz"], "pt_valid_file": []}
+    assert read() == [("", own, plain), ("", replay, plain)]
+    for changes in ({"multiheads_finetuning": False}, {"foundation_model": None}):
+        assert read(**changes) == [("", own, plain)]
+    heads = "{'a': {'forces_key': 'f', 'test_file': ['1.xyz', '2.xyz']}, 'pt_head': {'info_keys': {'energy': 'e'}}}"
+    files = {"train_file": ["t.xyz"], "valid_file": [], "test_file": ["1.xyz", "2.xyz"]}
+    expected = [("a", files, {**plain, "forces": "f"}), ("pt_head", replay, {**plain, "energy": "e"})]
+    assert read(heads=heads) == expected
+    published = read(heads=heads, foundation_model="small", pt_train_file=None)
+    assert published[1] == ("pt_head", {"pt_train_file": [], "pt_valid_file": []}, {**plain, "energy": "e"})
