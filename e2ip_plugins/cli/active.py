@@ -88,10 +88,11 @@ def label_command(
     with exit status 1; the next call tries them again.
     """
     from e2ip_plugins.active.label import LabelOptions, label
+    from e2ip_plugins.predictions.chunks import split_slice
 
     options = LabelOptions(calculator, argument or ())
     atoms = checks.read_trajectory(frames)
-    if output.exists() and output.samefile(frames):
+    if output.exists() and output.samefile(split_slice(frames)[0]):
         raise InputError(f"{output}: is the file of frames itself")
     labels = label(atoms, output, options, lambda text: checks.warn(f"{frames}, {text}"))
     if labels.note:

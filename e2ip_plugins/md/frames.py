@@ -38,9 +38,9 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     if atoms.calc is None:
         raise InputError("the frame has no calculator, whose results could be kept")
     atoms.get_forces(apply_constraint=False)
-    results = results_of(atoms)
-    unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ASE_RESULTS}
-    frame = predicted(atoms if keep_labels else without_labels(atoms), {**results, **unbiased})
+    results = results_of(atoms).copy()
+    results.update({name: results.get(f"{name}_unbiased", results.get(name)) for name in ASE_RESULTS})
+    frame = predicted(atoms if keep_labels else without_labels(atoms), results)
     frame.info.pop("energy_bias", None)
     if "energy_bias" in results:
         frame.info["energy_bias"] = results["energy_bias"]

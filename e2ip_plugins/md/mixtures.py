@@ -54,4 +54,4 @@ def _results(calculator: Any, atoms: Atoms) -> Dict[str, Any]:
     if "energy_bias" in results:
         unbiased = {f"{n}_unbiased": mixed[n] - results[n] + results[f"{n}_unbiased"] for n in ("energy", "forces")}
         unbiased["energy_bias"] = results["energy_bias"]
-    return {**{name: value for name, value in results.items() if name in ours}, **mixed, **unbiased}
+    return {**{name: results[name] for name in ours if name in results}, **mixed, **unbiased}

@@ -16,7 +16,7 @@ from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout
-from nequip_ext.training.reference import reference_forces
+from nequip_ext.training.labels import reference_forces, with_forces
 
 
 class Graphs(Dataset):
@@ -43,8 +43,7 @@ class Graphs(Dataset):
         data = from_ase(self.frames[index].atoms)
         for transform in self.transforms:
             data = transform(data)
-        forces = torch.as_tensor(self.frames[index].counted_forces, dtype=data[AtomicDataDict.POSITIONS_KEY].dtype)
-        return {**data, AtomicDataDict.FORCE_KEY: forces}
+        return with_forces(data, self.frames[index])
 
 
 def batching(batch_size: int) -> Batching:
