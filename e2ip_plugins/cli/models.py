@@ -49,9 +49,10 @@ def fit_command(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in validation)
+    weighted = [frame for frame in validation if frame.forces is None or frame.forces.counts]
+    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
     if lacking:
-        checks.warn(f"{lacking} validation atoms left out, without a finite reference force or with one of weight zero")
+        checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
     report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
         model, training, validation, output, head=head, device=device, batch_size=batch_size
     )

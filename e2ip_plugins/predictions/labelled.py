@@ -150,6 +150,9 @@ def _read_file(
         raise InputError(f"{path}: all of its frames have weight zero (config_weight), and count nowhere")
     if len(counting) < len(frames):
         on_note(f"{path}: {_number(len(frames) - len(counting))} of weight zero left out")
+    without = [frame for frame in counting if frame.forces is not None and frame.forces.weight <= 0.0]
+    if without:
+        on_note(f"{path}: forces of {_number(len(without))} have weight zero (config_forces_weight) and are left out")
     _check_predicted(path, counting, need_forces, on_note)
     if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
         wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
@@ -254,11 +257,16 @@ def bare(atoms: Atoms) -> Atoms:
 
 
 def once(frames: Sequence[LabelledFrame]) -> List[LabelledFrame]:
-    """Return the frames without further copies of a frame, which add nothing; see `same_frames`."""
-    first: Dict[Tuple[str, Hashable], LabelledFrame] = {}
+    """Return the frames without further copies of a frame, which add nothing; see `same_frames`.
+
+    Of copies with and without forces that count, the first with forces is kept.
+    """
+    kept: Dict[Tuple[str, Hashable], LabelledFrame] = {}
     for frame in frames:
-        first.setdefault(frame.mark, frame)
-    return list(first.values())
+        known = kept.setdefault(frame.mark, frame)
+        if np.isnan(known.counted_forces).all() and known is not frame:
+            kept[frame.mark] = frame
+    return list(kept.values())
 
 
 def same_frames(a: Sequence[LabelledFrame], b: Sequence[LabelledFrame]) -> int:

@@ -79,13 +79,17 @@ def check_file(path: str, option: str, key: Optional[str], key_option: str) -> N
     one, or the one after the isolated atoms; but not where the key is ``forces``, which MACE takes from ASE's
     calculator after the frame's constraints have been applied.
     """
+    from e2ip_plugins.predictions.chunks import split_slice
+
     where = f"{option} {path}"
     if path in REPLAY_SETS:
         return
-    if not os.path.exists(path):
-        if ":" not in path:
+    # MACE leaves the part of a file, such as train.xyz@:20, to ASE.
+    file = str(split_slice(Path(path))[0])
+    if not os.path.exists(file):
+        if ":" not in file:
             raise InputError(f"{where}: there is no such file")
-        for part in path.split(":"):  # MACE's way to join LMDB files
+        for part in file.split(":"):  # MACE's way to join LMDB files
             check_file(part, option, key, key_option)
         return
     if os.path.isdir(path) and not any(name.endswith(BINARY) for name in os.listdir(path)):

@@ -147,6 +147,8 @@ def test_same_frames():
 def test_copies_count_once(write):
     found = read_frames([write("a.xyz", *labelled(0, 1, 0, 2, 1))])
     assert [frame.where for frame in once(found)] == [found[i].where for i in (0, 1, 3)]
+    without = found[0]._replace(forces=None)
+    assert once([without, *found]) == once([*found, without]) == once(found)
 
 
 # Weights
@@ -163,7 +165,8 @@ def test_what_has_weight_zero_counts_nowhere(write):
     notes, path = [], write("a.xyz", *frames)
     found = read_frames([path], on_note=notes.append)
     assert [frame.where[-1] for frame in found] == ["1", "2", "4"]
-    assert notes == [f"{path}: 2 frames of weight zero left out"]
+    forces = "forces of 1 frame have weight zero (config_forces_weight) and are left out"
+    assert notes == [f"{path}: 2 frames of weight zero left out", f"{path}: {forces}"]
     finite = [np.isfinite(frame.counted_forces).all() for frame in found]
     assert finite == [False, True, True] and np.isnan(found[0].counted_forces).all()
     assert (found[1].forces.weight, found[1].energy.weight, found[1].energy.key) == (1.0, 2.0, "REF_energy")

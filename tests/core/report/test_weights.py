@@ -5,6 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from e2ip_plugins.errors import UncertaintyWarning
+from e2ip_plugins.md.heldout import HeldOut
+from e2ip_plugins.report.compare import compare, load_both_sets, load_models
+
 OUT = (3, 7)
 
 
@@ -26,65 +30,59 @@ def figures(model):
     return {name: value for name, value in model.items() if name not in ("label", "file", "left_out", "frames")}
 
 
+def models_of(*paths):
+    return compare(load_models(paths))["models"]
+
+
 @pytest.mark.parametrize("key", ["config_weight", "config_forces_weight"])
-def test_compare_and_calibrate(make_frames, write, succeed, compared, folder, key):
-    write("all.xyz", with_weights(make_frames(1), key))
-    write("some.xyz", without(make_frames(1)))
-    done, found, _ = compared("all.xyz")
-    (model,), (expected,) = found["models"], compared("some.xyz")[1]["models"]
+def test_compare_and_calibrate(make_frames, write, succeed, folder, key):
+    paths = write("all.xyz", with_weights(make_frames(1), key)), write("some.xyz", without(make_frames(1)))
+    (model,), (expected,) = map(models_of, paths)
     assert figures(model) == figures(expected)
     text = "2 frames of weight zero" if key == "config_weight" else "forces of 2 frames have weight zero"
-    assert text in done.stderr and text in model["left_out"][0]
+    assert text in model["left_out"][0] and expected["left_out"] == []
     calibrations = []
-    for name in ("all", "some"):
-        done = succeed(
-            "calibrate", f"{name}.xyz", "--method", "scale", "--method", "conformal", "--output", f"{name}.json"
-        )
-        calibrations.append(json.loads((folder / f"{name}.json").read_text()) | {"file": ""})
-        assert (text in done.stderr) == (name == "all")
+    for path in paths:
+        methods = ("--method", "scale", "--method", "conformal")
+        done = succeed("calibrate", path, *methods, "--output", path.with_suffix(".json"))
+        calibrations.append(json.loads(path.with_suffix(".json").read_text()) | {"file": ""})
+        assert (text in done.stderr) == (path == paths[0])
     # Constants, radii, thresholds, and the frames that it must not be tested on.
     assert calibrations[0] == calibrations[1]
 
 
-def test_models_of_which_one_file_lacks_the_weights(make_frames, write, compared):
+def test_models_of_which_one_file_lacks_the_weights(make_frames, write):
     """NequIP's xyz writer does not keep them."""
-    write("mace.xyz", with_weights(make_frames(1)))
     bare = with_weights(make_frames(2))
     for i in OUT:
         del bare[i].info["config_weight"]
-    write("nequip.xyz", bare)
-    for name, noise in (("mace", 1), ("nequip", 2)):
-        write(f"{name}-some.xyz", without(make_frames(noise)))
-    found = compared("mace.xyz", "nequip.xyz")[1]["models"]
-    expected = compared("mace-some.xyz", "nequip-some.xyz")[1]["models"]
+    found = models_of(write("mace.xyz", with_weights(make_frames(1))), write("nequip.xyz", bare))
+    expected = models_of(*(write(f"{noise}.xyz", without(make_frames(noise))) for noise in (1, 2)))
     assert list(map(figures, found)) == list(map(figures, expected))
 
 
-def test_frames_out_of_distribution(make_frames, write, compared):
+def test_frames_out_of_distribution(make_frames, write):
     """Without references, too."""
-    write("in.xyz", make_frames(1))
-    for name, frames in (("all", with_weights(make_frames(3, seed=5))), ("some", without(make_frames(3, seed=5)))):
+    inside, results = write("in.xyz", make_frames(1)), []
+    for change in (with_weights, without):
+        frames = change(make_frames(3, seed=5))
         for atoms in frames:
             del atoms.arrays["REF_forces"]
-        write(f"{name}.xyz", frames)
-    found, expected = (compared("in.xyz", "--ood", f"{name}.xyz")[1]["ood"] for name in ("all", "some"))
-    assert found["frame_auroc"] == expected["frame_auroc"]
-    assert figures(found["models"][0]) == figures(expected["models"][0])
+        results.append(compare(*load_both_sets([inside], [write("out.xyz", frames)]))["ood"])
+    assert results[0]["frame_auroc"] == results[1]["frame_auroc"]
+    assert figures(results[0]["models"][0]) == figures(results[1]["models"][0])
 
 
-def test_ensemble(make_frames, write, succeed, compared):
-    for name, change in (("all", with_weights), ("some", without)):
-        for member in (1, 2, 3, 4):
-            write(f"{name}{member}.xyz", change(make_frames(member, uncertain=False)))
-        succeed("ensemble", *(f"{name}{member}.xyz" for member in (1, 2, 3, 4)), "--output", f"{name}.xyz")
-    (found,), (expected,) = (compared(f"{name}.xyz")[1]["models"] for name in ("all", "some"))
-    assert figures(found) == figures(expected) and found["frames"] == 18
+def test_ensemble(make_frames, write, succeed):
+    found = []
+    for change in (with_weights, without):
+        members = [write(f"{i}.xyz", change(make_frames(i, uncertain=False))) for i in (1, 2, 3, 4)]
+        succeed("ensemble", *members, "--output", "ensemble.xyz", "--overwrite")
+        found += models_of("ensemble.xyz")
+    assert figures(found[0]) == figures(found[1]) and found[0]["frames"] == 18
 
 
 def test_thresholds(make_frames, write):
-    from e2ip_plugins.errors import UncertaintyWarning
-    from e2ip_plugins.md.heldout import HeldOut
-
     for key in ("config_weight", "config_forces_weight"):
         frames = with_weights(make_frames(1), key)
         for i, atoms in enumerate(frames):
