@@ -59,8 +59,15 @@ MODEL_KEY = "uq_model"
 #: Key of the name of the calibration that has been applied.
 CALIBRATION_KEY = "uq_calibration"
 
+#: Key of `e2ip_plugins.predictions.fingerprints.force_sizes` of the predicted forces, in files alone. Forces of another
+#: size in the same frame were put there later, and are a reference.
+PREDICTED_KEY = "uq_force_sizes"
+
 #: Keys that belong to a whole frame.
-FRAME_KEYS = (FAMILY_KEY, MODEL_KEY, CALIBRATION_KEY)
+FRAME_KEYS = (FAMILY_KEY, MODEL_KEY, CALIBRATION_KEY, PREDICTED_KEY)
+
+#: Weights in a training of MACE: of a frame, of its forces and of its energy. What has weight 0 counts nowhere.
+WEIGHT_KEYS = ("config_weight", "config_forces_weight", "config_energy_weight")
 
 #: Beginning of the names of reference energies, forces and so on in files with predictions.
 REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)

@@ -3,12 +3,13 @@
 A ``.pth`` file (a ``.start`` file from Python 3.15 on) calls `install` at interpreter start. That adds one finder,
 which ignores everything except the MACE modules of the seam table: their usual loader loads these, then they are
 patched.
-Standard library only, and nothing except ``os`` and ``sys`` until MACE is imported.
+Standard library only, and nothing except ``sys`` and the switch until MACE is imported.
 ``E2IP_DISABLE=1`` turns it off.
 """
 
-import os
 import sys
+
+from mace_ext.switch import disabled
 
 
 class _Finder:
@@ -59,7 +60,7 @@ class _Loader:
 
 def install():
     """Add the finder once; does nothing under ``E2IP_DISABLE=1``."""
-    if os.environ.get("E2IP_DISABLE", "") not in ("", "0"):
+    if disabled():
         return
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -9,6 +9,7 @@ import sys
 from typing import Dict, List, Tuple
 
 from e2ip_plugins import contract
+from mace_ext.switch import disabled
 
 #: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
 TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
@@ -33,10 +34,12 @@ SEAMS: Dict[str, Tuple[str, ...]] = {
         "MACELoss.update(batch, output)",
         "MACELoss.compute()",
         "valid_err_log(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)",
-        "evaluate",
+        "evaluate(model, ...)",
         "train(..., model, train_loader, valid_loaders, device, checkpoint_handler)",
         "take_step(model, loss_fn, batch, optimizer, ema, output_args, max_grad_norm, device)",
     ),
+    "mace.tools.multihead_tools": ("dict_head_to_dataclass(head, head_name, args)",),
+    "mace.data.atomic_data": ("AtomicData.from_config(config, z_table, cutoff, heads, ...)",),
     "mace.tools.tables_utils": ("create_error_table", "evaluate"),
     "mace.tools.checkpoint": (
         "CheckpointBuilder.create_checkpoint(state)",
@@ -47,6 +50,8 @@ SEAMS: Dict[str, Tuple[str, ...]] = {
     "mace.calculators.mace": (
         "MACECalculator.__init__",
         "MACECalculator.calculate(atoms, ...)",
+        "MACECalculator.get_property",
+        "MACECalculator.export_properties",
         "MACECalculator._atoms_to_batch(atoms)",
     ),
     "mace.cli.eval_configs": (
@@ -93,6 +98,7 @@ TAKEN = (
     "mace.tools.scripts_utils.get_params_options",
     "mace.tools.scripts_utils.extract_config_mace_model",
     "mace.tools.scripts_utils.remove_pt_head",
+    "mace.tools.multihead_tools.dict_head_to_dataclass",
     "mace.tools.tables_utils.create_error_table",
 )
 
@@ -115,6 +121,8 @@ def problem() -> str:
     """Return why ``--readout`` cannot run here, or an empty string."""
     reasons = list(dict.fromkeys(filter(None, outcomes.values())))
     unpatched = [name for name in SEAMS if name in sys.modules and name not in outcomes]
+    if unpatched and not reasons and disabled():
+        return "E2IP_DISABLE is set, which turns the plugin off; unset it"
     if unpatched and not reasons:
         reasons = [f"{', '.join(unpatched)} was imported before the plugin's import hook was in place"]
     reasons = reasons or contract.problems(CALLED) or _not_taken()

@@ -89,6 +89,7 @@ TERMS = {
     ),
     "nequip.train.callbacks.write_xyz": (
         "TestTimeXYZFileWriter.on_test_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)",
+        "ValTimeXYZFileWriter.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)",
         "XYZFileWriter",
         "to_ase(..., extra_fields)",
     ),
@@ -113,6 +114,7 @@ OPTIONAL = {
     "nequip.model.saved_models.package._cpu_deserialize_always": "0.19.1 and later",
     "nequip.integrations.ase": "0.17 and later",
     "nequip.integrations.utils": "0.17 and later",
+    "nequip.train.callbacks.write_xyz.ValTimeXYZFileWriter.on_validation_batch_end": "0.18 and later",
     "nequip.train.callbacks.write_xyz.XYZFileWriter": "0.18 and later",
 }
 

@@ -487,3 +487,81 @@ def follow_ase(start_lammps, by_id, tmp_path):
         return lmp
 
     return run
+
+
+@pytest.fixture
+def check_labels_of_fits(tmp_path):
+    """Function that fits a model of a host by ``e2ip fit`` to files with weights, and with predictions for references.
+
+    It is given a model with a readout, of which the stock model is fitted.
+    """
+    import ase.io
+    import numpy as np
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from typer.testing import CliRunner
+
+    from e2ip_plugins.cli import app
+
+    data = Path(__file__).parents[1] / "demo" / "data"
+
+    def run(*words, code=0):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return result.stderr
+
+    def write(name, frames):
+        ase.io.write(tmp_path / name, frames, format="extxyz")
+        return tmp_path / name
+
+    def spoilt(frames, chosen, key):
+        """The frames; some have absurd forces, and the weight zero."""
+        frames = [atoms.copy() for atoms in frames]
+        for i in chosen:
+            frames[i].arrays["REF_forces"] = np.full((len(frames[i]), 3), 100.0)
+            frames[i].info[key] = 0
+        return frames
+
+    def check(model):
+        stock, fitted = (tmp_path / f"{name}{model.suffix}" for name in ("stock", "fitted"))
+        known, others = (ase.io.read(data / f"{name}.extxyz", ":8") for name in ("train", "valid"))
+        train, test = write("train.xyz", known), write("test.xyz", others[:2])
+        run("strip", model, "--output", stock)
+
+        def covariances(train, valid):
+            """What the fit says on standard error, and the covariances of its model."""
+            said = run("fit", stock, "--train", train, "--valid", valid, "--output", fitted, "--overwrite")
+            run("evaluate", fitted, test, tmp_path / "p.xyz", "--overwrite")
+            return said, np.concatenate([a.arrays["forces_cov"] for a in ase.io.read(tmp_path / "p.xyz", ":")])
+
+        some = [atoms for i, atoms in enumerate(others) if i not in (3, 7)]
+        _, expected = covariances(train, write("some.xyz", some))
+        for key, text in (("config_weight", "2 frames of weight zero"), ("config_forces_weight", "forces of 2 frames")):
+            said, found = covariances(train, write("all.xyz", spoilt(others, (3, 7), key)))
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            assert text in said
+        # Of the training set, too.
+        more = write("more.xyz", spoilt([*known, *some[:2]], (8, 9), "config_weight"))
+        np.testing.assert_allclose(covariances(more, tmp_path / "some.xyz")[1], expected, rtol=1e-6)
+
+        # Predictions are no references, until the frames are labelled.
+        bare = [atoms.copy() for atoms in some]
+        for atoms in bare:
+            del atoms.arrays["REF_forces"], atoms.info["REF_energy"]
+        run("evaluate", fitted, write("bare.xyz", bare), tmp_path / "o.xyz")
+        arguments = ("fit", stock, "--train", train, "--valid", tmp_path / "o.xyz", "--output", fitted, "--overwrite")
+        assert "'forces' are predictions of a model (uq_family is in the frame)" in run(*arguments, code=2)
+        labelled = ase.io.read(tmp_path / "o.xyz", ":")
+        forces = [atoms.get_forces() for atoms in labelled]
+        for atoms, reference in zip(labelled, some, strict=True):
+            atoms.calc = SinglePointCalculator(atoms, forces=reference.arrays["REF_forces"])
+        _, found = covariances(train, write("labelled.xyz", labelled))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        # Without the key nothing tells them but that their errors vanish.
+        for atoms, predicted in zip(labelled, forces, strict=True):
+            atoms.calc = SinglePointCalculator(atoms, forces=predicted)
+            for name in ("uq_family", "uq_force_sizes"):
+                atoms.info.pop(name, None)
+        said, _ = covariances(train, write("unmarked.xyz", labelled))
+        assert "are the predicted ones: are they predictions of this model?" in said
+
+    return check

@@ -14,7 +14,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features, Passes, check, collect
 from e2ip_plugins.predictions.columns import without_labels
 from e2ip_plugins.predictions.fingerprints import fingerprint
-from e2ip_plugins.predictions.labelled import Frame, bare
+from e2ip_plugins.predictions.labelled import LabelledFrame, bare
 
 #: If the mean leverage of a species in the training frames is larger than this, or smaller than its inverse, they are
 #: not those that the model was fitted to: with these it is 1 except for rounding, with other frames of the same run it
@@ -118,7 +118,7 @@ class Selection:
 
 
 def select(
-    model: Passes, training: Sequence[Frame], candidates: Sequence[Candidate], options: SelectOptions
+    model: Passes, training: Sequence[LabelledFrame], candidates: Sequence[Candidate], options: SelectOptions
 ) -> Selection:
     """Select frames of runs for labelling.
 
@@ -126,7 +126,7 @@ def select(
     ----------
     model : Passes
         Model with a fitted leverage.
-    training : sequence of Frame
+    training : sequence of LabelledFrame
         Frames that the model was trained on.
     candidates : sequence of Candidate
     options : SelectOptions
@@ -162,7 +162,7 @@ def select(
 
 
 def _valid_geometries(
-    training: Sequence[Frame], candidates: Sequence[Candidate], validity: Validity, rejected: Counter
+    training: Sequence[LabelledFrame], candidates: Sequence[Candidate], validity: Validity, rejected: Counter
 ) -> List[Candidate]:
     """Return the candidates that may be shown to a model, and count the others."""
     parts = Parts(frame.atoms for frame in training)
@@ -187,9 +187,7 @@ def _valid_predictions(
     """Return the candidates whose predictions are within the limits, with their features, and count the others."""
     if not candidates:
         return [], None
-    frames = [
-        Frame(bare(c.atoms), np.full((len(c.atoms), 3), np.nan), f"{c.source}, frame {c.index}") for c in candidates
-    ]
+    frames = [LabelledFrame(bare(c.atoms), f"{c.source}, frame {c.index}") for c in candidates]
     features, kept = collect(model, frames, forces=True), []
     for i in range(features.count):
         atoms = features.frames == i

@@ -6,18 +6,19 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
 from e2ip_plugins.bench.catalogue import FETCHED, DataSet
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.files import replacing
-from e2ip_plugins.predictions.chunks import check_whole, chunks, open_frames
+from e2ip_plugins.predictions.chunks import Chunk, check_whole, chunks, open_frames, to_atoms
+from e2ip_plugins.predictions.labelled import labelled
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -32,12 +33,32 @@ def read_json(path: Path) -> Any:
 
 
 def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
-    """Frames of an extxyz file verbatim, the first ``count``; ASE would round numbers."""
+    """Frames of an extxyz file verbatim, the first ``count``; ASE would round numbers.
+
+    Frames of weight zero are left out, with a warning: MACE does not train on them, and NequIP knows no weights.
+    """
+    used: List[Chunk] = []
+    left_out = 0
     with open_frames(source) as file:
-        frames = list(islice(chunks(file, source), count))
-    for chunk in frames[-1:]:
+        for chunk in chunks(file, source):
+            if len(used) == count:
+                break
+            if _counts(chunk, source):
+                used.append(chunk)
+            else:
+                left_out += 1
+    for chunk in used[-1:]:
         check_whole(chunk, source)
-    return [chunk.text.decode() for chunk in frames]
+    if left_out:
+        warnings.warn(f"{source}: {left_out} frames of weight zero left out", UncertaintyWarning, stacklevel=2)
+    return [chunk.text.decode() for chunk in used]
+
+
+def _counts(chunk: Chunk, source: Path) -> bool:
+    """Whether a training learns from a frame."""
+    if not chunk.complete or b"_weight" not in chunk.text.split(b"\n", 2)[1]:
+        return True
+    return labelled(to_atoms(chunk, source), f"{source}, frame {chunk.number}").counts
 
 
 def find(name: str, roots: Sequence[Path], where: str = "") -> Path:

@@ -51,7 +51,7 @@ def select_command(
     checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     options = SelectOptions(number, method, validity, weight, seed)
-    training = read_frames(train, need_forces=False)
+    training = read_frames(train, need_forces=False, on_note=checks.warn)
     candidates = []
     for path in trajectories:
         frames = checks.read_trajectory(path)
@@ -88,10 +88,11 @@ def label_command(
     with exit status 1; the next call tries them again.
     """
     from e2ip_plugins.active.label import LabelOptions, label
+    from e2ip_plugins.predictions.chunks import split_slice
 
     options = LabelOptions(calculator, argument or ())
     atoms = checks.read_trajectory(frames)
-    if output.exists() and output.samefile(frames):
+    if output.exists() and output.samefile(split_slice(frames)[0]):
         raise InputError(f"{output}: is the file of frames itself")
     labels = label(atoms, output, options, lambda text: checks.warn(f"{frames}, {text}"))
     if labels.note:

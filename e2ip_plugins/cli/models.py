@@ -38,8 +38,8 @@ def fit_command(
         output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
-    training = read_frames(train, forces_key, need_forces=False)
-    given = read_frames(valid, forces_key)
+    training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn)
+    given = read_frames(valid, forces_key, on_note=checks.warn)
     validation = once(given)
     if len(validation) < len(given):
         checks.warn(f"{len(given) - len(validation)} validation frames are there more than once, and count once")
@@ -49,7 +49,8 @@ def fit_command(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-    lacking = sum(int((~np.isfinite(frame.forces).all(-1)).sum()) for frame in validation)
+    weighted = [frame for frame in validation if frame.forces is None or frame.forces.counts]
+    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
     if lacking:
         checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
     report = checks.entry_point("fit", host, f"{model} is a model of {host}")(

@@ -66,14 +66,14 @@ def compare_command(
     from rich.console import Console
 
     from e2ip_plugins.files import naming
-    from e2ip_plugins.predictions.chunks import check_is_file
+    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
     from e2ip_plugins.scores.calibration import Calibration
 
     for path in [*files, *(ood or [])]:
-        check_is_file(path)
+        check_is_file(split_slice(path)[0])
     calibrations = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
     options = (names, ref_forces, ref_energy, calibrations)
@@ -163,21 +163,21 @@ def calibrate_command(
     With every method the file also has quantiles of the largest uncertainty in a frame, from which
     e2ip_plugins.md.Monitor can take its thresholds.
     """
-    from e2ip_plugins.predictions.chunks import check_is_file
+    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.predictions.copies import distinct
     from e2ip_plugins.predictions.prediction_files import read_predictions
     from e2ip_plugins.scores import calibration_fit, frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.scores.sample import Sample
 
-    check_is_file(file)
+    check_is_file(split_slice(file)[0])
     checks.check_output(output, [file], overwrite)
     methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
     calibration_fit.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
     predictions = distinct(read_predictions(file, ref_forces))
-    for text in predictions.repeats:
+    for text in predictions.remarks:
         checks.warn(f"{file}: {text}")
     calibration = calibration_fit.calibrate(Sample.of(predictions), methods, levels)
     calibration = dataclasses.replace(calibration, frame_maxima=frame_maxima.of_predictions(predictions, calibration))

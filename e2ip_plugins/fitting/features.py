@@ -14,7 +14,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.force_errors import record_calls
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 
 
@@ -34,7 +34,7 @@ class Passes:
 
     name: str
     readout: Readout
-    run: Callable[[Sequence[Frame], bool], Iterator[Optional[Tensor]]]
+    run: Callable[[Sequence[LabelledFrame], bool], Iterator[Optional[Tensor]]]
 
 
 def required_readout(readout: Optional[Readout], name: Union[str, Path]) -> Readout:
@@ -81,13 +81,13 @@ class Features:
         return Features(scalars, kinds, frames, self.leverage[which], self.forces[which], len(atoms))
 
 
-def collect(model: Passes, frames: Sequence[Frame], forces: bool = False) -> Features:
+def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False) -> Features:
     """Run a model over frames.
 
     Parameters
     ----------
     model : Passes
-    frames : sequence of Frame
+    frames : sequence of LabelledFrame
         At least one.
     forces : bool
         Whether forces are wanted, which takes about three times as long.

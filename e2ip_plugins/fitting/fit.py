@@ -55,6 +55,7 @@ def fit_leverage(
     constant: bool = False,
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
+    heads: Sequence[str] = (),
 ) -> FitReport:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -67,8 +68,8 @@ def fit_leverage(
         mask (N,) of those that count, or None: all of them.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
-    species : sequence of str
-        Names of the model's species, for messages.
+    species, heads : sequence of str
+        Names of the model's species and heads, for messages.
     constant : bool
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
@@ -84,7 +85,7 @@ def fit_leverage(
     InputError
         Training set without atoms, features that are not finite, validation set without forces.
     """
-    leverage, report = readout.leverage, FitReport()
+    leverage, report = readout.leverage, FitReport(heads=heads)
     leverage.reset()
     # For species and heads without atoms to fit them to.
     for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
@@ -94,7 +95,7 @@ def fit_leverage(
     report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
-        tables = by_head(collect_validation(readout, validation, report.warnings))
+        tables = by_head(collect_validation(readout, validation, report))
         training_tables = by_head(collect_errors(readout, training_errors)[0])
         for head, table in tables.items():
             if constant:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.fitting.training_atoms import gather_objects
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
@@ -75,19 +76,21 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
     parts: List[AtomTable] = []
     frames = left_out = 0
     with record_calls(readout) as call:
-        for batch in batches:
+        for errors in batches:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
             lacking = readout.leverage.regions()[call["kinds"]] == 0
-            supported = torch.ones(int(batch.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
-            supported[batch.frames[lacking]] = False
-            usable = torch.isfinite(batch.residual).all(-1) & supported[batch.frames]
-            left_out += int((~supported).sum())
-            forces = torch.full_like(batch.residual, np.nan) if batch.forces is None else batch.forces.detach()
-            zero = references.vanishing(forces.cpu().numpy(), batch.residual.detach().cpu().numpy())
+            supported = torch.ones(int(errors.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
+            supported[errors.frames[lacking]] = False
+            finite = torch.isfinite(errors.residual).all(-1)
+            usable = finite & supported[errors.frames]
+            # Configurations whose forces do not count are none that were left out for their species.
+            left_out += len(torch.unique(errors.frames[finite & ~usable]))
+            forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
+            zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
             usable &= ~torch.from_numpy(zero).to(usable.device)
             columns = {
                 **parameters_of(readout, call["outputs"]),
-                **{"residual": batch.residual, "forces": forces, "frames": batch.frames + frames},
+                **{"residual": errors.residual, "forces": forces, "frames": errors.frames + frames},
                 **{"heads": call["heads"], "kinds": call["kinds"]},
                 **{"distance": call["support"].distance, "typical": call["support"].log_variance},
             }
@@ -98,8 +101,8 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
     return {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}, left_out
 
 
-def collect_validation(readout: Readout, batches: Iterable[ForceErrors], warnings: List[str]) -> AtomTable:
-    """Return a table of the atoms of a validation set, each configuration once; adds to ``warnings``.
+def collect_validation(readout: Readout, batches: Iterable[ForceErrors], report: FitReport) -> AtomTable:
+    """Return a table of the atoms of a validation set, each configuration once; adds warnings to the report.
 
     Raises
     ------
@@ -118,18 +121,19 @@ def collect_validation(readout: Readout, batches: Iterable[ForceErrors], warning
             "all validation errors are zero: there is nothing to fit to; give other validation configurations"
         )
     if left_out:
-        warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
+        report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
     copies = _copies(table)
     if copies:
-        warnings.append(
+        report.warnings.append(
             f"{len(copies)} validation configuration{'s are' if len(copies) > 1 else ' is'} there more than once, and "
             "count once"
         )
         table = select(table, ~np.isin(table["frames"], copies))
-    predicted = np.isfinite(table["forces"]).all(-1)
-    forces = table["forces"][predicted]
-    doubt = references.doubt(table["residual"][predicted] + forces, forces)
-    warnings += [f"validation set: {doubt}"] if doubt else []
+    for head, of_head in by_head(table).items():
+        predicted = np.isfinite(of_head["forces"]).all(-1)
+        forces = of_head["forces"][predicted]
+        doubt = references.doubt(of_head["residual"][predicted] + forces, forces)
+        report.warnings += [f"validation set{report.of_head(head)}: {doubt}"] if doubt else []
     return table
 
 

@@ -37,6 +37,8 @@ class FitReport:
     species_std : dict
         By head and name of the species, standard deviation at leverage 1 in eV/Å, where a readout that knows the
         species alone was fitted.
+    heads : sequence of str
+        Names of the model's heads; empty for a model without heads.
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
@@ -45,8 +47,13 @@ class FitReport:
     regions: int = 0
     warnings: List[str] = field(default_factory=list)
     species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    heads: Sequence[str] = ()
 
-    def lines(self, heads: Sequence[str] = ()) -> List[str]:
+    def of_head(self, head: int) -> str:
+        """Return the name of a head in brackets, after a blank; an empty string for a model with one head."""
+        return f" (head {self.heads[head]})" if len(self.heads) > 1 else ""
+
+    def lines(self) -> List[str]:
         """Return the fit in words, one line per data set."""
         data_sets, species = {head for head, _ in self.atoms}, {species_index for _, species_index in self.atoms}
         lines = [
@@ -55,7 +62,7 @@ class FitReport:
             + f" in {self.regions} regions"
         ]
         for head, c in self.constants.items():
-            where = f" (head {heads[head]})" if len(self.constants) > 1 and heads else ""
+            where = self.of_head(head)
             low, high = c.growth_interval
             factor, error = math.exp(0.5 * c.log_scale), 0.5 * c.log_scale_error
             size = f"standard deviation times {factor:.3g} +- {error * factor:.2g} at leverage 1"
@@ -80,8 +87,8 @@ class FitReport:
         """Add warnings about species with few training atoms, or none."""
         few = sorted(key for key, count in self.atoms.items() if count < features)
         listed = ", ".join(
-            f"{species_name(key[1], species)} ({self.atoms[key]} atoms, {self.shrinkage[key]:.0%} of the "
-            "moments from all species)"
+            f"{species_name(key[1], species)}{self.of_head(key[0])} ({self.atoms[key]} atoms, "
+            f"{self.shrinkage[key]:.0%} of the moments from all species)"
             for key in few
         )
         if listed:
@@ -96,22 +103,23 @@ class FitReport:
 
     def warn_of_constants(self, constant: bool, prior_growth: float) -> None:
         """Add warnings about few validation configurations, or none, and about those that are described worse."""
-        for c in self.constants.values():
+        for head, c in self.constants.items():
             if c.configurations < FEW_CONFIGURATIONS:
                 self.warnings.append(
-                    f"{c.configurations} validation configuration{'s' * (c.configurations != 1)} can hardly "
-                    "tell how large the error bars must be: give some dozens"
+                    f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}{self.of_head(head)} "
+                    "can hardly tell how large the error bars must be: give some dozens"
                 )
             # The growth being for frames unlike them, they may be described a little worse, which the report shows.
             if not constant and c.nll[1] > c.nll[0] + NLL_RISE:
                 self.warnings.append(
-                    f"the validation configurations ({c.configurations}) are described worse than without leverage "
-                    f"(NLL {c.nll[0]:.3f} -> {c.nll[1]:.3f}): are they few, or unlike what the model was trained on?"
+                    f"the validation configurations ({c.configurations}){self.of_head(head)} are described worse "
+                    f"than without leverage (NLL {c.nll[0]:.3f} -> {c.nll[1]:.3f}): are they few, or unlike what the "
+                    "model was trained on?"
                 )
         lacking = sorted({head for head, _ in self.atoms} - set(self.constants))
         if lacking:
             self.warnings.append(
-                f"no validation atoms with forces for head {', '.join(map(str, lacking))}: the growth is the expected "
+                f"no validation atoms with forces{''.join(map(self.of_head, lacking))}: the growth is the expected "
                 f"{prior_growth:g}, the standard deviation at leverage 1 as it was trained"
             )
 

@@ -86,7 +86,9 @@ class BiasedCalculator(Calculator):
         """Evaluate the calculator and the gradient of its uncertainty; set ``results``."""
         super().calculate(atoms, properties or ["energy"], system_changes)
         energy, forces = (self.calculator.get_property(name, self.atoms) for name in ("energy", "forces"))
-        inner = {name: value for name, value in self.calculator.results.items() if name not in _WITHOUT}
+        inner = self.calculator.results.copy()
+        for name in _WITHOUT:
+            inner.pop(name, None)
         if self.key == LEVERAGE.name and np.any(np.asarray(inner.get(self.key, UNFITTED)) < 0.0):
             raise InputError("the model's leverage has not been fitted, see e2ip fit: it cannot bias a run")
         square, gradient = self.calculator.uncertainty_gradient(self.atoms, lambda outputs: outputs[self.key].square())
@@ -96,8 +98,7 @@ class BiasedCalculator(Calculator):
         push = self.strength * share / (count * variance) * gradient
         if not (math.isfinite(bias) and np.isfinite(push).all()):
             raise CalculationFailed(f"the bias of {self.key} is not finite: an atom lies on another, or has no number")
-        self.results = {
-            **inner,
+        biased = {
             "energy": energy + bias,
             "free_energy": inner.get("free_energy", energy) + bias,
             "forces": forces + push,
@@ -105,3 +106,5 @@ class BiasedCalculator(Calculator):
             "forces_unbiased": forces,
             "energy_bias": bias,
         }
+        inner.update(biased)
+        self.results = inner

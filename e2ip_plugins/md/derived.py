@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.md.mixtures import results_of
 
 
 class Derived(NamedTuple):
@@ -112,8 +113,9 @@ def _forces(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     column = atoms.arrays.get("forces_cov") if isinstance(atoms.calc, SinglePointCalculator) else None
     forces = atoms.get_forces(apply_constraint=False)
     # The covariances belong to the forces without the bias of a `BiasedCalculator`.
-    forces = atoms.calc.results.get("forces_unbiased", forces)
-    covariances = atoms.calc.results.get("forces_cov", column)
+    results = results_of(atoms)
+    forces = results.get("forces_unbiased", forces)
+    covariances = results.get("forces_cov", column)
     if covariances is None:
         raise InputError(
             "no forces_cov: the calculator's model has no readout, or the frame's file lacks them (--no-covariances)"

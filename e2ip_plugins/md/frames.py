@@ -7,13 +7,15 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.md.mixtures import results_of
 from e2ip_plugins.predictions.columns import ASE_RESULTS, predicted, without_labels
 
 
 def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     """Return a copy of a frame that ``ase.io.write(…, format="extxyz")`` writes with all uncertainties.
 
-    Energy, forces and, of a periodic structure, stress are those of a `SinglePointCalculator`. Uncertainties are
+    Energy, forces and, of a structure that is periodic in all directions, a stress that has been calculated are those
+    of a `SinglePointCalculator`. Uncertainties are
     arrays (3×3 as nine row-major columns) with the names of NequIP's files and, apart from the prefix, of MACE's.
     ``uq_family`` and ``uq_calibration`` are info. ``e2ip compare`` reads such files if they have reference forces.
     With a `BiasedCalculator`, energy and forces are those without the bias, to which the uncertainties belong;
@@ -24,20 +26,21 @@ def with_results(atoms: Atoms, keep_labels: bool = False) -> Atoms:
     atoms : ase.Atoms
         Frame with a calculator, which is evaluated unless it has been.
     keep_labels : bool
-        Whether reference energies and forces of the frame belong to this geometry. In a run they belong to the
-        structure that it started from, and are left out.
+        Whether labels of the frame belong to this geometry. In a run they belong to the structure that it started
+        from, and are left out: every info and array whose name ends with energy, forces, stress, virials, dipole or
+        charges, weights of MACE (``config_weight``), and results of an earlier evaluation. All others stay.
 
     Raises
     ------
     InputError
-        The frame has no calculator.
+        The frame has no calculator, or a mixture of several with uncertainties.
     """
     if atoms.calc is None:
         raise InputError("the frame has no calculator, whose results could be kept")
     atoms.get_forces(apply_constraint=False)
-    results = atoms.calc.results
-    unbiased = {name: results.get(f"{name}_unbiased", results.get(name)) for name in ASE_RESULTS}
-    frame = predicted(atoms if keep_labels else without_labels(atoms), {**results, **unbiased})
+    results = results_of(atoms).copy()
+    results.update({name: results.get(f"{name}_unbiased", results.get(name)) for name in ASE_RESULTS})
+    frame = predicted(atoms if keep_labels else without_labels(atoms), results)
     frame.info.pop("energy_bias", None)
     if "energy_bias" in results:
         frame.info["energy_bias"] = results["energy_bias"]

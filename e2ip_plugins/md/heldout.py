@@ -69,13 +69,13 @@ class HeldOut:
             changes = c.floor.value > 0.0 or any(constant.value != 1.0 for constant in c.factor.values())
             return cls(str(path), c.uq_family, c.frame_maxima, c.radii, name, changes, c.uq_model, len(c.frames))
         predictions = distinct(read_predictions(path, required=False))
-        for text in predictions.repeats:
+        for text in predictions.remarks:
             warnings.warn(f"{path}: {text}", UncertaintyWarning, stacklevel=2)
         if predictions.family is None:
             raise InputError(f"{path}: has no predicted distribution, forces only")
         p, maxima = predictions, of_predictions(predictions, levels={*QUANTILE_LEVELS, *levels})
         family = predictions.family.uq_family
-        return cls(str(path), family, maxima, {}, p.calibration, True, p.uq_model, len(p.frames))
+        return cls(str(path), family, maxima, {}, p.calibration, True, p.uq_model, int(p.counted.sum()))
 
     def check(self, results: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise `InputError` unless a calculator's results are of the same family, model and calibration.

@@ -14,6 +14,7 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.keys import CONFORMAL_EXTENT, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.md.frames import non_finite, with_results
 from e2ip_plugins.md.heldout import HeldOut
+from e2ip_plugins.md.mixtures import results_of
 from e2ip_plugins.md.thresholds import WATCHED, Threshold, check_thresholds
 from e2ip_plugins.predictions.columns import without_labels
 from e2ip_plugins.predictions.trajectories import append_frame, check_end, check_output
@@ -123,7 +124,7 @@ class Monitor:
         self._names, self._numbers = tuple(limits), atoms.numbers.copy()
         first = self._first()
         if held is not None:
-            held.check(atoms.calc.results, limits)
+            held.check(results_of(atoms), limits)
             if levels:
                 held.check_species(atoms.symbols)
         self.thresholds: Dict[str, np.ndarray] = {}
@@ -183,7 +184,7 @@ class Monitor:
 
     def _value(self, name: str) -> np.ndarray:
         source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
-        result = self.atoms.calc.results.get(source)
+        result = results_of(self.atoms).get(source)
         if result is None:
             fitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
             needed = f"it needs a model with a readout of e2ip-plugins{fitted}; e2ip fit gives a stock model one"

@@ -11,6 +11,7 @@ from ase import Atoms
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.md.dynamics import RunOptions, draw_velocities, make_dynamics
 from e2ip_plugins.md.frames import evaluate_first, non_finite, with_results
+from e2ip_plugins.md.mixtures import results_of
 from e2ip_plugins.md.monitor import MonitorStop
 from e2ip_plugins.md.watch import Watch
 from e2ip_plugins.predictions.checks import check_structure
@@ -122,7 +123,7 @@ def run(
     for name in [name for name in atoms.info if name in _OF_ANOTHER or str(name).startswith(_PREFIXES)]:
         del atoms.info[name]
     evaluate_first(atoms, where)
-    if "forces_cov" not in atoms.calc.results:
+    if "forces_cov" not in results_of(atoms):
         text = "the model has no readout: frames are written without uncertainties (e2ip fit gives it one)"
         warnings.warn(text, UncertaintyWarning, stacklevel=2)
     rng = np.random.default_rng(options.seed)

@@ -6,10 +6,11 @@ hold one frame at a time and know where the next one begins. ASE still parses th
 
 import io
 import lzma
+import re
 import zlib
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Iterator, List, NamedTuple
+from typing import BinaryIO, Iterator, List, NamedTuple, Tuple
 
 import ase
 import ase.io
@@ -55,8 +56,22 @@ class Index(NamedTuple):
 
 def check_is_file(path: Path) -> None:
     """Raise `InputError` for a path that is no file."""
+    if split_slice(path)[0] != path:
+        raise InputError(f"{path}: is a part of a file, and this command takes whole files; ase convert -n makes one")
     if not path.is_file():
         raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+
+
+def split_slice(path: Path) -> Tuple[Path, str]:
+    """Return file and slice of a path in ASE's notation, ``file@slice``; the slice is ``:`` for a whole file.
+
+    >>> split_slice(Path("train.xyz@:20"))
+    (PosixPath('train.xyz'), ':20')
+    """
+    name, at, index = str(path).rpartition("@")
+    if not at or path.exists() or not re.fullmatch(r"-?\d+|(-?\d*:){1,2}-?\d*", index):
+        return path, ":"
+    return Path(name), index
 
 
 def open_frames(path: Path) -> BinaryIO:

@@ -9,7 +9,17 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import per_atom_properties
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import FAMILY_KEY, FORCE_VIEWS, FRAME_KEYS, LEVERAGE, REFERENCE_PREFIX, UNFITTED, OutputKey
+from e2ip_plugins.keys import (
+    FORCE_VIEWS,
+    FRAME_KEYS,
+    LEVERAGE,
+    PREDICTED_KEY,
+    REFERENCE_PREFIX,
+    UNFITTED,
+    WEIGHT_KEYS,
+    OutputKey,
+)
+from e2ip_plugins.predictions.fingerprints import are_predictions, force_sizes
 
 #: Results that ASE's writers and calculators know.
 ASE_RESULTS = ("energy", "forces", "stress")
@@ -77,16 +87,20 @@ def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[s
         frame.info.pop(name, None)
         if name in results:
             frame.info[name] = results[name]
+    if "forces" in results:
+        frame.info[PREDICTED_KEY] = force_sizes(np.asarray(results["forces"]))
 
 
 def keep_references(atoms: Atoms) -> None:
     """Rename a frame's labels in place, to make room for predictions: ``forces`` becomes ``REF_forces``, and so on.
 
     ASE's reader makes a calculator of labels that have the names of its own results. Beside a reference with another
-    prefix (``dft_forces``) the new name is ``input_forces``, because a file may have one reference only. In a frame
-    with ``uq_family`` the calculator holds an earlier evaluation's predictions, which `predicted` replaces.
+    prefix (``dft_forces``) the new name is ``input_forces``, because a file may have one reference only. What the
+    calculator holds of an earlier evaluation's predictions (`are_predictions`) `predicted` replaces.
     """
-    labels = {} if atoms.calc is None or FAMILY_KEY in atoms.info else atoms.calc.results
+    labels = {} if atoms.calc is None else atoms.calc.results
+    if "forces" in labels and are_predictions(atoms.info, labels["forces"]):
+        labels = {}
     for name, value in labels.items():
         target: Dict[str, Any] = atoms.arrays if name in per_atom_properties else atoms.info
         known = any(REFERENCE_PREFIX.match(str(other)) and str(other).endswith(f"_{name}") for other in target)
@@ -94,13 +108,13 @@ def keep_references(atoms: Atoms) -> None:
 
 
 def without_labels(atoms: Atoms) -> Atoms:
-    """Return a copy of a frame without calculator and without labels, predictions and uncertainties.
+    """Return a copy of a frame without calculator and without labels, their weights, predictions and uncertainties.
 
     The first frame of a run often comes from a labelled file, and ASE carries its labels along. In a file of collected
     frames, of other geometries, they would be wrong and be trained on.
     """
     frame = atoms.copy()
-    ours = (*uncertainties(), *FRAME_KEYS)
+    ours = (*uncertainties(), *FRAME_KEYS, *WEIGHT_KEYS)
     for columns in (frame.arrays, frame.info):
         # MACE puts a prefix before the names.
         for name in [n for n in columns if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:

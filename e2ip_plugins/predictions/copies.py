@@ -17,14 +17,14 @@ _Conflict = Tuple[int, int, str]
 
 
 def distinct(p: Predictions, strict: bool = True) -> Predictions:
-    """Return the predictions without further copies of a frame; ``repeats`` tells what was left out.
+    """Return the predictions without further copies of a frame; ``remarks`` tells what was left out.
 
     Of copies with and without references those with references are kept.
 
     Raises
     ------
     InputError
-        With ``strict``, for copies of a frame with different predictions or references; otherwise ``repeats`` tells it.
+        With ``strict``, for copies of a frame with different predictions or references; otherwise ``remarks`` tells it.
     """
     chosen, conflicts = _without_copies(p)
     texts = []
@@ -35,7 +35,7 @@ def distinct(p: Predictions, strict: bool = True) -> Predictions:
     copies = len(p.sizes) - len(chosen)
     if copies:
         texts.append(f"{copies} frame{'s are' if copies > 1 else ' is'} there more than once, and count once")
-    return replace(p.only(chosen), repeats=tuple(texts))
+    return replace(p.only(chosen), remarks=(*p.remarks, *texts))
 
 
 def _without_copies(p: Predictions) -> Tuple[np.ndarray, List[_Conflict]]:

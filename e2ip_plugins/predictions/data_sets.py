@@ -1,21 +1,13 @@
 """Checks of the data sets of a training before its first batch, for NequIP and MACE."""
 
-from typing import Any, Mapping, Optional, Sequence
-
-import numpy as np
+from typing import Iterable, Optional, Sequence
 
 from e2ip_plugins.predictions.checks import check_apart, check_atoms, check_finite
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 
 
 def check_frame(
-    numbers: np.ndarray,
-    positions: np.ndarray,
-    cell: Optional[np.ndarray],
-    periodic: Optional[np.ndarray],
-    labels: Mapping[str, Any],
-    where: str,
-    known: Optional[Sequence[str]] = None,
-    apart: bool = True,
+    frame: LabelledFrame, finite: Iterable[str] = (), known: Optional[Sequence[str]] = None, apart: bool = True
 ) -> None:
     """Raise `InputError` for a frame from which nothing can be learned.
 
@@ -23,27 +15,23 @@ def check_frame(
 
     Parameters
     ----------
-    numbers : (N,)
-        Atomic numbers.
-    positions : (N, 3)
-        In Å.
-    cell : (3, 3) or None
-        In Å.
-    periodic : (3,) of bool or None
-    labels : mapping
-        References by name, except the forces, that must be finite.
-    where : str
-        File and frame, for the message.
+    frame : LabelledFrame
+    finite : iterable of str
+        Labels that must be finite where the frame has them, whatever their weight: ``energy``, ``stress``. In a loss
+        zero times NaN is NaN.
     known : sequence of str, optional
         Chemical symbols of the species that the model has.
     apart : bool
         Whether to look for atoms at the same place, too.
     """
-    check_atoms(numbers, positions, where, known)
+    atoms, where = frame.atoms, frame.where
+    check_atoms(atoms.numbers, atoms.positions, where, known)
     if apart:
-        check_apart(positions, cell, periodic, where)
-    for name, values in labels.items():
-        check_finite(values, where, name)
+        check_apart(atoms.positions, atoms.cell.array, atoms.pbc, where)
+    for name in finite:
+        label: Optional[Label] = getattr(frame, name)
+        if label is not None:
+            check_finite(label.values, where, name)
 
 
 def masked_forces(masked: int, total: int, where: str) -> str:

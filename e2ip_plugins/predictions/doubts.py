@@ -1,69 +1,39 @@
 """Doubts about the data sets of a training: wrong units, shared frames, species that only the validation set has."""
 
-from typing import Any, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Iterable, List, Set
 
 import numpy as np
 
 from e2ip_plugins.keys import KCAL_PER_MOL
-from e2ip_plugins.predictions.fingerprints import fingerprint_of
+from e2ip_plugins.predictions.labelled import LabelledFrame
 
 #: Root mean square of force components in eV/Å that only data in other units reaches: hot molecules have 3.
 LARGEST_FORCES_RMS = 12.0
 
 
-class Configuration(NamedTuple):
-    """One frame of a data set, as MACE or NequIP holds it.
-
-    Attributes
-    ----------
-    species : (N,)
-        Numbers of any kind.
-    positions : (N, 3)
-        In Å.
-    cell : (3, 3)
-        In Å; 0 for none.
-    state
-        Whatever else tells frames apart, such as charge and spin.
-    forces : (N, 3) or None
-        Reference, in the units of the data set.
-    """
-
-    species: np.ndarray
-    positions: np.ndarray
-    cell: np.ndarray
-    state: Any = None
-    forces: Optional[np.ndarray] = None
-
-    @property
-    def mark(self) -> Tuple[str, Any]:
-        """What two copies of a frame have in common."""
-        return fingerprint_of(self.species, self.positions, self.cell), self.state
-
-
-def doubts(training: Iterable[Configuration], validation: Iterable[Configuration]) -> List[str]:
+def doubts(training: Iterable[LabelledFrame], validation: Iterable[LabelledFrame]) -> List[str]:
     """Return warnings about two data sets to which a leverage is to be fitted.
 
     Parameters
     ----------
-    training, validation : iterable of Configuration
-        Read once, one after the other.
+    training, validation : iterable of LabelledFrame
+        Read once, one after the other. Frames that do not count are passed over.
     """
     known: Set[int] = set()
     marks = set()
     squares, components = 0.0, 0
-    for frame in training:
-        known.update(frame.species.tolist())
+    for frame in (frame for frame in training if frame.counts):
+        known.update(frame.atoms.numbers.tolist())
         marks.add(frame.mark)
-        if frame.forces is not None:
-            finite = np.isfinite(frame.forces)
-            squares += float(np.square(frame.forces, where=finite, out=np.zeros(finite.shape)).sum())
-            components += int(finite.sum())
+        forces = frame.counted_forces
+        squares += float(np.nansum(np.square(forces)))
+        components += int(np.isfinite(forces).sum())
     total = shared = unknown = 0
-    for frame in validation:
+    for frame in (frame for frame in validation if frame.counts):
         total += 1
         # Isolated atoms are all alike.
-        shared += len(frame.species) > 1 and frame.mark in marks
-        unknown += not known.issuperset(frame.species.tolist())
+        shared += len(frame.atoms) > 1 and frame.mark in marks
+        unknown += not known.issuperset(frame.atoms.numbers.tolist())
     texts = []
     if squares > LARGEST_FORCES_RMS**2 * components:
         texts.append(

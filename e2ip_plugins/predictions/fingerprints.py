@@ -1,9 +1,12 @@
-"""Fingerprints that tell frames apart, whatever file or program they come from."""
+"""Fingerprints that tell frames apart, whatever file or program they come from; and forces of one frame."""
 
 import hashlib
+from typing import Any, Mapping
 
 import numpy as np
 from ase import Atoms
+
+from e2ip_plugins.keys import FAMILY_KEY, PREDICTED_KEY
 
 #: Names in the info of frames from which calculators and models take charge and spin, with the value that is assumed
 #: where a name is missing.
@@ -44,3 +47,33 @@ def fingerprint_of(species: np.ndarray, positions: np.ndarray, cell: np.ndarray)
     # Adding 0 removes the sign of zeros.
     rounded = np.round(sums, 4) + 0.0
     return hashlib.sha256(np.asarray(species, dtype=np.int64).tobytes() + rounded.tobytes()).hexdigest()[:12]
+
+
+def force_sizes(forces: np.ndarray) -> np.ndarray:
+    """Return root mean square, largest and smallest norm (3,) of the forces (N, 3) on a frame's atoms.
+
+    They do not depend on the order of the atoms or on the orientation.
+    """
+    norms = np.linalg.norm(forces, axis=-1)
+    return np.array([np.sqrt(np.mean(np.square(norms))), norms.max(), norms.min()])
+
+
+def are_predictions(info: Mapping[str, Any], forces: np.ndarray, prefix: str = "") -> bool:
+    """Return whether forces (N, 3) of a frame are a model's predictions.
+
+    They are in a frame with ``uq_family``, unless `PREDICTED_KEY` says that the predictions were others: then they were
+    put there after the evaluation. Where a program has written no such key nobody can tell, and they are predictions.
+
+    Parameters
+    ----------
+    info : mapping
+        ``atoms.info`` of the frame.
+    forces : (N, 3)
+    prefix : str
+        Text before ``forces`` and ``uq_family`` in the names, such as ``MACE_``.
+    """
+    sizes = info.get(prefix + PREDICTED_KEY)
+    if sizes is None:
+        return prefix + FAMILY_KEY in info
+    # What six decimals in a file leave of them.
+    return np.shape(sizes) == (3,) and np.allclose(force_sizes(forces), sizes, rtol=1e-5, atol=2e-6)

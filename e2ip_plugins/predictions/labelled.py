@@ -1,49 +1,124 @@
-"""Frames with reference forces from a user's data files, as ``e2ip fit`` and ``e2ip select`` read them."""
+"""Frames with their references: the type that everything reads, and the reader of a user's data files.
+
+Of what a training has loaded the adapters make `LabelledFrame` s (``training/labels.py``), of data files `read_frames`.
+"""
 
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
-from e2ip_plugins.predictions.fingerprints import fingerprint
-from e2ip_plugins.predictions.trajectories import read_all
+from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 
-#: Names that users of MACE and NequIP give to reference forces; the first one that a file has is taken.
+#: Names that users of MACE and NequIP give to reference forces. The first one that a frame has is taken; if it has none
+#: of them, another name with `REFERENCE_PREFIX`, such as NequIP's ``original_dataset_forces``.
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
 
-class Frame(NamedTuple):
-    """One configuration.
+class Label(NamedTuple):
+    """A reference of a frame.
+
+    Attributes
+    ----------
+    values : array
+        Forces (N, 3) in eV/Å, energy () in eV or stress (3, 3) in eV/Å³; NaN where there is none.
+    key : str
+        Name that it has in the user's file.
+    weight : float
+        Product of the frame's weight and that of the property. A label of weight 0 counts nowhere.
+    predicted : bool
+        Whether the values are a model's output and no reference.
+    """
+
+    values: np.ndarray
+    key: str = ""
+    weight: float = 1.0
+    predicted: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether the label is a reference whose weight is not zero."""
+        return self.weight > 0.0 and not self.predicted
+
+
+class LabelledFrame(NamedTuple):
+    """One configuration and its references.
 
     Attributes
     ----------
     atoms : ase.Atoms
-        Without calculator.
-    forces : (N, 3)
-        Reference in eV/Å; NaN where the file has none.
+        Without calculator. The numbers may be atom types, where a data set has nothing else.
     where : str
         File and number of the frame, for messages.
+    forces, energy, stress : Label or None
+        None where the frame has none.
+    state : hashable
+        Whatever else tells frames apart, beside what `fingerprint` takes from ``atoms.info``.
+    weight : float
+        Weight of the frame, without those of its properties.
     """
 
     atoms: Atoms
-    forces: np.ndarray
     where: str
+    forces: Optional[Label] = None
+    energy: Optional[Label] = None
+    stress: Optional[Label] = None
+    state: Hashable = None
+    weight: float = 1.0
+
+    @property
+    def counted_forces(self) -> np.ndarray:
+        """Reference forces (N, 3) in eV/Å.
+
+        NaN everywhere unless there is a reference whose weight is not zero, and of atoms with a component that is not
+        finite.
+        """
+        counted = np.full((len(self.atoms), 3), np.nan)
+        if self.forces is not None and self.forces.counts:
+            finite = np.isfinite(self.forces.values).all(-1)
+            counted[finite] = self.forces.values[finite]
+        return counted
+
+    @property
+    def counts(self) -> bool:
+        """Whether a training learns from the frame: its weight, and the weight of one of its labels, is not zero.
+
+        A frame without any label is as good as one whose labels are elsewhere.
+        """
+        labels = [label for label in (self.forces, self.energy, self.stress) if label is not None]
+        return self.weight > 0.0 and (not labels or any(label.weight > 0.0 for label in labels))
+
+    @property
+    def mark(self) -> Tuple[str, Hashable]:
+        """What two copies of a frame have in common."""
+        return fingerprint(self.atoms), self.state
 
 
-def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_forces: bool = True) -> List[Frame]:
-    """Return all frames of some files except isolated atoms (``config_type=IsolatedAtom``, MACE's E0s).
+def read_frames(
+    paths: Iterable[Path],
+    forces_key: Optional[str] = None,
+    need_forces: bool = True,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> List[LabelledFrame]:
+    """Return the frames of some files, except isolated atoms and frames that count nowhere.
+
+    Isolated atoms are those with ``config_type=IsolatedAtom`` (MACE's E0s). Weights are MACE's: ``config_weight`` of a
+    frame, ``config_forces_weight`` and ``config_energy_weight`` of its labels; 1 where the frame does not have them.
 
     Parameters
     ----------
     paths
         Anything that ASE reads.
     forces_key : str, optional
-        Array with the reference forces; default: the first of `FORCES_KEYS` that a file has.
+        Array with the reference forces; default: the first of `FORCES_KEYS` that a frame has.
     need_forces : bool
-        Whether a file without a finite reference force is an error.
+        Whether a file without a finite reference force is an error, and a frame with predicted forces alone.
+    on_note : callable
+        Takes what was left out, in words.
 
     Raises
     ------
@@ -51,38 +126,127 @@ def read_frames(paths: Iterable[Path], forces_key: Optional[str] = None, need_fo
         Missing, unreadable and empty files, those without the forces, an array that holds something else, and what
         `check_structure` and `check_apart` refuse.
     """
-    return [frame for path in map(Path, paths) for frame in _read_file(path, forces_key, need_forces)]
+    return [frame for path in map(Path, paths) for frame in _read_file(path, forces_key, need_forces, on_note)]
 
 
-def _read_file(path: Path, forces_key: Optional[str], need_forces: bool) -> List[Frame]:
+def _read_file(
+    path: Path, forces_key: Optional[str], need_forces: bool, on_note: Callable[[str], None]
+) -> List[LabelledFrame]:
+    # ASE's readers: this module is imported while MACE is.
+    from e2ip_plugins.predictions.trajectories import read_all
+
     frames = []
     for i, atoms in enumerate(read_all(path)):
         if len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom":
             continue
         where = f"{path}, frame {i}"
-        frames.append(Frame(bare(atoms), _forces(atoms, forces_key, where), where))
+        frames.append(labelled(atoms, where, forces_key))
         check_structure(atoms, where)
         check_apart(atoms.positions, atoms.cell.array, atoms.pbc, where)
     if not frames:
         raise InputError(f"{path}: has no frames")
-    if need_forces and not any(np.isfinite(frame.forces).all(-1).any() for frame in frames):
+    counting = [frame for frame in frames if frame.counts]
+    if not counting:
+        raise InputError(f"{path}: all of its frames have weight zero (config_weight), and count nowhere")
+    if len(counting) < len(frames):
+        on_note(f"{path}: {_number(len(frames) - len(counting))} of weight zero left out")
+    without = [frame for frame in counting if frame.forces is not None and frame.forces.weight <= 0.0]
+    if without:
+        on_note(f"{path}: forces of {_number(len(without))} have weight zero (config_forces_weight) and are left out")
+    _check_predicted(path, counting, need_forces, on_note)
+    if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
         wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
         raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
-    return frames
+    return counting
 
 
-def _forces(atoms: Atoms, key: Optional[str], where: str) -> np.ndarray:
-    # ASE's reader takes columns named like calculator results out of the arrays.
-    columns = {**atoms.arrays, **(atoms.calc.results if atoms.calc is not None else {})}
-    for name in (key,) if key else FORCES_KEYS:
+def _check_predicted(
+    path: Path, frames: Sequence[LabelledFrame], need_forces: bool, on_note: Callable[[str], None]
+) -> None:
+    """Raise `InputError`, or tell, where forces of frames are a model's predictions and no references."""
+    predicted = [frame for frame in frames if frame.forces is not None and frame.forces.predicted]
+    if not predicted:
+        return
+    first = predicted[0]
+    assert first.forces is not None
+    problem = (
+        f"'{first.forces.key}' are predictions of a model ({FAMILY_KEY} is in the frame), no reference forces; name "
+        "references with --forces-key, or put them into the frames as REF_forces"
+    )
+    if need_forces:
+        raise InputError(f"{first.where}: {problem}")
+    on_note(f"{path}: the forces of {_number(len(predicted))} are not used: {problem}")
+
+
+def _number(frames: int) -> str:
+    return f"{frames} frame{'s' * (frames != 1)}"
+
+
+def labelled(atoms: Atoms, where: str, forces_key: Optional[str] = None) -> LabelledFrame:
+    """Return a frame of a file with the references that it holds.
+
+    Parameters
+    ----------
+    atoms : ase.Atoms
+        Its calculator may hold results, as ASE's readers make them of columns with their names.
+    where : str
+        File and number of the frame, for messages.
+    forces_key : str, optional
+        See `read_frames`.
+
+    Raises
+    ------
+    InputError
+        Where ``forces_key`` is not three numbers per atom, or a weight no number.
+    """
+    weight, of_forces, of_energy = (weight_of(atoms.info, where, key) for key in WEIGHT_KEYS)
+    results = atoms.calc.results if atoms.calc is not None else {}
+    forces = _forces(atoms, {**atoms.arrays, **results}, forces_key, where)
+    energy = _energy({**atoms.info, **results})
+    return LabelledFrame(
+        bare(atoms),
+        where,
+        forces=None if forces is None else forces._replace(weight=weight * of_forces),
+        energy=None if energy is None else energy._replace(weight=weight * of_energy),
+        weight=weight,
+    )
+
+
+def weight_of(info: Mapping[str, Any], where: str, key: str) -> float:
+    """Return a weight of `WEIGHT_KEYS` of a frame, 1 where it has none; ``where`` names the frame in messages."""
+    value = info.get(key, 1.0)
+    try:
+        weight = np.asarray(value, dtype=np.float64).item()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{where}: {key} is '{value}', which is no number") from error
+    if not np.isfinite(weight):
+        raise InputError(f"{where}: {key} is {weight}; a weight is a finite number")
+    return weight
+
+
+def _forces(atoms: Atoms, columns: Mapping[str, Any], key: Optional[str], where: str) -> Optional[Label]:
+    """Return the first forces that are a reference, otherwise predicted ones, otherwise None."""
+    labels = []
+    others = [name for name in columns if REFERENCE_PREFIX.match(name) and name.endswith("_forces")]
+    for name in (key,) if key else (*FORCES_KEYS, *others):
         values = np.asarray(columns.get(name, ()))
         if values.shape == (len(atoms), 3) and values.dtype.kind in "fiu":
-            return values.astype(np.float64)
-        if key and key in columns:
+            forces = values.astype(np.float64)
+            predicted = name.endswith("forces") and are_predictions(atoms.info, forces, name.removesuffix("forces"))
+            labels.append(Label(forces, name, predicted=predicted))
+        elif key and key in columns:
             raise InputError(
                 f"{where}: '{key}' is not three numbers per atom; name the reference forces with --forces-key"
             )
-    return np.full((len(atoms), 3), np.nan)
+    return min(labels, key=lambda label: label.predicted, default=None)
+
+
+def _energy(values: Mapping[str, Any]) -> Optional[Label]:
+    """Return the first number called an energy; the fits need to know whether there is one."""
+    for name, value in values.items():
+        if str(name).lower().endswith("energy") and np.size(value) == 1 and np.asarray(value).dtype.kind in "fiu":
+            return Label(np.asarray(value, dtype=np.float64).reshape(()), str(name))
+    return None
 
 
 def bare(atoms: Atoms) -> Atoms:
@@ -92,15 +256,20 @@ def bare(atoms: Atoms) -> Atoms:
     return copy
 
 
-def once(frames: Sequence[Frame]) -> List[Frame]:
-    """Return the frames without further copies of a frame, which add nothing; see `same_frames`."""
-    first: Dict[str, Frame] = {}
+def once(frames: Sequence[LabelledFrame]) -> List[LabelledFrame]:
+    """Return the frames without further copies of a frame, which add nothing; see `same_frames`.
+
+    Of copies with and without forces that count, the first with forces is kept.
+    """
+    kept: Dict[Tuple[str, Hashable], LabelledFrame] = {}
     for frame in frames:
-        first.setdefault(fingerprint(frame.atoms), frame)
-    return list(first.values())
+        known = kept.setdefault(frame.mark, frame)
+        if np.isnan(known.counted_forces).all() and known is not frame:
+            kept[frame.mark] = frame
+    return list(kept.values())
 
 
-def same_frames(a: Sequence[Frame], b: Sequence[Frame]) -> int:
+def same_frames(a: Sequence[LabelledFrame], b: Sequence[LabelledFrame]) -> int:
     """Return how many frames of ``b`` are also in ``a``, by species, positions and, where periodic, cell."""
-    known = {fingerprint(frame.atoms) for frame in a}
-    return sum(fingerprint(frame.atoms) in known for frame in b)
+    known = {frame.mark for frame in a}
+    return sum(frame.mark in known for frame in b)

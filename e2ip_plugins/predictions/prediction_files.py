@@ -29,10 +29,13 @@ from e2ip_plugins.keys import (
     FORCE_VIEWS,
     LEVERAGE,
     MODEL_KEY,
+    PREDICTED_KEY,
     REFERENCE_PREFIX,
     UNFITTED,
+    WEIGHT_KEYS,
 )
-from e2ip_plugins.predictions.fingerprints import fingerprint
+from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
+from e2ip_plugins.predictions.labelled import weight_of
 from e2ip_plugins.predictions.trajectories import read_all
 
 
@@ -67,8 +70,13 @@ class Predictions:
         Name of the readout that predicted; None where the file has none.
     index : (F,) int
         Number of every frame in the file.
-    repeats : tuple of str
-        Remarks of `distinct` on frames that the file has more than once.
+    counted : (F,) bool
+        False for frames whose forces have weight 0: their reference forces are NaN, and no constant or threshold is
+        fitted to their uncertainties. Frames that have weight 0 themselves are left out.
+    total : int
+        Frames in the file.
+    remarks : tuple of str
+        What was left out: frames of weight 0, and by `distinct` frames that the file has more than once.
     """
 
     path: Path
@@ -86,7 +94,9 @@ class Predictions:
     calibration: Optional[str] = None
     uq_model: Optional[str] = None
     index: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=int))
-    repeats: Tuple[str, ...] = ()
+    counted: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
+    total: int = 0
+    remarks: Tuple[str, ...] = ()
 
     @property
     def labelled(self) -> bool:
@@ -103,6 +113,11 @@ class Predictions:
         """Atoms of every frame."""
         return [slice(end - size, end) for end, size in zip(np.cumsum(self.sizes), self.sizes, strict=True)]
 
+    def with_forces_of(self, counted: np.ndarray) -> "Predictions":
+        """Return the predictions with reference forces of some frames alone, which a mask (F,) names."""
+        reference_forces = np.where(counted[self.frame_of_atom, None], self.reference_forces, np.nan)
+        return replace(self, counted=counted, reference_forces=reference_forces)
+
     def only(self, chosen: np.ndarray) -> "Predictions":
         """Return the predictions for some of the frames (M,), in their order in the file."""
         atoms = np.isin(self.frame_of_atom, chosen)
@@ -113,7 +128,7 @@ class Predictions:
 
 
 #: Arrays of `Predictions` with an entry for every frame, and for every atom.
-_OF_FRAMES = ("sizes", "reference_energy", "energy", "index")
+_OF_FRAMES = ("sizes", "reference_energy", "energy", "index", "counted")
 _OF_ATOMS = ("species", "positions", "reference_forces", "forces", "leverage")
 
 
@@ -123,7 +138,7 @@ def read_predictions(
     ref_energy: Optional[str] = None,
     required: bool = True,
 ) -> Predictions:
-    """Return the predictions of one file.
+    """Return the predictions of one file, except for frames of weight 0 (``config_weight``).
 
     Parameters
     ----------
@@ -137,7 +152,8 @@ def read_predictions(
     Raises
     ------
     InputError
-        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage invalid.
+        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage invalid;
+        forces that are not those which were predicted; no frame of a weight other than 0.
     """
     path = Path(path)
     file = _File(path, [_FrameColumns.of(atoms) for atoms in read_all(path, "extxyz")])
@@ -157,7 +173,8 @@ def read_predictions(
         parameters[key.name] = values
     forces = file.column(prefix + "forces", (3,))
     file.refuse(~np.isfinite(forces), f"{prefix}forces is not finite")
-    return Predictions(
+    file.check_sizes(prefix, forces)
+    predictions = Predictions(
         path=path,
         sizes=file.sizes,
         species=np.concatenate([f.species for f in file.frames]),
@@ -173,7 +190,28 @@ def read_predictions(
         calibration=file.agreed(prefix, CALIBRATION_KEY),
         uq_model=file.agreed(prefix, MODEL_KEY),
         index=np.arange(len(file.frames)),
+        total=len(file.frames),
     )
+    return _weighted(predictions, *file.weights())
+
+
+def _weighted(p: Predictions, frames: np.ndarray, forces: np.ndarray, energies: np.ndarray) -> Predictions:
+    """Leave out what has weight 0, given the weights (F,) of frames, their forces and their energies."""
+    counted, chosen = frames * forces > 0.0, np.flatnonzero(frames > 0.0)
+    if not len(chosen):
+        raise InputError(f"{p.path}: all of its frames have weight zero (config_weight), and count nowhere")
+    remarks = []
+    if len(chosen) < p.total:
+        remarks.append(f"{_frames(p.total - len(chosen))} of weight zero (config_weight) left out")
+    if without := int((~counted[chosen]).sum()):
+        remarks.append(f"forces of {_frames(without)} have weight zero (config_forces_weight) and are left out")
+    reference_energy = np.where(frames * energies > 0.0, p.reference_energy, np.nan)
+    weighted = replace(p, reference_energy=reference_energy, remarks=tuple(remarks)).with_forces_of(counted)
+    return weighted.only(chosen)
+
+
+def _frames(number: int) -> str:
+    return f"{number} frame{'s' * (number != 1)}"
 
 
 class _FrameColumns(NamedTuple):
@@ -242,6 +280,22 @@ class _File(NamedTuple):
             except ValueError as error:
                 raise InputError(f"{self.path}: '{name}' of frame {i} is not a number") from error
         return values
+
+    def weights(self) -> Tuple[np.ndarray, ...]:
+        """Return the weights (F,) of frames, their forces and their energies, 1 where the file has none."""
+        places = [(frame.info, f"{self.path}, frame {i}") for i, frame in enumerate(self.frames)]
+        return tuple(np.array([weight_of(info, where, key) for info, where in places]) for key in WEIGHT_KEYS)
+
+    def check_sizes(self, prefix: str, forces: np.ndarray) -> None:
+        """Raise `InputError` where forces (N, 3) are other ones than the file's uncertainties were predicted with."""
+        for i, (frame, of_frame) in enumerate(
+            zip(self.frames, np.split(forces, np.cumsum(self.sizes)[:-1]), strict=True)
+        ):
+            if prefix + PREDICTED_KEY in frame.info and not are_predictions(frame.info, of_frame, prefix):
+                raise InputError(
+                    f"{self.path}: '{prefix}forces' of frame {i} are not those that were predicted with its "
+                    "uncertainties: it was labelled afterwards; e2ip evaluate predicts anew and keeps such labels"
+                )
 
     def agreed(self, prefix: str, key: str) -> Optional[str]:
         """Return the info that all frames have under a key; `InputError` where they differ."""

@@ -11,23 +11,24 @@ from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import append
-from e2ip_plugins.predictions.chunks import Chunk, check_is_file, chunks, open_frames, to_atoms
+from e2ip_plugins.predictions.chunks import Chunk, check_is_file, chunks, open_frames, split_slice, to_atoms
 
 #: Endings of extxyz files.
 TEXT = (".xyz", ".extxyz")
 
 
 def read_all(path: Path, format: Optional[str] = None) -> List[Atoms]:
-    """Return the frames of a file, at least one, in any format of ASE's.
+    """Return the frames of a file, or of a slice of it (``file@slice``), at least one, in any format of ASE's.
 
     Raises
     ------
     InputError
         Files that are missing or empty, or that ASE cannot read; the message names the first such frame.
     """
+    wanted, (path, index) = path, split_slice(path)
     check_is_file(path)
     try:
-        frames = ase.io.read(path, index=":", format=format)
+        frames = ase.io.read(path, index=index, format=format, do_not_split_by_at_sign=True)
     # ASE's readers raise exceptions of all kinds.
     except Exception as error:
         if not path.stat().st_size:
@@ -38,8 +39,9 @@ def read_all(path: Path, format: Optional[str] = None) -> List[Atoms]:
             where += f", frame {_readable_frames(path, format)}"
             cut = "; its last frame is cut off" if is_cut_off(path) else ""
         raise InputError(f"{where}: ASE cannot read it ({reason}){cut}") from error
+    frames = [frames] if isinstance(frames, Atoms) else frames
     if not frames:
-        raise InputError(f"{path}: has no frames")
+        raise InputError(f"{wanted}: has no frames")
     return frames
 
 
@@ -149,7 +151,8 @@ def check_output(
         raise InputError(f"{name}: is a folder")
     if not path.parent.is_dir():
         raise InputError(f"{name}: there is no folder {path.parent}")
-    if path.exists() and any(file.exists() and path.samefile(file) for file in inputs):
+    files = [split_slice(file)[0] for file in inputs]
+    if path.exists() and any(file.exists() and path.samefile(file) for file in files):
         raise InputError(f"{name}: is a file that this command reads; choose another name")
     if path.exists() and not replace:
         raise InputError(f"{name}: is there already; choose another name{permission and f', or {permission}'}")

@@ -15,9 +15,9 @@ from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import force_views
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, UNFITTED
+from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, PREDICTED_KEY, UNFITTED, WEIGHT_KEYS
 from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
-from e2ip_plugins.predictions.fingerprints import STATE
+from e2ip_plugins.predictions.fingerprints import STATE, force_sizes
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.predictions.trajectories import read_all
 from e2ip_plugins.report.same_frames import read_same_frames
@@ -120,7 +120,7 @@ def _read_members(files: List[Path], ref_forces: Optional[str], ref_energy: Opti
 
 
 def _warnings(members: List[Predictions], isotropic: bool) -> List[str]:
-    warnings = [f"{member.path}: {text}" for member in members for text in member.repeats]
+    warnings = [f"{member.path}: {text}" for member in members for text in member.remarks]
     stock = [str(member.path) for member in members if member.family is None]
     if len(stock) == len(members) < FULL_RANK_MEMBERS and not isotropic:
         warnings.append(
@@ -204,11 +204,12 @@ def _write(
     for i, (number, rows) in enumerate(zip(frames.index, frames.atoms_of, strict=True)):
         structure = structures[number]
         atoms = Atoms(structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc)
-        atoms.info |= {name: structure.info[name] for name in STATE if name in structure.info}
+        atoms.info |= {name: structure.info[name] for name in (*STATE, *WEIGHT_KEYS) if name in structure.info}
         for name, values in columns.items():
             atoms.new_array(name, values[rows].reshape(len(atoms), *([-1] if values.ndim > 1 else [])))
         atoms.info |= {name: float(values[i]) for name, values in energies.items() if np.isfinite(values[i])}
         atoms.info |= {FAMILY_KEY: Ensemble.uq_family} | ({} if uq_model is None else {MODEL_KEY: uq_model})
+        atoms.info[PREDICTED_KEY] = force_sizes(columns["forces"][rows])
         written.append(atoms)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, written, format="extxyz")

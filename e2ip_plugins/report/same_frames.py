@@ -1,7 +1,8 @@
 """Predictions of several models, which must be for the same frames."""
 
+import functools
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def read_same_frames(
     """
     # A file may be given twice, as it is and to be calibrated.
     read = {path: read_predictions(path, ref_forces, ref_energy, required) for path in files}
+    read = _with_common_weights(read)
     if not copies:
         read = {path: distinct(predictions, strict=False) for path, predictions in read.items()}
     predictions = [read[path] for path in files]
@@ -35,6 +37,16 @@ def read_same_frames(
         if problem := difference(predictions[0], p):
             raise InputError(problem)
     return predictions
+
+
+def _with_common_weights(read: Dict[Path, Predictions]) -> Dict[Path, Predictions]:
+    """Leave out of files of equally many frames what has weight zero in one of them: not every writer keeps weights."""
+    if len({p.total for p in read.values()}) > 1:
+        return read
+    common = functools.reduce(np.intersect1d, [p.index for p in read.values()])
+    chosen = {path: p.only(np.flatnonzero(np.isin(p.index, common))) for path, p in read.items()}
+    counted = np.logical_and.reduce([p.counted for p in chosen.values()])
+    return {path: p.with_forces_of(counted) for path, p in chosen.items()}
 
 
 def difference(a: Predictions, b: Predictions) -> Optional[str]:

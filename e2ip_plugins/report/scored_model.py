@@ -44,8 +44,8 @@ class ScoredModel:
 
     @property
     def masked(self) -> int:
-        """Number of atoms without a finite reference force."""
-        return int(np.count_nonzero(~self.kept))
+        """Number of atoms without a finite reference force, in frames whose forces have a weight other than 0."""
+        return int(np.count_nonzero(~self.kept & self.predictions.counted[self.predictions.frame_of_atom]))
 
     @property
     def frame(self) -> np.ndarray:
@@ -61,7 +61,7 @@ class ScoredModel:
     def left_out(self) -> List[str]:
         """Warnings: what the scores leave out, and doubts."""
         p = self.predictions
-        texts = list(p.repeats)
+        texts = list(p.remarks)
         if p.labelled and (doubt := references.doubt(p.reference_forces[self.kept], p.forces[self.kept])):
             texts.append(doubt)
         if "error" not in self.scores:

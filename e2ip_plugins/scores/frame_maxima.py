@@ -13,6 +13,7 @@ from typing import Dict, Iterable, Optional
 import numpy as np
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores.calibration import Calibration, Tables
@@ -91,13 +92,17 @@ def of_predictions(
     predictions : Predictions
         With a distribution.
     calibration : Calibration, optional
-        Applied before; atoms of species without constants are left out.
+        Applied before; atoms of species without constants are left out, as are frames whose forces have weight 0.
     levels
         See `table`.
     """
     p = predictions
     assert p.family is not None
-    known = np.full(len(p.species), True) if calibration is None else np.isin(p.species, calibration.species)
+    known = p.counted[p.frame_of_atom]
+    if calibration is not None:
+        known &= np.isin(p.species, calibration.species)
+    if not known.any():
+        raise InputError(f"{p.path}: the forces of all frames have weight zero (config_forces_weight)")
     parameters = {name: values[known] for name, values in p.parameters.items()}
     if calibration is not None:
         parameters = calibration.apply_numpy(p.family, parameters, p.species[known])

@@ -20,6 +20,13 @@ _FORCE_UNITS = {
 #: A common factor means something from this correlation on; poor models may have factors up to the second number.
 _MIN_CORRELATION, _MAX_POOR_FACTOR = 0.8, 3.0
 
+#: From this correlation on a model is no longer barely trained.
+_TRAINED_CORRELATION = 0.98
+
+#: Forces of an atom that differ less, relative to their size, are predictions: the precision of a network. Those of a
+#: share of the atoms up to the second number may agree by chance.
+_SAME, _SHARE_SAME = 1e-4, 0.05
+
 #: The factor of a unit may be off by this ratio.
 _UNIT_TOLERANCE = 0.8
 
@@ -42,6 +49,12 @@ def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
         return None
     if not size:
         return "all reference forces are zero, the predicted ones are not: was their column written without values?"
+    same = np.linalg.norm(reference - predicted, axis=-1) < _SAME * np.linalg.norm(predicted, axis=-1)
+    if same.mean() > _SHARE_SAME:
+        return (
+            f"the reference forces of {int(same.sum())} of {len(same)} atoms are the predicted ones: are they "
+            "predictions of this model? Error bars fitted to them mean nothing"
+        )
     correlation, factor = float(np.mean(reference * predicted)) / (size * predicted_size), size / predicted_size
     if abs(correlation) < _MIN_CORRELATION:
         return None
@@ -50,8 +63,12 @@ def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
     if 1.0 / _MAX_POOR_FACTOR < factor < _MAX_POOR_FACTOR:
         return None
     near = [name for name, value in _FORCE_UNITS.items() if 1.0 / _UNIT_TOLERANCE > factor / value > _UNIT_TOLERANCE]
-    named = f"in {' or '.join(near)}" if near else "in other units"
-    return f"the reference forces are {factor:.3g} times the predicted ones, which are in eV/Å: are they {named}?"
+    questions = [f"are they in {' or '.join(near)}"] if near else []
+    if correlation < _TRAINED_CORRELATION:
+        questions.insert(0, "is the model barely trained")
+    questions = questions or ["are they in other units", "is the model barely trained"]
+    asked = ", or ".join(questions)
+    return f"the reference forces are {factor:.3g} times the predicted ones, which are in eV/Å: {asked}?"
 
 
 def vanishing(forces: np.ndarray, residual: np.ndarray) -> np.ndarray:

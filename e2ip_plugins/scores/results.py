@@ -11,7 +11,8 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family, committee_views
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY
+from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, FRAME_KEYS, LEVERAGE, MODEL_KEY
+from e2ip_plugins.predictions.columns import uncertainties
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
@@ -55,6 +56,18 @@ def model_results(
     views = _in_units(family, outputs, force_factor, calibration, species)
     results = {name: value.cpu().numpy() for name, value in views.items()}
     return {**results, **{key: name for key, name in names.items() if name is not None}}
+
+
+def standard_results(results: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return a calculator's results without those of this package, for functions of ASE that know its own names alone.
+
+    Examples
+    --------
+    >>> standard_results({"energy": -1.0, "forces_cov": None, "e2ip_nu": None, "uq_family": "niw"})
+    {'energy': -1.0}
+    """
+    ours = {*uncertainties(), *FRAME_KEYS}
+    return {name: value for name, value in results.items() if name not in ours}
 
 
 def committee_results(

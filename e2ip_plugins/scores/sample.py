@@ -30,7 +30,8 @@ class Sample(NamedTuple):
     file : str
         Name of the validation file.
     fingerprints : tuple of str
-        Of all frames of the file except those of isolated atoms, which are all alike.
+        Of all frames of the file except those of isolated atoms, which are all alike, and those whose forces have
+        weight 0.
     vanishing, unlabelled : int
         Atoms that were left out: for a force that vanishes by symmetry, for a reference force that is not finite.
     uq_model : str or None
@@ -62,7 +63,7 @@ class Sample(NamedTuple):
         place = np.empty(len(p.frames), dtype=int)
         place[np.argsort(p.frames, kind="stable")] = np.arange(len(p.frames))
         errors = p.reference_forces - p.forces
-        labelled = np.isfinite(errors).all(-1)
+        labelled, counted = np.isfinite(errors).all(-1), p.counted[p.frame_of_atom]
         if not labelled.any():
             raise InputError(f"{p.path}: no atom has a finite reference force")
         zero = labelled & references.vanishing(p.forces, errors)
@@ -75,9 +76,9 @@ class Sample(NamedTuple):
             p.species,
             place[p.frame_of_atom],
             str(p.path),
-            fingerprints=tuple(p.frames[i] for i in np.unique(p.frame_of_atom[~zero])),
+            fingerprints=tuple(p.frames[i] for i in np.unique(p.frame_of_atom[~zero & counted])),
             vanishing=int(zero.sum()),
-            unlabelled=int((~labelled).sum()),
+            unlabelled=int((~labelled & counted).sum()),
             uq_model=p.uq_model,
             doubt=references.doubt(p.reference_forces[labelled], p.forces[labelled]),
         )

@@ -55,5 +55,5 @@ def fit_trained(model: models.ScaleShiftMACE, training: Training) -> None:
         return
     for warning in report.warnings:
         logging.warning(warning)
-    for line in report.lines(model.heads):
+    for line in report.lines():
         logging.info(line)

@@ -8,7 +8,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, to_standard_error
 from e2ip_plugins.fitting.fit import is_constant
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from mace_ext.fitting.passes import Graphs, batching, fit_model
 from mace_ext.model.files import choose_head, open_file, precision_of
@@ -18,8 +18,8 @@ from mace_ext.model.readout import find_readout
 
 def fit_file(
     model: Path,
-    training: Sequence[Frame],
-    validation: Sequence[Frame],
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
     output: Path,
     *,
     head: Optional[str] = None,
@@ -36,7 +36,7 @@ def fit_file(
     ----------
     model, output : Path
         Of `mace_run_train`'s ``.model`` files, foundation models included. ``output`` is complete or does not exist.
-    training, validation : sequence of Frame
+    training, validation : sequence of LabelledFrame
         The training set needs no forces; where it has them, they tell how much the model knows by heart.
     head : str, optional
         MACE head that the frames belong to; needed where the model has several. The others' leverage is lost.

@@ -16,8 +16,9 @@ from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from mace_ext.model.files import configuration, species_of
+from mace_ext.training.labels import learned_atoms, reference_forces, with_forces
 
 
 class Graphs(Dataset):
@@ -29,7 +30,7 @@ class Graphs(Dataset):
         For species that the model does not know, before the first graph.
     """
 
-    def __init__(self, frames: Sequence[Frame], model: models.ScaleShiftMACE, head: str) -> None:
+    def __init__(self, frames: Sequence[LabelledFrame], model: models.ScaleShiftMACE, head: str) -> None:
         species = species_of(model)
         for frame in frames:
             check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, species)
@@ -46,8 +47,7 @@ class Graphs(Dataset):
             config = configuration(frame.atoms, self.model, self.head)
         except InputError as error:
             raise InputError(f"{frame.where}: {error}") from error
-        config.weight = config.property_weights["forces"] = 1.0
-        config.properties["forces"] = frame.forces
+        config = with_forces(config, frame.counted_forces)
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
 
 
@@ -86,15 +86,13 @@ def fit_model(
         for batch in with_progress(training, "training set", on_progress):
             batch = batch.to(device)
             run_features(model, batch)
-            yield (batch.weight * (batch.energy_weight + batch.forces_weight) > 0)[batch.batch]
+            yield learned_atoms(batch)
 
     def residuals(loader: Iterable[Batch], name: str) -> Iterator[ForceErrors]:
         for batch in with_progress(loader, name, on_progress):
             batch = batch.to(device)
             forces = forces_of(model, batch)
-            counts = (batch.weight * batch.forces_weight > 0)[batch.batch]
-            missing = torch.full_like(forces, float("nan"))
-            yield ForceErrors(torch.where(counts.unsqueeze(-1), batch.forces - forces, missing), batch.batch, forces)
+            yield ForceErrors(reference_forces(batch) - forces, batch.batch, forces)
 
     with _frozen(model):
         return fit_leverage(
@@ -104,6 +102,7 @@ def fit_model(
             species_of(model),
             constant,
             training_errors=residuals(training_subset, "errors of the training set"),
+            heads=model.heads,
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import unfitted
 from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
@@ -84,7 +84,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
     net = open_file(path, device).eval().requires_grad_(False)
     head = choose_head(path, net, head)
 
-    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+    def run(frames: Sequence[LabelledFrame], forces: bool) -> Iterator[Optional[Tensor]]:
         with precision_of(net):
             for batch in in_order([Graphs(frames, net, head)], batching(batch_size)):
                 batch = batch.to(device)

@@ -1,10 +1,12 @@
 """`MACECalculator` returns the uncertainty keys of e²IP models; other models run the stock code alone.
 
-The stock ``calculate`` drops what it has no place for: while it runs, each model keeps what it puts out, which becomes
-ASE results after it has returned.
+The stock ``calculate`` drops what it has no place for: it runs on a copy of the calculator whose models keep what they
+put out, which becomes ASE results after it has returned.
 """
 
+import copy
 import logging
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Type, Union
 
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.data import chemical_symbols
+from ase.outputs import Properties
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -20,7 +23,14 @@ from e2ip_plugins.keys import FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import committee_results, in_units, model_results, warn_if_unfitted
+from e2ip_plugins.scores.results import (
+    committee_results,
+    in_units,
+    model_results,
+    standard_results,
+    warn_if_unfitted,
+)
+from mace_ext.inference.batched_mace import prepare_batched
 from mace_ext.inference.gradient import uncertainty_gradient as model_gradient
 from mace_ext.model.files import choose_head, embedded
 from mace_ext.model.readout import find_family, find_name, find_readout, has_leverage
@@ -29,6 +39,22 @@ from mace_ext.observed_model import ObservedModel
 if TYPE_CHECKING:
     # Its module is the one that is being patched.
     from mace.calculators import MACECalculator
+
+
+class CalculatorLock:
+    """A lock of one calculator: a copied or unpickled calculator gets one of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Tuple[Type["CalculatorLock"], Tuple[()]]:
+        return CalculatorLock, ()
 
 
 def init(
@@ -42,6 +68,7 @@ def init(
         File of ``e2ip calibrate``, to be applied to the uncertainties of one model.
     """
     self._uq_calibration = None if calibration is None else Calibration.read(calibration)
+    self._uq_lock = CalculatorLock()
     stock(self, *args, **kwargs)
     families = [find_family(model) for model in self.models]
     #: Family of each model; empty unless all of them have a readout.
@@ -64,6 +91,8 @@ def init(
     elif any(families):
         count = f"{len(families) - families.count(None)} of {len(families)}"
         logging.warning(f"Only {count} models have an e2ip readout: the committee returns no uncertainties")
+    if any(families) and hasattr(self, "ase_like_properties"):
+        prepare_batched(self)
 
 
 def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any) -> None:
@@ -72,21 +101,37 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
         stock(self, *args, **kwargs)
         return
     _check(self, kwargs.get("atoms", args[0] if args else None))
-    models = self.models
-    self.models = observed = [ObservedModel(model) for model in models]
-    try:
-        stock(self, *args, **kwargs)
-    finally:
-        self.models = models
+    # A copy, and not other models in this calculator: another thread may be at work with it, or pickle it.
+    working = copy.copy(self)
+    working.models = observed = [ObservedModel(model) for model in self.models]
+    stock(working, *args, **kwargs)
     pairs = zip(self._uq_families, observed, strict=True)
-    members = [(family, _outputs(self, family, model.output)) for family, model in pairs]
+    members = [(family, _outputs(working, family, model.output)) for family, model in pairs]
     factor = self.energy_units_to_eV / self.length_units_to_A
     if len(members) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.
-        self.results.update(committee_results(members, factor, self.results["forces_comm"]))
-        return
-    options = {"calibration": self._uq_calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
-    self.results.update(model_results(*members[0], factor, **options))
+        working.results.update(committee_results(members, factor, working.results["forces_comm"]))
+    else:
+        options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}
+        working.results.update(model_results(*members[0], factor, **options))
+    vars(self).update({name: value for name, value in vars(working).items() if name != "models"})
+
+
+def get_property(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any) -> Any:
+    """Return a property; threads that share the calculator take turns, or they would read each other's results."""
+    if not self._uq_families:
+        return stock(self, *args, **kwargs)
+    with self._uq_lock:
+        return stock(self, *args, **kwargs)
+
+
+def export_properties(stock: Callable, self: "MACECalculator") -> Properties:
+    """Return the results that ASE has a definition of without the uncertainties, of which it has none."""
+    if not self._uq_families:
+        return stock(self)
+    exported = copy.copy(self)
+    exported.results = standard_results(self.results)
+    return stock(exported)
 
 
 def _check(calculator: "MACECalculator", atoms: Optional[Atoms]) -> None:

@@ -1,8 +1,9 @@
 """The e²IP model: the stock `ScaleShiftMACE` and a readout that shares its node features."""
 
 import warnings
+from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, Callable, Dict, Final, Optional
+from typing import Any, Callable, Dict, Final, Iterator, Optional, Tuple
 
 import torch
 from e3nn.util.jit import compile_mode
@@ -11,6 +12,7 @@ from mace.modules.utils import get_edge_vectors_and_lengths
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Edges
 from e2ip_plugins.readout.readout import Readout
@@ -46,6 +48,11 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     #: Whether nothing but the readout learns from the readout's loss: ``forces: host`` or ``fixed``.
     learns_alone: Final[bool] = False
 
+    #: Whether a call for an evaluation returns what the loss needs beside the predictions; see `for_loss`.
+    returns_loss_inputs: Final[bool] = False
+
+    loss_inputs: Final[Tuple[str, ...]] = (COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY)
+
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
     def __init__(
@@ -76,7 +83,10 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         compute_atomic_stresses: bool = False,
         lammps_mliap: bool = False,
     ) -> Dict[str, Optional[Tensor]]:
-        """The stock outputs and, unless ``lammps_mliap``, those of `e2ip_plugins.readout.readout.Readout`."""
+        """The stock outputs and, unless ``lammps_mliap``, those of `e2ip_plugins.readout.readout.Readout`.
+
+        What only the loss reads is among them with ``training``, and within `for_loss`.
+        """
         outputs: Dict[str, Tensor] = {}
         takes_forces = self.e2ip_readout.takes_forces and compute_force and not lammps_mliap
         if takes_forces and not training:
@@ -107,7 +117,8 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             positions, shifts = data["positions"].detach(), data["shifts"].detach()
             outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces)
         for key, value in outputs.items():
-            output[key] = value
+            if training or self.returns_loss_inputs or key not in self.loss_inputs:
+                output[key] = value
         return output
 
     def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
@@ -173,6 +184,20 @@ def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:
     else:
         seams.warn_if_untested()
     return ScaleShiftMACE.__new__(ScaleShiftMACE)
+
+
+@contextmanager
+def for_loss(model: Any) -> Iterator[None]:
+    """Let an e²IP model, which may be wrapped by DDP, return what its loss reads in evaluations, too."""
+    model = getattr(model, "module", model)
+    if not isinstance(model, ScaleShiftMACE) or model.returns_loss_inputs:
+        yield
+        return
+    model.returns_loss_inputs = True  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        del model.returns_loss_inputs
 
 
 def add_readout(model: models.ScaleShiftMACE, settings: Settings, seed: int = 0) -> None:

@@ -15,13 +15,21 @@ from mace_ext.training.frozen_features import remembering
 def apply(module):
     """Patch ``MACELoss`` and the functions."""
     module.MACELoss = metrics.mace_loss_with_figures(module.MACELoss)
-    wrap(module, valid_err_log=valid_err_log, train=train, take_step=take_step)
+    wrap(module, valid_err_log=valid_err_log, evaluate=evaluate, train=train, take_step=take_step)
 
 
 def valid_err_log(stock, valid_loss, eval_metrics, logger, log_errors, epoch=None, valid_loader_name="Default"):
     """Log the stock lines, then ours."""
     stock(valid_loss, eval_metrics, logger, log_errors, epoch, valid_loader_name)
     metrics.log_validation(eval_metrics, epoch, valid_loader_name)
+
+
+def evaluate(stock, model, *args, **kwargs):
+    """Return loss and metrics of a data set, for which the model returns what the readout's loss reads."""
+    from mace_ext.model.model import for_loss
+
+    with for_loss(model):
+        return stock(model, *args, **kwargs)
 
 
 def train(stock, *args, **kwargs):

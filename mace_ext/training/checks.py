@@ -8,7 +8,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
 from mace_ext import seams
 from mace_ext.compat import option as option_of
-from mace_ext.training.data_sets import check_files, check_structures
+from mace_ext.training.data_sets import REPLAY_HEAD, check_files, check_structures
 from mace_ext.training.options import given_options, has_readout, known_options, settings_of
 
 LOSSES = ("weighted", "ef", "stress", "virials", "huber", "universal", "l1l2energyforces")
@@ -95,7 +95,7 @@ def _check_kept_model(args: Namespace) -> None:
     model = open_file(Path(args.foundation_model))
     # MACE passes over the head of replayed data, and without a choice takes the first of the others.
     every = getattr(model, "heads", None) or ()
-    heads = [name for name in every if name != "pt_head"]
+    heads = [name for name in every if name != REPLAY_HEAD]
     head = getattr(args, "foundation_head", None)
     if len(heads) > 1 and hasattr(args, "foundation_head") and head is None:
         raise InputError(f"{where} has the heads {', '.join(heads)}: give --foundation_head, the one that is to stay")

@@ -5,19 +5,19 @@ import inspect
 import logging
 import sys
 from argparse import Namespace
-from functools import cached_property
-from typing import Any, Callable, Iterable, Iterator, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from ase.data import chemical_symbols
-from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import resolve_force_unit, wants_auto_unit
+from mace_ext.compat import option as option_of
 from mace_ext.model.foundation import load_foundation_readout, without_readout
 from mace_ext.model.model import ScaleShiftMACE, add_readout
 from mace_ext.model.readout import find_readout
-from mace_ext.training.data_sets import check_atomic_energies, check_configurations, warn_of_sets
+from mace_ext.training.data_sets import REPLAY_HEAD, check_atomic_energies, check_configurations, warn_of_sets
+from mace_ext.training.labels import FiniteForces
 from mace_ext.training.options import settings_of
 
 
@@ -57,6 +57,11 @@ def _configure(
     heads = head_configs or []
     check_configurations(heads, z_table and [chemical_symbols[z] for z in z_table.zs], args.loss)
     check_atomic_energies(atomic_energies, heads)
+    if option_of(args, "pseudolabel_replay") and REPLAY_HEAD in (head.head_name for head in heads):
+        logging.warning(
+            f"the references of head {REPLAY_HEAD} are predictions of the foundation model (--pseudolabel_replay): its "
+            "uncertainties tell of the distance from that model, not from the truth"
+        )
     loader = FiniteForces(train_loader)
     loader.check()
     model, output_args = stock(
@@ -99,51 +104,9 @@ def _unchanged(foundation: Any, rebuilt: Any) -> Any:
     return model.requires_grad_(False)
 
 
-def _force_unit(args: Namespace, loader: "FiniteForces", foundation: Any) -> float:
+def _force_unit(args: Namespace, loader: FiniteForces, foundation: Any) -> float:
     """Return σ_ref in eV/Å: as given, or that of an e²IP foundation model, or the default."""
     unit, inherited = args.e2ip_force_unit, find_readout(foundation)
     if unit is None and inherited is not None:
         return inherited.settings.force_unit
     return resolve_force_unit(unit, loader.forces_rms if wants_auto_unit(unit) else None)
-
-
-class FiniteForces:
-    """A loader whose non-finite reference forces read as the RMS of the others: MACE's force scale stays right."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            finite = torch.isfinite(batch.forces)
-            if not finite.all():
-                batch.forces = batch.forces.where(finite, torch.full_like(batch.forces, self.forces_rms))
-            yield batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def _finite(self) -> Iterable[Tensor]:
-        """Yield the finite force components of every labelled frame.
-
-        Reads the data set, not the loader: iterating a loader would change the order of the batches.
-        """
-        for frame in self.loader.dataset:
-            if float(frame.weight * frame.forces_weight) > 0:
-                yield frame.forces[torch.isfinite(frame.forces)].double()
-
-    def check(self) -> None:
-        """Raise `InputError` for data without forces: of files that are not in memory no forces were looked for yet."""
-        if not any(len(components) for components in self._finite()):
-            raise InputError(
-                "no frame of the training data has finite reference forces; of HDF5 see mace_prepare_data --forces_key"
-            )
-
-    @cached_property
-    def forces_rms(self) -> float:
-        """Root mean square of the finite force components of all labelled frames, in eV/Å."""
-        total, count = 0.0, 0
-        for components in self._finite():
-            total += float(components.square().sum())
-            count += components.numel()
-        return (total / count) ** 0.5

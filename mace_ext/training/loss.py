@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
+from mace_ext.training.labels import atom_weights, reference_forces
 
 
 class E2IPLoss(nn.Module):
@@ -50,9 +51,8 @@ class E2IPLoss(nn.Module):
 
     def _force_term(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
         forces = pred["forces"].detach() if self.settings.detached else pred["forces"]
-        per_atom, _ = force_loss(self.family, ref["forces"], forces, pred)
-        weight = (ref.weight * ref.forces_weight)[ref.batch]
-        return self.stock.forces_weight * reduce_loss(weight * per_atom, ddp)
+        per_atom, _ = force_loss(self.family, reference_forces(ref), forces, pred)
+        return self.stock.forces_weight * reduce_loss(atom_weights(ref) * per_atom, ddp)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.settings.options.items())

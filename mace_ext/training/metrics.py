@@ -8,10 +8,9 @@ import logging
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-import torch
-
 from e2ip_plugins import families
 from mace_ext.compat import finite_errors
+from mace_ext.training.labels import atom_weights, finite_references, reference_forces
 
 
 class Logged(NamedTuple):
@@ -44,16 +43,14 @@ def mace_loss_with_figures(stock: type) -> type:
                 return super().update(batch, output)
             from e2ip_plugins.scores.training import rows
 
-            finite = torch.isfinite(batch.forces).all(-1)
+            finite, labelled = finite_references(batch), atom_weights(batch) > 0
             frames = len(self.fs)
             super().update(batch, output)
             if len(self.fs) > frames:
                 self.fs[-1] = self.fs[-1][finite]
-            sizes = batch.ptr[1:] - batch.ptr[:-1]
-            labelled = torch.repeat_interleave(batch.weight * batch.forces_weight > 0, sizes)
             if labelled.any():
                 self.delta_fs[-1] = finite_errors(self.delta_fs[-1], finite, labelled)
-                table = rows(self.uq_family, batch.forces, output["forces"], output)
+                table = rows(self.uq_family, reference_forces(batch), output["forces"], output)
                 self.e2ip_atoms.append(table[labelled].reshape(-1))
 
         def compute(self):

@@ -5,8 +5,10 @@ import inspect
 from pathlib import Path
 from typing import Any, Dict
 
+import torch
 from hydra.utils import get_method
 from nequip.model.modify_utils import only_apply_persistent_modifiers
+from nequip.model.saved_models.package import data_dict_from_package
 from nequip.nn._graph_mixin import GraphModuleMixin
 from nequip.train import NequIPLightningModule
 from nequip.train.lightning import _SOLE_MODEL_KEY
@@ -14,9 +16,10 @@ from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
-from nequip_ext.fitting.file import MODEL, drop_optimiser, read_checkpoint, training_module
+from nequip_ext.fitting.file import change_models, drop_optimiser, training_module
 from nequip_ext.fitting.package import Package
 from nequip_ext.model.checkpoints import averages_for, explained, rebuild
+from nequip_ext.model.configs import MODEL, from_packages, read_checkpoint, source_of
 from nequip_ext.model.readout import find_readout
 
 #: NequIP's classes that replace ours, with the arguments that both know.
@@ -54,22 +57,36 @@ def strip_file(model: Path, output: Path) -> None:
 def _strip_checkpoint(model: Path, output: Path) -> None:
     checkpoint = read_checkpoint(model)
     kind, hparams = training_module(checkpoint, model, free_standing=True)
-    if hparams["model"]["_target_"] != MODEL:
-        source = hparams["model"].get("package_path")
-        way_out = f"; if it is in {source}, strip that package" if source else ""
-        raise InputError(f"{model}: has no readout to be stripped of{way_out}")
-    drop_optimiser(checkpoint, model, "strip")
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin = rebuild(kind, hparams, checkpoint)
+        if find_readout(twin) is None:
+            raise InputError(f"{model}: has no readout to be stripped of")
+        drop_optimiser(checkpoint, model, "strip")
         hparams = _stock(hparams)
+        package = source_of(hparams["model"])
+        change_models(hparams, lambda config: _stock(from_packages(config, model)))
         versions = hparams["info_dict"].get("versions", {})
         hparams["info_dict"]["versions"] = {
             name: version for name, version in versions.items() if name not in ("nequip_ext", "e2ip_plugins")
         }
         stock = kind(**copy.deepcopy(hparams))
-    checkpoint["state_dict"] = _without_readout(twin, stock)
-    checkpoint["hyper_parameters"] = hparams
+        checkpoint["state_dict"] = _without_readout(twin, stock)
+        checkpoint["hyper_parameters"] = hparams
+        if package is not None and not _same(twin, rebuild(kind, hparams, checkpoint), package):
+            raise InputError(
+                f"{model}: its readout comes with the model of {package}, which the installed NequIP cannot build "
+                "anew: package the checkpoint with nequip-package and strip the package"
+            )
     save(checkpoint, output)
+
+
+def _same(twin: NequIPLightningModule, stock: NequIPLightningModule, package: Path) -> bool:
+    """Return whether ``stock`` has no readout and predicts for the example in a package what ``twin`` does."""
+    if find_readout(stock) is not None:
+        return False
+    models = [module.eval().evaluation_model[_SOLE_MODEL_KEY] for module in (twin, stock)]
+    one, two = (model(data_dict_from_package(str(package))) for model in models)
+    return all(torch.equal(one[name], two[name]) for name in two if name.startswith(_FIELDS))
 
 
 def _stock(config: Any) -> Any:

@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-import torch
 from hydra.utils import get_class
 from nequip.model.modify_utils import only_apply_persistent_modifiers
 from nequip.train import NequIPLightningModule
@@ -16,20 +15,30 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import is_constant
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.fitting.package import fit_package, wrap_package
 from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import averages_for, explained, leverages, rebuild, refuse_head
+from nequip_ext.model.configs import (
+    MODEL,
+    Config,
+    existing,
+    from_checkpoints,
+    read_checkpoint,
+    replaced,
+    sections,
+    source_of,
+)
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_readout, settings_of
 
-MODEL, _LOSS = "nequip_ext.E2IPModel", "nequip_ext.E2IPLoss"
+_LOSS = "nequip_ext.E2IPLoss"
 
 
 def fit_file(
     model: Path,
-    training: Sequence[Frame],
-    validation: Sequence[Frame],
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
     output: Path,
     *,
     head: Optional[str] = None,
@@ -46,7 +55,7 @@ def fit_file(
     ----------
     model : Path
         NequIP checkpoint ``….ckpt`` or package ``….nequip.zip``.
-    training, validation : sequence of Frame
+    training, validation : sequence of LabelledFrame
         Of species that the model's types are of (`nequip_ext.model.elements.types_of`).
     output : Path
         ``….nequip.zip`` for a package that has a readout; ``….ckpt`` for everything else, for a stock package one that
@@ -103,24 +112,13 @@ def _in_mode_leverage(checkpoint: Dict[str, Any], path: Path) -> Tuple[NequIPLig
     hparams = copy.deepcopy(hparams)
     if readout is None:
         drop_optimiser(checkpoint, path, "fit")
-        _change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config})
+        change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config})
         checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
     else:
         settings = settings_of(readout)
         if settings.with_leverage(str(path)) != settings:
-            _change_models(hparams, lambda config: _with_leverage(config, path))
+            change_models(hparams, lambda config: _with_leverage(config, path))
     return rebuild(kind, hparams, checkpoint), hparams, readout is None
-
-
-def read_checkpoint(path: Path) -> Dict[str, Any]:
-    """Read a checkpoint of ``nequip-train``; `InputError` for other files."""
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
-        _ = checkpoint["hyper_parameters"]["info_dict"]["training_module"]["_target_"], checkpoint["state_dict"]
-    # Unpickling raises whatever goes wrong in it.
-    except Exception as error:
-        raise InputError(f"{path}: is no checkpoint of nequip-train ({type(error).__name__}: {error})") from error
-    return checkpoint
 
 
 def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool = False) -> Tuple[Any, Dict[str, Any]]:
@@ -130,26 +128,14 @@ def training_module(checkpoint: Dict[str, Any], path: Path, free_standing: bool 
     is done inside a readout's config, too, whose forces are then no longer fixed.
     """
     hparams = copy.deepcopy(dict(checkpoint["hyper_parameters"]))
-
-    def inlined(config: Dict[str, Any]) -> Dict[str, Any]:
-        while _reads_checkpoint(config):
-            inner = Path(config["checkpoint_path"])
-            if not inner.is_file():
-                raise InputError(f"{path}: its model comes from {inner}, which does not exist")
-            config = copy.deepcopy(read_checkpoint(inner)["hyper_parameters"]["model"])
-        if free_standing and config["_target_"] == MODEL and _reads_checkpoint(config["model"]):
-            return {**config, "model": inlined(dict(config["model"])), "forces": "likelihood"}
-        return config
-
-    _change_models(hparams, inlined)
+    change_models(hparams, lambda config: from_checkpoints(config, path, free_standing))
+    source = source_of(hparams["model"])
+    if source is not None:
+        existing(source, path)
     return get_class(hparams["info_dict"]["training_module"]["_target_"]), hparams
 
 
-def _reads_checkpoint(config: Dict[str, Any]) -> bool:
-    return config["_target_"].rpartition(".")[2] == "ModelFromCheckpoint"
-
-
-def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> None:
+def change_models(hparams: Dict[str, Any], change: Callable[[Config], Config]) -> None:
     """Change the config of the model, in the arguments of the training module and in NequIP's notes about the run.
 
     A loss of ours that names mode ``coupled`` gets mode ``leverage``.
@@ -161,14 +147,13 @@ def _change_models(hparams: Dict[str, Any], change: Callable[[Dict[str, Any]], D
             section["loss"] = {**loss, "evidence": "leverage"}
 
 
-def _with_leverage(config: Dict[str, Any], path: Path) -> Dict[str, Any]:
-    if config["_target_"] != MODEL:
-        source = config.get("package_path", config["_target_"])
+def _with_leverage(config: Config, path: Path) -> Config:
+    if not any(section["_target_"] == MODEL for section in sections(config)):
         raise InputError(
-            f"{path}: its readout comes from {source}, so that its evidence mode cannot be changed in a checkpoint: "
-            "package it with nequip-package and fit the package"
+            f"{path}: its readout comes from {source_of(config)}, so that its evidence mode cannot be changed in a "
+            "checkpoint: package it with nequip-package and fit the package"
         )
-    return {**config, "evidence": "leverage"}
+    return replaced(config, lambda part: {**part, "evidence": "leverage"} if part["_target_"] == MODEL else part)
 
 
 def drop_optimiser(checkpoint: Dict[str, Any], path: Path, verb: str) -> None:

@@ -23,7 +23,7 @@ from e2ip_plugins.files import replacing
 from e2ip_plugins.fitting.batches import OnProgress
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.compat import IS_0_16, cpu_deserialize
 from nequip_ext.fitting.passes import fit_frames
 from nequip_ext.model.checkpoints import explained
@@ -77,8 +77,8 @@ class Package(NamedTuple):
 
 def fit_package(
     path: Path,
-    training: Sequence[Frame],
-    validation: Sequence[Frame],
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
     output: Path,
     device: str,
     batch_size: int,

@@ -12,11 +12,11 @@ from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout
-from nequip_ext.training.reference import reference_forces
+from nequip_ext.training.labels import reference_forces, with_forces
 
 
 class Graphs(Dataset):
@@ -28,7 +28,7 @@ class Graphs(Dataset):
         For species that are no types of the model, before the first dictionary.
     """
 
-    def __init__(self, frames: Sequence[Frame], model: graph_model.GraphModel, types: Types = True) -> None:
+    def __init__(self, frames: Sequence[LabelledFrame], model: graph_model.GraphModel, types: Types = True) -> None:
         names = list(model.type_names)
         known = by_element(types, names)
         # First, because types that are no elements are an error of their own.
@@ -43,8 +43,7 @@ class Graphs(Dataset):
         data = from_ase(self.frames[index].atoms)
         for transform in self.transforms:
             data = transform(data)
-        forces = torch.as_tensor(self.frames[index].forces, dtype=data[AtomicDataDict.POSITIONS_KEY].dtype)
-        return {**data, AtomicDataDict.FORCE_KEY: forces}
+        return with_forces(data, self.frames[index])
 
 
 def batching(batch_size: int) -> Batching:
@@ -114,8 +113,8 @@ def fit_model(
 
 def fit_frames(
     model: graph_model.GraphModel,
-    training: Sequence[Frame],
-    validation: Sequence[Frame],
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
     batch_size: int,
     types: Types,
     on_progress: OnProgress,

@@ -20,7 +20,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import LEVERAGE
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import IS_0_16
 from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
@@ -115,7 +115,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
     model = open_model(path, device=device, head=head).model
     types = types_of(path)
 
-    def run(frames: Sequence[Frame], forces: bool) -> Iterator[Optional[Tensor]]:
+    def run(frames: Sequence[LabelledFrame], forces: bool) -> Iterator[Optional[Tensor]]:
         for batch in in_order([Graphs(frames, model, types)], batching(batch_size)):
             batch = AtomicDataDict.to_(batch, torch.device(device))
             if not forces:

@@ -13,6 +13,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.predictions.ase_properties import CalculatorResults, register_with_ase
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.gradient import Uncertainty
 from e2ip_plugins.scores.calibration import Calibration
@@ -23,7 +24,7 @@ from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_he
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_name, find_readout
 from nequip_ext.registration import register
-from nequip_ext.training.data_sets import known_species
+from nequip_ext.training.labels import known_species
 
 
 def _properties(of: Iterable[Type[Family]]) -> List[str]:
@@ -32,15 +33,22 @@ def _properties(of: Iterable[Type[Family]]) -> List[str]:
     return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
 
 
+register_with_ase()
+
+
 class E2IPCalculator(NequIPCalculator):
     """``NequIPCalculator`` whose ``results`` also hold every output of the model's readout, and ``uq_family``.
 
     ``atoms.calc.results["forces_cov"]`` is the (N, 3, 3) covariance in eV²/Å², and so on. Load compiled
-    models made with ``nequip-compile --target e2ip_ase`` through ``from_compiled_model``.
+    models made with ``nequip-compile --target e2ip_ase`` through ``from_compiled_model``. ASE's own calls take the
+    results as those of ``NequIPCalculator``: ``SinglePointCalculator(atoms, **atoms.calc.results)``,
+    ``atoms.get_properties(["energy", "forces"])`` and ``export_properties()``.
     """
 
     #: Of the class those of all families; of a calculator those of its model, where that can be seen.
     implemented_properties = _properties(families.table().values())
+
+    results: Dict[str, Any]
 
     #: Readout whose compile target is loaded; see `from_compiled_model`.
     readout: ClassVar[str] = families.DEFAULT
@@ -162,7 +170,8 @@ class E2IPCalculator(NequIPCalculator):
         keys = [key for key in (*family.output_keys(), LEVERAGE) if key.name in out]
         outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
         options = {"calibration": self.calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
-        self.results.update(model_results(family, outputs, self._force_factor(), **options))
+        ours = model_results(family, outputs, self._force_factor(), **options)
+        self.results = CalculatorResults({**self.results, **ours})
 
 
 def open_model(

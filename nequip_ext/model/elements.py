@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Sequence, Union
 
 import torch
-import yaml
-from nequip.model.saved_models.package import _suppress_package_importer_exporter_warnings
+
+from nequip_ext.model.configs import package_config
 
 #: Types by element, or True where types are elements, as NequIP's calculators take it.
 Types = Union[bool, Dict[str, str]]
@@ -30,8 +30,7 @@ def by_element(types: Types, names: Sequence[str]) -> Dict[str, str]:
 def _data_section(path: Path) -> Any:
     try:
         if path.suffix == ".zip":
-            with _suppress_package_importer_exporter_warnings():
-                return yaml.safe_load(torch.package.PackageImporter(str(path)).load_text("model", "config.yaml"))
+            return package_config(path)
         return torch.load(path, map_location="cpu", weights_only=False)["hyper_parameters"]["info_dict"]["data"]
     # Opening the file as a model says what is wrong with it.
     except Exception:

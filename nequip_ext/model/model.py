@@ -1,7 +1,7 @@
 """``E2IPModel``: any NequIP energy model with a readout of the forces' uncertainty."""
 
 import math
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
 import torch
 from hydra.utils import get_method
@@ -11,10 +11,11 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
 from nequip_ext.compat import IS_0_16
 from nequip_ext.model.compiler import mend
+from nequip_ext.model.configs import TRAINED, Config, sections, source_of
 from nequip_ext.model.readout import LAST_KEY, FeatureTap, GraphReadout, find_readout
 
-#: Builders of models that have been trained.
-_TRAINED = ("ModelFromCheckpoint", "ModelFromPackage")
+#: Arguments of models that usually come from the statistics of the training data: a number, or one for every type.
+STATISTICS = ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors")
 
 
 def E2IPModel(
@@ -95,14 +96,15 @@ def E2IPModel(
     inner = dict(model)
     inner.update({k: v for k, v in (("model_dtype", model_dtype), ("compile_mode", compile_mode)) if v is not None})
     _check_statistics(inner)
+    trained = source_of(inner) is not None
     inner_target = inner.pop("_target_")
     built = get_method(inner_target)(**inner)
 
     if settings.forces == "fixed":
-        if inner_target.rpartition(".")[2] not in _TRAINED:
+        if not trained:
             raise InputError(
-                "forces 'fixed' trains the readout of a model that is there, but the inner model is a new "
-                f"{inner_target}: give {' or '.join(_TRAINED)}, or leave forces out"
+                "forces 'fixed' trains the readout of an existing model, but the inner model is a new "
+                f"{inner_target}: give {' or '.join(TRAINED)}, or leave forces out"
             )
         built.requires_grad_(False)
     for graph_model in built.values() if isinstance(built, torch.nn.ModuleDict) else [built]:
@@ -110,18 +112,37 @@ def E2IPModel(
     return built
 
 
-def _check_statistics(inner: Dict[str, Any]) -> None:
-    """Raise `InputError` for scales that are not finite: they come from such labels, and would make outputs NaN."""
-    for name in ("per_type_energy_scales", "per_type_energy_shifts", "avg_num_neighbors"):
-        value = inner.get(name)
-        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            raise InputError(
-                f"{name} of the inner model is {value}: the training data has non-finite labels. Atoms with NaN or "
-                "infinite reference forces are left out of the statistics and of the loss with 'stats_manager: "
-                "_target_: nequip_ext.E2IPDataStatisticsManager' in the data section, which also names frames with "
-                "such energies: leave those out."
+def _check_statistics(inner: Config) -> None:
+    """Raise `InputError` for statistics that are not finite: they come from such labels, and would make outputs NaN."""
+    for section in sections(inner):
+        for name in STATISTICS:
+            value = section.get(name)
+            numbers = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
             )
+            wrong = [number for number in numbers if isinstance(number, float) and not math.isfinite(number)]
+            # Types that the data lack have NaN, which `nequip_ext.training.data_sets.check_lacking_types` looks at.
+            if any(map(math.isinf, wrong)) or len(wrong) == len(numbers):
+                raise InputError(
+                    f"{name} of the inner model is {value}: the training data have non-finite labels, or none. Atoms "
+                    "with NaN or infinite reference forces are left out of the statistics and of the loss with "
+                    "'stats_manager: _target_: nequip_ext.E2IPDataStatisticsManager' in the data section, which also "
+                    "names frames with such energies: leave those out, or give a number instead of the statistic."
+                )
+
+
+def lacking_types(config: Config) -> Dict[str, List[str]]:
+    """Return names of statistics in a model's config with the atom types for which they are NaN."""
+    lacking: Dict[str, List[str]] = {}
+    for section in sections(config):
+        for name in STATISTICS:
+            value = section.get(name)
+            if isinstance(value, (list, tuple)):
+                value = dict(zip(section.get("type_names", ()), value, strict=False))
+            if isinstance(value, dict):
+                types = [key for key, number in value.items() if isinstance(number, float) and math.isnan(number)]
+                lacking.update({name: types} if types else {})
+    return lacking
 
 
 def _add_readout(graph_model: Any, settings: Settings, seed: int) -> None:

@@ -5,7 +5,7 @@ about them, and opens test files after training. What does not fit would cost a 
 """
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
 
 import lightning
 import torch
@@ -22,13 +22,19 @@ from e2ip_plugins.readout import loss as readout_loss
 from e2ip_plugins.readout.readout import Readout
 from nequip_ext.compat import XYZFileWriter, metric_entries
 from nequip_ext.model.readout import find_readout, graph_readouts, settings_of
-from nequip_ext.training.data_sets import check_atom_types, check_datasets, configurations, labels_of
+from nequip_ext.training.data_sets import (
+    check_atom_types,
+    check_datasets,
+    check_lacking_types,
+    configurations,
+    labels_of,
+)
 from nequip_ext.training.frozen_features import forget, remember
 from nequip_ext.training.loss import ForceLoss
 from nequip_ext.training.metrics import ForceFigure
-from nequip_ext.training.naming import name_models_in_files
 from nequip_ext.training.reference import WRAP
 from nequip_ext.training.restarts import check_restart
+from nequip_ext.training.writers import mend_writers
 
 logger = RankedLogger(__name__, rank_zero_only=True)
 
@@ -52,7 +58,7 @@ class E2IPInputCheck(lightning.Callback):
         readout = bind(pl_module)
         if readout is not None:
             check_restart(pl_module)
-            name_models_in_files()
+            mend_writers()
             check_files_written(trainer.callbacks, readout)
         if stage == "fit":
             if readout is not None:
@@ -140,6 +146,9 @@ def _clip_apart(pl_module: torch.nn.Module, clip: Callable[..., None], *args: An
 def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Readout]) -> None:
     """Check the data sets of a datamodule: for the losses and metrics of ours, and for the fit of the leverage."""
     check_atom_types(pl_module.model, [*data.train_dataset, *data.val_dataset])
+    if readout is not None:
+        for text in check_lacking_types(pl_module.hparams["model"], [*data.train_dataset, *data.val_dataset]):
+            logger.warning(text)
     if _users(pl_module.loss, pl_module.train_metrics):
         check_datasets("training", data.train_dataset_config, data.train_dataset, labels_of(pl_module.loss))
     # The leverage is fitted to them after the training, which would be too late to say so.
@@ -154,7 +163,7 @@ def check_data(pl_module: NequIPLightningModule, data: Any, readout: Optional[Re
         check_datasets("test", data.test_dataset_config, datasets, labels_of(pl_module.test_metrics))
 
 
-def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
+def check_callbacks(callbacks: Sequence[Any], loss: Any) -> None:
     """Raise `InputError` for those that would take the readout's loss away, or test other weights than are fitted."""
     averaging = getattr(lightning.pytorch.callbacks, "WeightAveraging", ())
     for callback in callbacks:
@@ -163,15 +172,39 @@ def check_callbacks(callbacks: Iterable[Any], loss: Any) -> None:
                 f"{type(callback).__name__} tests other weights than the leverage is fitted to: take "
                 "_target_: nequip.train.EMALightningModule instead"
             )
-        if type(callback).__name__ == "LossCoefficientScheduler" and _users(loss):
-            known = list(metric_entries(loss))
-            # NequIP takes no notice of others, and counts what is not named as switched off.
-            unknown = {name for coefficients in callback.schedule.values() for name in coefficients} - set(known)
-            if unknown:
-                raise InputError(
-                    f"LossCoefficientScheduler names {', '.join(sorted(unknown))}, which the loss does not have: its "
-                    f"terms are {', '.join(known)}"
-                )
+    if _users(loss):
+        check_schedulers(callbacks, loss)
+
+
+#: Terms of the loss that NequIP's schedulers name, by class; `SoftAdapt` acts on all.
+_SCHEDULED: Dict[str, Callable[[Any, Iterable[str]], Iterable[str]]] = {
+    "LossCoefficientScheduler": lambda callback, terms: {name for part in callback.schedule.values() for name in part},
+    "LinearLossCoefficientScheduler": lambda callback, terms: callback.final_coeffs,
+    "SoftAdapt": lambda callback, terms: terms,
+}
+
+
+def check_schedulers(callbacks: Sequence[Any], loss: Any) -> None:
+    """Raise `InputError` for schedulers of NequIP's that name terms which the loss does not have, or that start from
+    coefficients which are null. NequIP notices at the epoch when they act, or counts what is not named as switched off.
+    """
+    entries = metric_entries(loss)
+    kinds = [(type(callback).__name__, callback) for callback in callbacks]
+    named = [(kind, sorted(_SCHEDULED[kind](callback, entries))) for kind, callback in kinds if kind in _SCHEDULED]
+    for kind, terms in named:
+        unknown = [term for term in terms if term not in entries]
+        if unknown:
+            raise InputError(
+                f"{kind} names {', '.join(unknown)}, which the loss does not have: its terms are {', '.join(entries)}"
+            )
+    # These may have a coefficient by then.
+    switched = {term for kind, terms in named if kind == "LossCoefficientScheduler" for term in terms}
+    for kind, terms in named:
+        null = [term for term in terms if entries[term][0] is None and term not in switched]
+        if null and kind != "LossCoefficientScheduler":
+            raise InputError(
+                f"{kind} starts from the coefficients of the loss, but that of {', '.join(null)} is null: give 0.0"
+            )
 
 
 def check_that_progress_shows(val_metrics: Any) -> None:

@@ -1,22 +1,29 @@
 """Checks of the data sets of a training: what NequIP notices after the training, or not at all."""
 
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
 import numpy as np
 import torch
-from ase.data import chemical_symbols
 from nequip.data import AtomicDataDict
 from nequip.train import MetricsManager
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import FAMILY_KEY
+from e2ip_plugins.predictions.checks import check_finite
 from e2ip_plugins.predictions.data_sets import check_frame
-from e2ip_plugins.predictions.doubts import Configuration
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from nequip_ext.compat import metric_entries
-from nequip_ext.training.reference import check_reference
-
-#: Frames with their numbers.
-Numbered = Iterable[Tuple[int, AtomicDataDict.Type]]
+from nequip_ext.model.model import lacking_types
+from nequip_ext.training.labels import (
+    FIELDS,
+    check_reference,
+    first_of,
+    in_memory,
+    labelled_frames,
+    transforms_of,
+    types_in,
+)
 
 #: Labels of a loss of energies and forces: by field, whether NaN is left out.
 ENERGIES = {AtomicDataDict.TOTAL_ENERGY_KEY: False}
@@ -30,7 +37,10 @@ _METRICS = {
 #: Another way out for frames without a label.
 _NAN = {
     AtomicDataDict.FORCE_KEY: " or give them NaN",
-    AtomicDataDict.STRESS_KEY: ", or give them NaN and E2IPLoss and E2IPMetrics 'ignore_nan: {stress: true}'",
+    **{
+        field: f", or give them NaN and E2IPLoss and E2IPMetrics 'ignore_nan: {{{field}: true}}'"
+        for field in (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.STRESS_KEY)
+    },
 }
 
 
@@ -46,31 +56,6 @@ def labels_of(metrics: Optional[torch.nn.Module]) -> Dict[str, bool]:
     return labels
 
 
-def in_memory(dataset: Any) -> Tuple[Optional[List[Tuple[int, AtomicDataDict.Type]]], Sequence[Any]]:
-    """Return the numbered frames of a data set, None where they are not in memory, and its transforms.
-
-    The transforms have not been applied to these frames. Frames of a part of a data set (``split_dataset``) have the
-    numbers that they have in the whole.
-    """
-    numbers: Optional[Sequence[int]] = None
-    while isinstance(dataset, Subset):
-        numbers = dataset.indices if numbers is None else [dataset.indices[i] for i in numbers]
-        dataset = dataset.dataset
-    frames, transforms = getattr(dataset, "data_list", None), getattr(dataset, "transforms", ())
-    if frames is None:
-        return None, transforms
-    return [(int(i), frames[i]) for i in (range(len(frames)) if numbers is None else numbers)], transforms
-
-
-def known_species(transforms: Iterable[Any]) -> Optional[List[str]]:
-    """Return the chemical symbols that a mapper to atom types takes; None where there is no such mapper."""
-    for transform in transforms:
-        table = getattr(transform, "lookup_table", None)
-        if table is not None:
-            return [chemical_symbols[number] for number in (table >= 0).nonzero().flatten().tolist()]
-    return None
-
-
 def check_atom_types(model: torch.nn.Module, datasets: Iterable[Dataset]) -> None:
     """Raise `InputError` where data number their atom types in another order than a trained model.
 
@@ -78,7 +63,7 @@ def check_atom_types(model: torch.nn.Module, datasets: Iterable[Dataset]) -> Non
     """
     models = [part for part in model.modules() if getattr(part, "is_graph_model", False)]
     expected = [list(part.type_names) for part in models]  # type: ignore[arg-type]
-    for transform in (transform for dataset in datasets for transform in in_memory(dataset)[1]):
+    for transform in (transform for dataset in datasets for transform in transforms_of(dataset)):
         names = list(getattr(transform, "model_type_names", ()))
         for known in expected:
             if names != known[: len(names)]:
@@ -88,10 +73,37 @@ def check_atom_types(model: torch.nn.Module, datasets: Iterable[Dataset]) -> Non
                 )
 
 
+def check_lacking_types(config: Dict[str, Any], datasets: Iterable[Dataset]) -> List[str]:
+    """Return warnings about atom types for which statistics in a model's config are NaN.
+
+    Raises
+    ------
+    InputError
+        Where the data in memory have atoms of these types: their energies would be NaN.
+    """
+    lacking = lacking_types(config)
+    present = set().union(*map(types_in, datasets)) if lacking else set()
+    texts = []
+    for name, types in lacking.items():
+        known = [kind for kind in types if kind in present]
+        if known:
+            raise InputError(
+                f"{name} is NaN for {', '.join(known)}, of which the data have atoms: those of the training data have "
+                "non-finite labels, or there are none. Give numbers instead of the statistic, or use 'stats_manager: "
+                "_target_: nequip_ext.E2IPDataStatisticsManager' in the data section, which leaves such labels out"
+            )
+        texts.append(
+            f"{name} is NaN for {', '.join(types)}, of which the training data have no atoms: the model will predict "
+            f"NaN for {', '.join(types)}. Leave these out of chemical_species, or give numbers for all types "
+            "instead of the statistic"
+        )
+    return texts
+
+
 def check_datasets(
     split: str, configs: List[Dict[str, Any]], datasets: List[Dataset], labels: Mapping[str, bool] = ENERGIES
 ) -> None:
-    """Raise `InputError`, with the file's name, where `check_frames` does, and for frames without a reference.
+    """Raise `InputError`, with the file's name, where `check_labels` does, and for frames without a reference.
 
     Data that are not in memory are looked at by their first frame only.
 
@@ -103,52 +115,51 @@ def check_datasets(
     labels : mapping
         See `labels_of`. In test data they need not be finite.
     """
-    finite = [field for field, ignore_nan in labels.items() if not ignore_nan and split != "test"]
     for config, dataset in zip(configs, datasets, strict=True):
         where = f"{split} data ({_file_of(config)})"
-        numbered, transforms = in_memory(dataset)
-        numbered = [(0, dataset[0])] if numbered is None else numbered
-        check_frames(numbered, transforms, where, finite)
-        for field in (AtomicDataDict.FORCE_KEY, *labels):
-            missing = [index for index, frame in numbered if field not in frame]
-            if 0 < len(missing) < len(numbered):
+        missing: Dict[str, List[str]] = {field: [] for field in (AtomicDataDict.FORCE_KEY, *labels)}
+        count = 0
+        for frame in labelled_frames(dataset, where):
+            count += 1
+            check_labels(frame, {} if split == "test" else labels)
+            for field, without in missing.items():
+                if getattr(frame, FIELDS[field]) is None:
+                    without.append(frame.where)
+        for field, without in missing.items():
+            if 0 < len(without) < count:
                 raise InputError(
-                    f"{len(missing)} of {len(numbered)} frames of the {where} have no '{field}', the first is frame "
-                    f"{missing[0]}: NequIP needs the same labels in all frames; remove these{_NAN.get(field, '')}"
+                    f"{len(without)} of {count} frames of the {where} have no '{field}', the first is "
+                    f"{without[0].partition(' of the ')[0]}: NequIP needs the same labels in all frames; remove these"
+                    f"{_NAN.get(field, '')}"
                 )
-            if missing:
-                check_reference(numbered[0][1], field, where)
+            if without:
+                check_reference(first_of(dataset), field, where)
 
 
-def check_frames(
-    numbered: Numbered, transforms: Iterable[Any], where: str, finite: Iterable[str], apart: bool = True
-) -> None:
-    """Raise `InputError` as `check_frame` does, with the frame's number; references of ``finite`` must be that."""
-    known = known_species(transforms)
-    for index, frame in numbered:
-        numbers, periodic = _array(frame, AtomicDataDict.ATOMIC_NUMBERS_KEY, -1), _array(frame, AtomicDataDict.PBC_KEY)
-        cell, positions = _array(frame, AtomicDataDict.CELL_KEY, 3, 3), frame[AtomicDataDict.POSITIONS_KEY].numpy()
-        labels = {field.removeprefix("total_"): frame[field].numpy() for field in finite if field in frame}
-        numbers = np.zeros(0, dtype=int) if numbers is None else numbers
-        check_frame(numbers, positions, cell, periodic, labels, f"frame {index} of the {where}", known, apart)
-
-
-def configurations(datasets: Iterable[Dataset]) -> Iterator[Configuration]:
-    """Yield the frames of data in memory."""
-    for _, frame in (numbered for dataset in datasets for numbered in in_memory(dataset)[0] or ()):
-        species = frame.get(AtomicDataDict.ATOMIC_NUMBERS_KEY, frame.get(AtomicDataDict.ATOM_TYPE_KEY))
-        if species is not None:
-            cell = _array(frame, AtomicDataDict.CELL_KEY, 3, 3)
-            yield Configuration(
-                species.reshape(-1).numpy(),
-                frame[AtomicDataDict.POSITIONS_KEY].numpy(),
-                np.zeros((3, 3)) if cell is None else cell,
-                forces=_array(frame, AtomicDataDict.FORCE_KEY, -1, 3),
+def check_labels(frame: LabelledFrame, labels: Mapping[str, bool], apart: bool = True) -> None:
+    """Raise `InputError` as `check_frame` does, and for labels that are predictions of a model, or infinite where NaN
+    is left out; ``labels`` as `labels_of` returns them."""
+    check_frame(frame, [FIELDS[field] for field, ignore_nan in labels.items() if not ignore_nan], apart=apart)
+    for field, name in FIELDS.items():
+        label: Optional[Label] = getattr(frame, name)
+        if label is None:
+            continue
+        if label.predicted:
+            raise InputError(
+                f"{frame.where}: its {name} are predictions of a model ({FAMILY_KEY} is in the frame), no reference. "
+                f"NequIP reads columns named energy, forces and stress before those that key_mapping names: give "
+                "exclude_keys=[energy,forces,stress] in the data section and name the references in key_mapping, or "
+                "take other frames"
             )
+        if labels.get(field):
+            check_finite(np.where(np.isnan(label.values), 0.0, label.values), frame.where, name)
 
 
-def _array(frame: AtomicDataDict.Type, field: str, *shape: int) -> Optional[np.ndarray]:
-    return frame[field].reshape(shape or -1).numpy() if field in frame else None
+def configurations(datasets: Iterable[Dataset]) -> Iterator[LabelledFrame]:
+    """Yield the frames of data in memory."""
+    for dataset in datasets:
+        if in_memory(dataset) is not None:
+            yield from labelled_frames(dataset)
 
 
 def _file_of(config: Dict[str, Any]) -> Any:

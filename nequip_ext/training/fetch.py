@@ -5,11 +5,11 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import ase
 import ase.io
-from nequip.data import AtomicDataDict
 from nequip.data.datamodule import MD22DataModule, WaterDataModule, rMD17DataModule
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
+from nequip_ext.training.labels import labelled
 
 
 class Source(NamedTuple):
@@ -82,15 +82,8 @@ def fetch(name: str, folder: Path, seed: int = 0) -> List[Path]:
 
 
 def _frames(dataset: Any, most: Optional[int]) -> Iterator[ase.Atoms]:
-    for i in range(min(len(dataset), most or len(dataset))):
-        data = dataset[i]
-        atoms = ase.Atoms(
-            numbers=data[AtomicDataDict.ATOMIC_NUMBERS_KEY].numpy(),
-            positions=data[AtomicDataDict.POSITIONS_KEY].numpy(),
-        )
-        if AtomicDataDict.CELL_KEY in data:
-            atoms.cell = data[AtomicDataDict.CELL_KEY].numpy().reshape(3, 3)
-            atoms.pbc = data[AtomicDataDict.PBC_KEY].numpy().reshape(3)
-        atoms.info["REF_energy"] = float(data[AtomicDataDict.TOTAL_ENERGY_KEY])
-        atoms.new_array("REF_forces", data[AtomicDataDict.FORCE_KEY].numpy())
-        yield atoms
+    for frame in (labelled(dataset[i]) for i in range(min(len(dataset), most or len(dataset)))):
+        assert frame.energy is not None and frame.forces is not None
+        frame.atoms.info["REF_energy"] = float(frame.energy.values)
+        frame.atoms.new_array("REF_forces", frame.forces.values)
+        yield frame.atoms

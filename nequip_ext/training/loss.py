@@ -1,6 +1,5 @@
 """``E2IPLoss``: NequIP's energy (and stress) terms with the loss of a predictive family in place of the forces'."""
 
-import math
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -16,11 +15,12 @@ from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY
 from e2ip_plugins.predictions.data_sets import masked_forces
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
-from nequip_ext.training.reference import check_outputs, error_entry, reference_forces
+from nequip_ext.training.labels import reference_forces
+from nequip_ext.training.reference import MeanSquare, check_coeffs, check_outputs, error_entry, is_number
 
 
 def E2IPLoss(
-    coeffs: Dict[str, float] = {"total_energy": 1.0, "forces": 1.0},  # noqa: B006 (NequIP's way; never changed)
+    coeffs: Mapping[str, Optional[float]] = {"total_energy": 1.0, "forces": 1.0},
     evidence_weight: Optional[float] = None,
     evidence: Optional[str] = None,
     preset: Optional[str] = None,
@@ -75,24 +75,27 @@ def E2IPLoss(
     """
     readout = readout or families.DEFAULT
     families.get(readout).check_names(options, E2IPLoss)
+    check_coeffs(coeffs, "E2IPLoss")
     if set(coeffs) - {"stress"} != {"total_energy", "forces"}:
         raise InputError(
             f"coeffs of E2IPLoss must have total_energy and forces, may have stress, nothing else; got {sorted(coeffs)}"
         )
-    if not coeffs["forces"] > 0:
+    forces = coeffs["forces"]
+    if forces is None or forces <= 0:
         raise InputError(
-            f"the forces coefficient of E2IPLoss is {coeffs['forces']}, but must be > 0, because the "
-            "uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without E2IPModel"
+            f"the forces coefficient of E2IPLoss is {'null' if forces is None else forces}, but must be > 0, because "
+            "the uncertainty is learned from forces; for energies alone use nequip.train.EnergyOnlyLoss without "
+            "E2IPModel"
         )
     options.update(evidence_weight=evidence_weight, evidence=evidence, preset=preset)
     force_term = ForceLoss(readout, options, _type_weights(per_type_forces_coeffs, type_names))
     energy = "per_atom_energy" if per_atom_energy else "total_energy"
     metrics = [
-        error_entry(energy, "mse", MeanSquaredError(), coeffs["total_energy"], ignore_nan),
+        error_entry(energy, "mse", MeanSquare(), coeffs["total_energy"], ignore_nan),
         {"name": f"forces_{readout}", "coeff": coeffs["forces"], "metric": force_term},
     ]
     if "stress" in coeffs:
-        metrics.append(error_entry("stress", "mse", MeanSquaredError(), coeffs["stress"], ignore_nan))
+        metrics.append(error_entry("stress", "mse", MeanSquare(), coeffs["stress"], ignore_nan))
     return MetricsManager([*metrics, *(extra_metrics or [])], type_names=type_names)
 
 
@@ -100,7 +103,7 @@ def _type_weights(coeffs: Optional[Mapping[str, float]], type_names: Optional[Li
     """Return coefficients in the order of the types, or a single 1 where all atoms count alike."""
     if coeffs is None:
         return (1.0,)
-    numbers = all(isinstance(c, (int, float)) and 0 < c < math.inf for c in coeffs.values())
+    numbers = all(is_number(c) and c > 0 for c in coeffs.values())
     if not type_names or set(coeffs) != set(type_names) or not numbers:
         raise InputError(
             f"per_type_forces_coeffs of E2IPLoss is {dict(coeffs)}: give a number > 0 for every type, "
@@ -155,7 +158,8 @@ class ForceLoss(Metric):
         settings = settings.with_aliases(self.readout, self.options, self.owner)
         self.family, self.detached = settings.build(), settings.detached
         weights = self.weights if settings.forces == "host" else ()
-        self.square_errors = torch.nn.ModuleList(MeanSquaredError() for _ in weights)
+        kind = MeanSquare if len(weights) == 1 else MeanSquaredError  # NaN says that there is no atom of a type
+        self.square_errors = torch.nn.ModuleList(kind() for _ in weights)
         return settings
 
     def forward(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> torch.Tensor:
@@ -218,7 +222,7 @@ class ForceLoss(Metric):
             # As NequIP's manager does it, and only where it must: a selection sums in another order.
             atoms = slice(None) if bool(chosen.all()) else chosen
             metric.dist_sync_on_step = self.dist_sync_on_step
-            values.append(metric(*(data[AtomicDataDict.FORCE_KEY][atoms] for data in (preds, target))))
+            values.append(metric(preds[AtomicDataDict.FORCE_KEY][atoms], reference_forces(target)[atoms]))
         return _weighted(values, self.weights)
 
     def _per_atom(self, preds: AtomicDataDict.Type, target: AtomicDataDict.Type) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -254,4 +258,4 @@ def _weighted(values: Sequence[torch.Tensor], weights: Sequence[float]) -> torch
         return values[0]
     pairs = [(weight, value) for weight, value in zip(weights, values, strict=True) if not bool(torch.isnan(value))]
     total: Any = sum(weight * value for weight, value in pairs)
-    return total / sum(weight for weight, _ in pairs) if pairs else values[0]
+    return total / sum(weight for weight, _ in pairs) if pairs else torch.zeros_like(values[0])

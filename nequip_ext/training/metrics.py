@@ -11,7 +11,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import PLATEAU_KEY
 from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.scores.training import FIGURES, ForceUncertainty
-from nequip_ext.training.reference import check_outputs, error_entry, reference_forces
+from nequip_ext.training.labels import reference_forces
+from nequip_ext.training.reference import check_coeffs, check_outputs, error_entry
 
 _ERRORS = {"rmse": RootMeanSquaredError, "mae": MeanAbsoluteError, "maxabserr": MaximumAbsoluteError}
 _FIELDS = ("total_energy", "per_atom_energy", "forces", "stress")
@@ -50,6 +51,7 @@ def E2IPMetrics(
     shared = ForceUncertainty(families.get(readout))
     figures = {figure.key(readout): ForceFigure(figure.name, shared, figure is FIGURES[0]) for figure in FIGURES}
     known = [f"{field}_{error}" for field in _FIELDS for error in _ERRORS] + list(figures)
+    check_coeffs(coeffs, "E2IPMetrics")
     unknown = sorted(set(coeffs) - set(known))
     if unknown:
         raise InputError(f"unknown metrics in coeffs of E2IPMetrics: {', '.join(unknown)}; known: {', '.join(known)}")

@@ -1,4 +1,5 @@
-"""Check of a ``nequip-train`` restart: NequIP takes model and loss from the checkpoint, whatever the config says."""
+"""The config of the running ``nequip-train``: check of a restart, because NequIP takes model and loss from the
+checkpoint, whatever the config says; and what the loss leaves out, which the statistics are computed before."""
 
 from typing import Any, Iterator, Optional
 
@@ -54,6 +55,16 @@ def _running_config() -> Optional[DictConfig]:
     overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     config = compose(hydra.job.config_name, overrides=list(overrides))
     return config if "training_module" in config else None
+
+
+def loss_leaves_out_nan() -> bool:
+    """Return whether the loss in the config of the running ``nequip-train`` leaves out NaN of any label."""
+    config = _running_config()
+    if config is None:
+        return False
+    sections = [part.get("ignore_nan") for part in _mappings(config.training_module.get("loss"))]
+    values = [list(part.values()) if isinstance(part, DictConfig) else [part] for part in sections]
+    return any(value is True for part in values for value in part)
 
 
 def _settings(training_module: DictConfig, forces_rms: Optional[float]) -> Optional[Settings]:

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
+import torch
 from nequip.data import (
     AtomicDataDict,
     DataStatisticsManager,
@@ -15,8 +16,9 @@ from nequip.data import (
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.checks import check_finite
 from e2ip_plugins.predictions.data_sets import masked_forces
-from nequip_ext.training.data_sets import ENERGIES, check_frames, in_memory
-from nequip_ext.training.reference import check_reference, nan_where_not_finite
+from nequip_ext.training.data_sets import check_labels
+from nequip_ext.training.labels import in_memory, labelled_frames, reference_energies, reference_forces
+from nequip_ext.training.restarts import loss_leaves_out_nan
 
 
 class E2IPDataStatisticsManager(DataStatisticsManager):
@@ -24,7 +26,8 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
 
     Training data without forces or energies, with energies that are not finite, or with species that
     ``chemical_species`` lacks, ends the run with `InputError`;
-    atoms with NaN or infinite reference forces are left out of the force statistics and counted in a warning.
+    atoms with NaN or infinite reference forces are left out of the force statistics and counted in a warning, and so
+    are frames with NaN energies where the loss in the config has ``ignore_nan``.
 
     Example usage in config:
 
@@ -40,11 +43,11 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
     def __init__(
         self, dataloader_kwargs: Optional[Dict[str, Any]] = None, type_names: Optional[List[str]] = None
     ) -> None:
-        forces = {"field": AtomicDataDict.FORCE_KEY, "ignore_nan": True}
+        forces, energy = {"field": AtomicDataDict.FORCE_KEY, "ignore_nan": True}, AtomicDataDict.TOTAL_ENERGY_KEY
         metrics = [
             {"name": "num_neighbors_mean", "field": NumNeighbors(), "metric": Mean()},
             {"name": "per_type_num_neighbors_mean", "field": NumNeighbors(), "metric": Mean(), "per_type": True},
-            {"name": "per_atom_energy_mean", "field": PerAtomModifier("total_energy"), "metric": Mean()},
+            {"name": "per_atom_energy_mean", "field": PerAtomModifier(energy), "metric": Mean(), "ignore_nan": True},
             {"name": "forces_rms", "metric": RootMeanSquare(), **forces},
             {"name": "per_type_forces_rms", "metric": RootMeanSquare(), "per_type": True, **forces},
         ]
@@ -52,19 +55,23 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
 
     def get_statistics(self, data_source: Iterable[AtomicDataDict.Type]) -> Dict[str, Any]:
         """Statistics by name; see the class for errors and warnings."""
-        atoms = masked = 0
+        atoms = masked = frames = without_energy = 0
+        ignore_nan = loss_leaves_out_nan()
         # By their numbers in the file: a loader shuffles, and NequIP's own messages name neither frame nor element.
-        numbered, transforms = in_memory(getattr(data_source, "dataset", None))
-        check_frames(numbered or (), transforms, "training data", ENERGIES, apart=False)
+        dataset: Any = getattr(data_source, "dataset", None)
+        if in_memory(dataset) is not None:
+            for frame in labelled_frames(dataset, "training data"):
+                check_labels(frame, {AtomicDataDict.TOTAL_ENERGY_KEY: ignore_nan}, apart=False)
 
         def checked() -> Iterator[AtomicDataDict.Type]:
-            nonlocal atoms, masked
+            nonlocal atoms, masked, frames, without_energy
             for data in data_source:
-                for field in (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY):
-                    check_reference(data, field, "training data")
+                forces, energies = (of(data, "training data") for of in (reference_forces, reference_energies))
+                without = torch.isnan(energies) if ignore_nan else torch.zeros_like(energies, dtype=torch.bool)
                 # Of data that are not in memory; the loader shuffles them, so that a number would be wrong.
-                check_finite(data[AtomicDataDict.TOTAL_ENERGY_KEY].numpy(), "a frame of the training data")
-                forces, bad = nan_where_not_finite(data[AtomicDataDict.FORCE_KEY])
+                check_finite(energies[~without].numpy(), "a frame of the training data")
+                frames, without_energy = frames + len(without), without_energy + int(without.sum())
+                bad = torch.isnan(forces).any(-1)
                 atoms, masked = atoms + bad.numel(), masked + int(bad.sum())
                 yield {**data, AtomicDataDict.FORCE_KEY: forces}
 
@@ -88,4 +95,10 @@ class E2IPDataStatisticsManager(DataStatisticsManager):
         text = masked_forces(masked, atoms, "of the training data")
         if text:
             warnings.warn(text, stacklevel=2)
+        if without_energy:
+            warnings.warn(
+                f"{without_energy} of {frames} frames of the training data have NaN reference energies: they are left "
+                "out of the mean energy per atom",
+                stacklevel=2,
+            )
         return statistics

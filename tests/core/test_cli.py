@@ -95,7 +95,7 @@ def test_fit_hands_frames_to_the_host_and_prints_what_was_found(fit, files, call
     assert result.exit_code == 0, result.output
     host, ((model, training, validation, output), options) = calls
     assert host == "mace" and model == files / "my.model" and output == files / "my-e2ip.model"
-    assert len(training) == len(validation) == 4 and np.isfinite(validation[0].forces).all()
+    assert len(training) == len(validation) == 4 and np.isfinite(validation[0].counted_forces).all()
     assert options == {"head": None, "device": "cpu", "batch_size": 10}
     assert result.stderr == "e2ip: warning: few atoms\n"
     assert "growth 2 (1.5 to 2.7)" in result.stdout and f"Written: {output}" in result.stdout
@@ -137,7 +137,7 @@ def test_fit_reads_the_array_of_its_option_from_the_training_frames_too(fit, fil
         ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
     assert fit("my.model", "--forces-key", "mine").exit_code == 0
     (_, training, validation, _), _ = calls[1]
-    assert all((frame.forces == 0.25).all() for frame in [*training, *validation])
+    assert all((frame.counted_forces == 0.25).all() for frame in [*training, *validation])
 
 
 def test_fit_needs_no_forces_of_training_frames(fit, files, calls):

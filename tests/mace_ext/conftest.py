@@ -145,14 +145,14 @@ def labelled():
     import numpy as np
     from ase.build import molecule
 
-    from e2ip_plugins.predictions.labelled import Frame
+    from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 
     def make(name, count, seed, width=0.1):
         rng, frames = np.random.default_rng(seed), []
         for i in range(count):
             atoms = molecule(name)
             atoms.rattle(width, rng=rng)
-            frames.append(Frame(atoms, rng.normal(scale=0.3, size=(len(atoms), 3)), f"{name} {i}"))
+            frames.append(LabelledFrame(atoms, f"{name} {i}", Label(rng.normal(scale=0.3, size=(len(atoms), 3)))))
         return frames
 
     return make

@@ -22,9 +22,10 @@ def python(code, *options, **environment):
 def test_start_up_loads_the_standard_library_only():
     loaded = python(START_UP + "print(*started)")
     foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"__main__"}
-    # Other packages may have start-up files of their own; ours brings these two modules.
+    # Other packages may have start-up files of their own; ours brings these modules.
     assert "mace_ext" in foreign
-    assert {name for name in loaded if name.startswith(("mace_ext", "e2ip", "mace"))} == {"mace_ext", "mace_ext._hook"}
+    ours = {"mace_ext", "mace_ext._hook", "mace_ext.switch"}
+    assert {name for name in loaded if name.startswith(("mace_ext", "e2ip", "mace"))} == ours
     assert not foreign & {"torch", "numpy", "ase", "e3nn", "mace"}
 
 

@@ -25,7 +25,7 @@ from nequip_ext import contract, registration, setup
 from nequip_ext.compat import XYZFileWriter
 from nequip_ext.inference.batches import transforms_of
 from nequip_ext.model.checkpoints import explained
-from nequip_ext.training.naming import name_models_in_files
+from nequip_ext.training.writers import mend_writers
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
 
@@ -93,9 +93,9 @@ def test_writers_of_xyz_files():
     source = inspect.getsource(XYZFileWriter)
     assert re.search(r"to_ase\([^)]*extra_fields=self\.extra_fields", source)
     assert inspect.unwrap(write_xyz.to_ase) is to_ase
-    name_models_in_files()
+    mend_writers()
     wrapped = write_xyz.to_ase
-    name_models_in_files()
+    mend_writers()
     assert write_xyz.to_ase is wrapped and inspect.unwrap(wrapped) is to_ase
 
 

@@ -24,6 +24,7 @@ from e2ip_plugins.md.lammps.library import (
     check_species,
     of_atoms,
 )
+from e2ip_plugins.md.mixtures import results_of
 
 #: Id of the fix that holds uncertainties.
 _OUTPUTS_FIX = "e2ip_outputs"
@@ -102,7 +103,7 @@ class LammpsDriver:
         self._error: Optional[BaseException] = None
         self._read(of_atoms(lmp, "id"), of_atoms(lmp, "x"))
         evaluate_first(self.atoms)
-        results = calculator.results
+        results = results_of(self.atoms)
         self._columns = check_keys(results, keys, len(self.atoms), lmp)
         self.keys = [key.name for key in self._columns]
         periodic = bool(self.atoms.pbc.all())
@@ -184,7 +185,7 @@ class LammpsDriver:
         atoms = self.atoms
         atoms.info["lammps_step"] = step
         predicted = atoms.get_forces(apply_constraint=False)
-        energy, results = atoms.get_potential_energy(), atoms.calc.results
+        energy, results = atoms.get_potential_energy(), results_of(atoms)
         finite = bool(np.isfinite(energy) and np.isfinite(predicted).all())
         if finite:
             forces[order] = self._energy * predicted

@@ -13,7 +13,7 @@ from e2ip_plugins.fitting.features import Features, Passes, collect
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.leverage.module import Neighbours
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -151,7 +151,7 @@ def water(seed=0, width=0.05):
 
 
 def rattled(count, seed=0, width=0.05):
-    return [Frame(water(seed + i, width), np.zeros((3, 3)), f"frame {i}") for i in range(count)]
+    return [LabelledFrame(water(seed + i, width), f"frame {i}") for i in range(count)]
 
 
 def candidates(*atoms):
@@ -179,7 +179,7 @@ def test_frames_that_are_no_candidates_are_counted():
     assert select(model(), known, candidates(*atoms), SelectOptions(9, validity=loose)).warnings == [
         "only 6 of 10 frames are candidates: all of them are taken"
     ]
-    mean = collect(model(), [Frame(stretched, np.zeros((3, 3)), "")]).leverage.max()
+    mean = collect(model(), [LabelledFrame(stretched, "")]).leverage.max()
     strict = Validity(max_leverage=0.9 * mean)
     assert select(model(), known, candidates(stretched, water(101)), SelectOptions(1, validity=strict)).rejected == {
         "leverage too large": 1

@@ -7,7 +7,7 @@ import pytest
 
 from e2ip_plugins.bench import data
 from e2ip_plugins.bench.catalogue import DataSet
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, UncertaintyWarning
 
 
 def toy(**changes):
@@ -47,6 +47,16 @@ def test_further_frames_are_used_for_nothing_else(root):
     assert energies(files["train"]) == list(range(12)) and energies(files["valid"]) == [12, 13, 14, 15]
     with pytest.raises(InputError, match="has 20 frames; 21 are needed"):
         data.prepare("toomany", toy(further=5), [root], root / "out", None)
+
+
+def test_frames_of_weight_zero_are_in_no_split(root):
+    frames = ase.io.read(root / "train.extxyz", ":")
+    frames[2].info["config_weight"] = 0
+    frames[3].info.update(config_forces_weight=0.0, config_energy_weight=0)
+    ase.io.write(root / "train.extxyz", frames, format="extxyz")
+    with pytest.warns(UncertaintyWarning, match="train.extxyz: 2 frames of weight zero left out"):
+        files = data.prepare("toy", toy(), [root], root / "out", None)
+    assert energies(files["train"]) == [0, 1, *range(4, 14)] and energies(files["valid"]) == [14, 15, 16, 17]
 
 
 def test_spread_and_own_validation_frames(root):

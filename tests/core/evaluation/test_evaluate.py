@@ -115,6 +115,29 @@ def test_the_labels_of_the_input_become_references(run):
     assert "input_forces" in ase.io.read(path).arrays and not read_predictions(path).reference_forces.any()
 
 
+def test_labels_of_frames_that_were_evaluated_before(run):
+    """A calculator's results in the place of the predictions are new references, which compare finds."""
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    frames = frames_of(3)
+    for atoms in frames:
+        del atoms.info["REF_energy"], atoms.arrays["REF_forces"]
+    path, _ = run(frames)
+    labelled = ase.io.read(path, ":")
+    for atoms in labelled[:2]:
+        atoms.calc = SinglePointCalculator(atoms, energy=7.0, forces=atoms.positions + 1.0)
+    again, _ = run(labelled, name="again.xyz", source="labelled.xyz")
+    for i, (written, atoms) in enumerate(zip(ase.io.read(again, ":"), labelled, strict=True)):
+        assert ("REF_forces" in written.arrays) == ("REF_energy" in written.info) == (i < 2)
+        if i < 2:
+            np.testing.assert_allclose(written.arrays["REF_forces"], atoms.positions + 1.0, atol=1e-8)
+    np.testing.assert_allclose(read_predictions(again).forces, read_predictions(path, required=False).forces, atol=1e-8)
+    # Evaluated once more, with the same references.
+    third, _ = run(name="third.xyz", source="again.xyz")
+    p, expected = read_predictions(third), read_predictions(again)
+    np.testing.assert_array_equal(p.reference_forces, expected.reference_forces)
+
+
 def test_columns(run, toy):
     path, _ = run(frames_of(2))
     small, _ = run(name="small.xyz", covariances=False)

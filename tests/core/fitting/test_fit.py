@@ -743,7 +743,8 @@ def test_heads_have_moments_and_constants_of_their_own():
     report = fit_frames(both, *mixed)
     assert set(report.constants) == {0, 1}
     assert report.atoms == {(0, 0): 120, (0, 1): 80, (1, 0): 90, (1, 1): 60}
-    lines = report.lines(["pbe", "scan"])
+    report.heads = ["pbe", "scan"]
+    lines = report.lines()
     assert len(lines) == 3 and "350 training atoms, 2 species of 2 heads in" in lines[0] and "(head scan)" in lines[2]
     for head in (0, 1):
         alone = make_readout()
@@ -766,9 +767,9 @@ def test_a_head_without_validation_atoms_gets_the_expected_growth_and_a_warning(
     readout = make_readout(num_heads=2)
     readout.leverage.growth.fill_(77.0)
     training = make_frames(40) + make_frames(30, seed=3, head=1)
-    report = fit_frames(readout, training, make_frames(12, seed=1))
+    report = fit_frames(readout, training, make_frames(12, seed=1), heads=["pbe", "scan"])
     (warning,) = report.warnings
-    assert warning.startswith("no validation atoms with forces for head 1: the growth is the expected 2.5")
+    assert warning.startswith("no validation atoms with forces (head scan): the growth is the expected 2.5")
     assert set(report.constants) == {0} and readout.leverage.growth[1] == 2.5
     assert readout.leverage.log_factor[2:].tolist() == [0.0, 0.0]
     # One of the other head's atoms has them.
@@ -797,8 +798,9 @@ def test_report_in_words():
     ]
     report.species_std[0] = {"C": 0.12345, "H": 0.06}
     assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL on 30" in report.lines()[1]
-    report.constants[1] = constants
-    assert "leverage (head b): growth" in report.lines(["a", "b"])[2]
+    report.constants[1], report.heads = constants, ["a", "b"]
+    assert "leverage (head b): growth" in report.lines()[2]
+    report.heads = []
     report.constants = {0: dataclasses.replace(constants, optimism=2.0 * math.log(1.25), optimism_error=0.1)}
     assert report.lines()[2] == (
         "leverage: errors 1.25 +- 0.062 times those of training atoms of equal uncertainty: more growth on what is "

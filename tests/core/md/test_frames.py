@@ -33,6 +33,14 @@ def test_the_reader_of_predictions_takes_it(make_atoms, tmp_path):
     atoms = make_atoms(0.3)
     atoms.arrays["REF_forces"] = np.ones((4, 3))
     assert "REF_forces" not in with_results(atoms).arrays  # of another geometry, in a run
+    atoms.info.update(config_weight=0, config_forces_weight=0, note="kept")
+    atoms.arrays["own"] = np.ones(len(atoms))
+    frame = with_results(atoms)
+    # The weights were those of the labels.
+    assert not [name for name in frame.info if "weight" in name]
+    assert frame.info["note"] == "kept" and "own" in frame.arrays
+    for name in ("config_weight", "config_forces_weight"):
+        del atoms.info[name]
     ase.io.write(tmp_path / "frame.xyz", [with_results(atoms, keep_labels=True)] * 2, format="extxyz")
     found = read_predictions(tmp_path / "frame.xyz")
     assert found.family.uq_family == "niw" and np.array_equal(found.reference_forces, np.ones((8, 3)))

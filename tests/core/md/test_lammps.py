@@ -8,6 +8,7 @@ import pytest
 from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.lj import LennardJones
+from ase.calculators.mixing import SumCalculator
 from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app, checks
@@ -124,6 +125,16 @@ def test_uncertainties_are_in_lammps_units(crystal, start_lammps, by_id):
         found = by_id(lmp, name)
         expected = results[name.split("_", 1)[1]].reshape(found.shape) / KCAL**power
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_uncertainties_of_a_model_in_a_sum(crystal, start_lammps, by_id):
+    """A dispersion correction in ASE's `SumCalculator`: forces are sums, uncertainties the model's."""
+    model, lmp = Uncertain(), start_lammps(crystal, KINDS)
+    driver = LammpsDriver(lmp, SumCalculator([model, LennardJones(epsilon=0.001, sigma=3.0, rc=4.0)]), KINDS)
+    assert {STD, LEVERAGE} <= set(driver.keys)
+    lmp.command("run 3")
+    np.testing.assert_allclose(by_id(lmp, f"d_{STD}").ravel(), model.results[STD], rtol=1e-12)
+    assert np.abs(by_id(lmp, "f") - model.results["forces"]).max() > 1e-5
 
 
 def test_a_molecule_is_relaxed(start_lammps):

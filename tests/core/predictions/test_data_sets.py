@@ -2,28 +2,31 @@
 
 import numpy as np
 import pytest
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.data_sets import check_frame, masked_forces
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 
-NUMBERS, POSITIONS = np.array([8, 1]), np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.96]])
+POSITIONS = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.96]])
 NAN = np.full((2, 3), np.nan)
+ENERGY, BROKEN_STRESS = Label(np.array(-1.0)), Label(np.full((3, 3), np.nan), weight=0.0)
 
 
 @pytest.mark.parametrize(
-    ("positions", "cell", "labels", "known", "message"),
+    ("positions", "periodic", "labels", "known", "message"),
     [
-        (POSITIONS, None, {"energy": -1.0}, ["H", "O"], None),
-        (NAN, None, {}, None, "the position of atom 0 is not finite"),
-        (0.0 * POSITIONS, None, {}, None, "atoms 0 and 1 are at the same place"),
-        (POSITIONS, np.zeros((3, 3)), {}, None, "is periodic in 3 directions, and its cell is not"),
-        (POSITIONS, None, {"energy": -1.0, "stress": NAN}, None, "the reference stress is not finite"),
-        (POSITIONS, None, {}, ["H"], "has O, which the model does not know"),
+        (POSITIONS, False, {"energy": ENERGY}, ["H", "O"], None),
+        (NAN, False, {}, None, "the position of atom 0 is not finite"),
+        (0.0 * POSITIONS, False, {}, None, "atoms 0 and 1 are at the same place"),
+        (POSITIONS, True, {}, None, "is periodic in 3 directions, and its cell is not"),
+        (POSITIONS, False, {"energy": ENERGY, "stress": BROKEN_STRESS}, None, "the reference stress is not finite"),
+        (POSITIONS, False, {}, ["H"], "has O, which the model does not know"),
     ],
 )
-def test_frames(positions, cell, labels, known, message):
-    periodic = None if cell is None else np.ones(3, dtype=bool)
-    arguments = (NUMBERS, positions, cell, periodic, labels, "frame 3", known)
+def test_frames(positions, periodic, labels, known, message):
+    frame = LabelledFrame(Atoms("OH", positions, pbc=periodic), "frame 3", **labels)
+    arguments = (frame, ("energy", "stress"), known)
     if message is None:
         check_frame(*arguments)
         return

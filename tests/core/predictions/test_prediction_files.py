@@ -8,6 +8,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.copies import distinct
+from e2ip_plugins.predictions.fingerprints import force_sizes
 from e2ip_plugins.predictions.prediction_files import read_predictions
 
 SIZES = (3, 1, 4)
@@ -128,9 +129,9 @@ def test_copies_are_left_out_of_every_array(read):
     for atoms in frames:
         atoms.arrays["MACE_e2ip_leverage"] = atoms.positions[:, 0] ** 2
     once, twice = read(frames), distinct(read([*frames, frames[1], frames[0]]))
-    assert twice.repeats == ("2 frames are there more than once, and count once",)
+    assert twice.remarks == ("2 frames are there more than once, and count once",)
     for name, value in vars(once).items():
-        if name not in ("repeats", "parameters", "path"):
+        if name not in ("remarks", "parameters", "path", "total"):
             np.testing.assert_array_equal(getattr(twice, name), value)
     for name, value in once.parameters.items():
         np.testing.assert_array_equal(twice.parameters[name], value)
@@ -240,3 +241,39 @@ def test_unreadable_files(tmp_path, read):
     path.write_text(path.read_text()[:-250])
     with pytest.raises(InputError, match=r"p\.xyz, frame 2: ASE cannot read it .*; its last frame is cut off"):
         read_predictions(path)
+
+
+# Weights
+
+
+def test_frames_and_forces_of_weight_zero(read):
+    frames = make_frames()
+    frames[0].info["config_weight"] = 0
+    frames[1].info["config_forces_weight"] = 0.0
+    frames[2].info.update(config_energy_weight=0.0, config_weight=3.0)
+    whole, p = read(make_frames()), read(frames)
+    assert p.index.tolist() == [1, 2] and p.total == 3 and p.counted.tolist() == [False, True]
+    assert p.remarks == (
+        "1 frame of weight zero (config_weight) left out",
+        "forces of 1 frame have weight zero (config_forces_weight) and are left out",
+    )
+    assert np.isnan(p.reference_forces[:1]).all() and np.array_equal(p.reference_forces[1:], whole.reference_forces[4:])
+    assert np.isnan(p.reference_energy).tolist() == [False, True]
+    for atoms in frames:
+        atoms.info["config_weight"] = 0.0
+    with pytest.raises(InputError, match=r"p\.xyz: all of its frames have weight zero"):
+        read(frames)
+    frames[1].info["config_weight"] = "much"
+    with pytest.raises(InputError, match=r"p\.xyz, frame 1: config_weight is 'much', which is no number"):
+        read(frames)
+
+
+def test_forces_that_are_not_those_of_the_uncertainties(read):
+    """A frame was labelled after its evaluation, under the name of the predictions: covariances are not of these."""
+    frames = make_frames("nequip", prefix="")
+    for atoms in frames:
+        atoms.info["uq_force_sizes"] = force_sizes(atoms.calc.results["forces"])
+    read(frames)
+    frames[2].calc.results["forces"] = 1.01 * frames[2].calc.results["forces"]
+    with pytest.raises(InputError, match=r"'forces' of frame 2 are not those that were predicted .*e2ip evaluate"):
+        read(frames)

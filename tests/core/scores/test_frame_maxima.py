@@ -53,6 +53,7 @@ def predictions(draw):
         family=E2IP,
         parameters={"e2ip_log_sigma0": log_sigma0, "e2ip_nu": nu, "e2ip_kappa": kappa},
         leverage=np.linspace(0.5, 2.0, n),
+        counted=np.full(20, True),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from ase.build import molecule
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import Frame, read_frames
+from e2ip_plugins.predictions.labelled import LabelledFrame, read_frames
 from mace_ext.fitting.file import fit_file
 
 LEVERAGE = (("evidence", "leverage"),)
@@ -48,7 +48,9 @@ def test_a_stock_model_gets_error_bars_and_keeps_its_forces(
     # About as large as the errors.
     atoms = [frame.atoms for frame in validation_frames]
     found_there = model(make_batch(atoms))
-    residual = found_there["forces"].detach() - torch.tensor(np.concatenate([f.forces for f in validation_frames]))
+    residual = found_there["forces"].detach() - torch.tensor(
+        np.concatenate([f.counted_forces for f in validation_frames])
+    )
     predicted = found_there["forces_cov"].diagonal(dim1=-2, dim2=-1).mean().sqrt().item()
     assert predicted == pytest.approx(residual.square().mean().sqrt().item(), rel=0.3)
     assert report.constants[0].configurations == 8
@@ -115,10 +117,10 @@ def test_a_head_is_chosen(make_model, make_batch, frames, fit_saved):
 def test_bad_input(make_model, fit_saved, tmp_path, training_frames, validation_frames):
     with pytest.raises(InputError, match=r"was trained in evidence mode 'independent'"):
         fit_saved(make_model(options=(("evidence", "independent"),)))
-    strange = [Frame(molecule("SH2"), np.zeros((3, 3)), "new.xyz, frame 3")]
+    strange = [LabelledFrame(molecule("SH2"), "new.xyz, frame 3")]
     with pytest.raises(InputError, match=r"new.xyz, frame 3: has S, which the model does not know; it knows"):
         fit_saved(make_model(), training=strange)
-    nan = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in validation_frames]
+    nan = [frame._replace(forces=None) for frame in validation_frames]
     with pytest.raises(InputError, match="no configuration with finite reference forces"):
         fit_saved(make_model(), validation=nan)
     path = tmp_path / "x.model"

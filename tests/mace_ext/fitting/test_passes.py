@@ -11,6 +11,7 @@ from ase.build import bulk, molecule
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.predictions.labelled import Label
 from mace_ext.fitting.passes import Graphs
 
 IRREPS = ["8x0e", "8x0e+8x1o", "8x0e+8x1o+8x2e"]
@@ -77,8 +78,8 @@ def test_configurations_without_weight_or_finite_forces_do_not_count(
             return graph
 
     first, second = make_model(options=LEVERAGE), make_model(options=LEVERAGE)
-    lost = [frame._replace(forces=np.full_like(frame.forces, 1e3)) for frame in validation_frames]
-    partly = [frame._replace(forces=np.full_like(frame.forces, np.nan)) for frame in lost]
+    lost = [frame._replace(forces=Label(np.full_like(frame.counted_forces, 1e3))) for frame in validation_frames]
+    partly = [frame._replace(forces=None) for frame in lost]
     expected = fit(first)
     training = Weighted([*training_frames, *labelled("CH3CH2OH", 3, 2, width=0.4)], "weight", 16)
     found = fit_sets(second, training, Weighted([*validation_frames, *lost, *partly], "forces_weight", 8))

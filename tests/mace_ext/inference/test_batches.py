@@ -13,7 +13,7 @@ from e2ip_plugins import cli, families
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.evaluation.evaluate import evaluate
 from e2ip_plugins.evaluation.options import EvaluateOptions
-from e2ip_plugins.predictions.labelled import Frame
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from mace_ext.fitting.passes import Graphs
 from mace_ext.inference.batches import open_model
 from mace_ext.inference.calculator import open_model as calculator_of
@@ -163,9 +163,7 @@ def test_what_has_no_default_must_be_there(make_model, tmp_path):
     ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
     with pytest.raises(InputError, match=r"in\.xyz, frame 1: has no temperature, which the model was trained with"):
         evaluate(open_model(tmp_path / "hot.model"), tmp_path / "in.xyz", tmp_path / "out.xyz", EvaluateOptions(), {})
-    graphs = Graphs(
-        [Frame(frames[1], np.zeros((6, 3)), "train.xyz, frame 7")], open_file(tmp_path / "hot.model"), "Default"
-    )
+    graphs = Graphs([LabelledFrame(frames[1], "train.xyz, frame 7")], open_file(tmp_path / "hot.model"), "Default")
     with pytest.raises(InputError, match=r"train\.xyz, frame 7: has no temperature"):
         graphs[0]
 
@@ -173,7 +171,9 @@ def test_what_has_no_default_must_be_there(make_model, tmp_path):
 def test_the_fit_sees_what_a_model_embeds(charged):
     path, frames = charged
     net = open_file(path)
-    graphs = Graphs([Frame(atoms, atoms.arrays["REF_forces"], "here") for atoms in frames], net, "Default")
+    graphs = Graphs(
+        [LabelledFrame(atoms, "here", Label(atoms.arrays["REF_forces"])) for atoms in frames], net, "Default"
+    )
     assert [(float(g.total_charge), float(g.total_spin)) for g in graphs] == [(0, 1), (1, 2), (-1, 2)]
     del frames[0].info["q"]
     with pytest.warns(UncertaintyWarning, match="trained with q of every frame, which some frames lack"):

@@ -1,13 +1,17 @@
 """`MACECalculator` with e²IP models: results, units, committees, padding, MACE heads, dynamics."""
 
+import copy
 import functools
 import logging
 import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import ase.io
+import ase.outputs
 import numpy as np
 import pytest
 import torch
@@ -200,3 +204,54 @@ def test_stock_models_give_the_stock_results_to_the_bit(model_files, frames, tmp
     assert list(with_plugin) == list(without)
     for key, value in without.items():
         np.testing.assert_array_equal(with_plugin[key], value)
+
+
+def test_threads_that_share_a_calculator_take_turns(make_model, frames):
+    """Stock MACE gives forces of other frames then."""
+    calculator = MACECalculator(models=make_model(), device="cpu", default_dtype="float64")
+    moved = [frames[i % 3].copy() for i in range(12)]
+    for seed, atoms in enumerate(moved):
+        atoms.rattle(0.02, seed=seed)
+        atoms.calc = calculator
+    expected = [(atoms.get_forces(), calculator.get_property("forces_cov", atoms)) for atoms in moved]
+    model = calculator.models[0]
+
+    def evaluate(atoms):
+        return atoms.get_forces(), calculator.get_property("forces_cov", atoms)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(evaluate, moved))
+    for threaded, alone in zip(found, expected, strict=True):
+        np.testing.assert_allclose(threaded[0], alone[0], atol=1e-12)
+        np.testing.assert_allclose(threaded[1], alone[1], atol=1e-12)
+    assert calculator.models == [model]
+    for copied in (copy.deepcopy(calculator), pickle.loads(pickle.dumps(calculator))):
+        atoms = moved[0].copy()
+        atoms.calc = copied
+        np.testing.assert_allclose(atoms.get_forces(), expected[0][0], atol=1e-12)
+
+
+def test_an_error_in_a_calculation_leaves_the_calculator_as_it_was(make_model, frames):
+    calculator = MACECalculator(models=make_model(), device="cpu", default_dtype="float64")
+    model = calculator.models[0]
+    forces = calculator.get_property("forces", frames[0])
+    with mock.patch.object(calculator, "_atoms_to_batch", side_effect=RuntimeError("out of memory")):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            calculator.get_property("forces", frames[1])
+    assert calculator.models == [model]
+    np.testing.assert_array_equal(calculator.get_property("forces", frames[0]), forces)
+
+
+def test_functions_of_ase_that_know_its_own_results_work_as_with_stock_mace(make_model, frames):
+    """They trip over MACE's ``node_energy``, and over nothing of ours."""
+    with mock.patch.dict(ase.outputs.all_outputs):
+        ase.outputs._defineprop("node_energy", dtype=float, shape=("natoms",))
+        for settings in ({"readout": None}, {}, {"readout": "shallow"}):
+            atoms = frames[0].copy()
+            atoms.calc = MACECalculator(models=make_model(**settings), device="cpu", default_dtype="float64")
+            found = atoms.get_properties(["energy", "forces"])
+            np.testing.assert_array_equal(found["forces"], atoms.get_forces())
+            assert set(atoms.calc.export_properties()) - {"natoms"} == STOCK & set(atoms.calc.results)
+            assert ("forces_cov" in atoms.calc.results) == (settings.get("readout", "") is not None)
+    atoms.calc.results = {name: value for name, value in atoms.calc.results.items() if name in ("energy", "forces")}
+    assert set(atoms.calc.export_properties()) == {"natoms", "energy", "forces"}

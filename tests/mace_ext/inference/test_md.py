@@ -28,7 +28,7 @@ def held_out(fitted_file, labelled, predict, tmp_path):
     """Path of the model's predictions for frames of its own."""
     frames = labelled("CH3OH", 20, 2, 0.05)
     for frame in frames:
-        frame.atoms.arrays["REF_forces"] = frame.forces
+        frame.atoms.arrays["REF_forces"] = frame.counted_forces
     ase.io.write("held_out.xyz", [frame.atoms for frame in frames], format="extxyz")
     predict(fitted_file, "held_out.xyz", tmp_path / "valid.xyz")
     return tmp_path / "valid.xyz"

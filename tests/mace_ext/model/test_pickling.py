@@ -89,3 +89,4 @@ def test_opening_a_model_where_mace_is_not_patched_warns(model_files):
         done = subprocess.run(command, env={**os.environ, "E2IP_DISABLE": disable}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert ("predicts uncertainties" in done.stderr) == warned
+        assert ("E2IP_DISABLE is set, which turns the plugin off; unset it" in done.stderr) == warned

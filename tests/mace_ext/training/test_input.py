@@ -110,9 +110,9 @@ def test_files(tmp_path, data_files):
     """A file is fine when some frame has the forces; MACE gives the others, isolated atoms say, weight zero."""
     from mace_ext.training.data_sets import check_file
 
-    def refusal(path, key="REF_forces", option="--forces_key"):
+    def refusal(path, key="REF_forces", label="forces"):
         try:
-            check_file(str(path), "--train_file", key, option)
+            check_file(str(path), "--train_file", label, key)
         except InputError as error:
             return str(error).removeprefix(f"--train_file {path}")
         return None
@@ -124,6 +124,9 @@ def test_files(tmp_path, data_files):
     frames = [Atoms("H", info={"config_type": "IsolatedAtom"}), *ase.io.read(data_files["valid"], ":")]
     ase.io.write(tmp_path / "mixed.xyz", frames)
     assert refusal(tmp_path / "mixed.xyz") is None
+    # A part of a file, as ASE names it.
+    assert refusal(f"{tmp_path}/mixed.xyz@1:") is None and "no frame has forces" in refusal(f"{tmp_path}/mixed.xyz@:1")
+    assert refusal(f"{tmp_path}/other.xyz@:1") == ": there is no such file"
     (tmp_path / "a.aselmdb").touch()
     (tmp_path / "b.aselmdb").touch()
     assert refusal(f"{tmp_path}/a.aselmdb:{tmp_path}/b.aselmdb") is None
@@ -139,7 +142,7 @@ def test_files(tmp_path, data_files):
     ase.io.write(path, frames)
     text = refusal(path, "forces")
     assert text.startswith(", frame 2: has constraints, ") and " of 2 atoms " in text and "REF_forces" in text
-    assert refusal(path, "energy", "--energy_key") is None
+    assert refusal(path, "energy", "energy") is None
 
 
 class Loader:
@@ -162,7 +165,7 @@ class Loader:
 
 def test_data_without_forces_train_nothing():
     """Of HDF5 files nobody has looked before."""
-    from mace_ext.training.configure import FiniteForces
+    from mace_ext.training.labels import FiniteForces
 
     lacking = [torch.zeros(3, 3), torch.full((3, 3), math.nan)]
     with pytest.raises(InputError, match="no frame of the training data has finite reference forces"):
@@ -172,7 +175,7 @@ def test_data_without_forces_train_nothing():
 
 def test_forces_that_are_not_finite_read_as_the_mean_of_all_others():
     """Computed once, however many batches have some: root mean square 2 of 1, 1, … and √7, √7, …."""
-    from mace_ext.training.configure import FiniteForces
+    from mace_ext.training.labels import FiniteForces
 
     forces = [torch.full((3, 3), 1.0), torch.full((3, 3), math.sqrt(7.0))]
     forces += [torch.full((3, 3), bad) for bad in (math.nan, math.inf, math.nan)]

@@ -1,18 +1,23 @@
 """``e2ip strip``: NequIP's own model out of a checkpoint or package with a readout."""
 
+import copy
 import pickletools
 import zipfile
+from pathlib import Path
 
 import ase.io
 import numpy as np
 import pytest
-from hydra.utils import instantiate
+import torch
+from hydra.utils import get_class, instantiate
 from nequip.model import ModelFromCheckpoint
 
 from e2ip_plugins.errors import InputError
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.export.strip import _stock, strip_file
 from nequip_ext.model.readout import find_readout
+
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "data"
 
 
 def predictions(path, files):
@@ -85,3 +90,68 @@ def test_bad_input(tmp_path):
     with pytest.raises(InputError, match="is no checkpoint of nequip-train"):
         strip_file(tmp_path / "text.ckpt", tmp_path / "out.ckpt")
     assert not (tmp_path / "out.ckpt").exists()
+
+
+#: Changes energies: one that a checkpoint must keep.
+SHIFTS = {"modifier": "modify_PerTypeScaleShift", "shifts": {"H": -1.0, "C": -2.0, "N": -3.0, "O": -4.0}}
+
+
+@pytest.fixture
+def nested(unpack, tmp_path):
+    """Function that writes a checkpoint whose model is built by a config, with weights of its own; its path."""
+    template = torch.load(unpack("nequip", "last.ckpt"), weights_only=False)
+
+    def write(name, config):
+        checkpoint, path = copy.deepcopy(template), tmp_path / name
+        hparams = checkpoint["hyper_parameters"]
+        hparams["model"] = hparams["info_dict"]["training_module"]["model"] = config
+        module = get_class(hparams["info_dict"]["training_module"]["_target_"])(**copy.deepcopy(dict(hparams)))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in (*module.model.parameters(), *module.ema.ema_weights):
+                weight.add_(0.01 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+        torch.save({**checkpoint, "state_dict": module.state_dict()}, path)
+        return path
+
+    return write
+
+
+def modified(config):
+    return {"_target_": "nequip.model.modify", "modifiers": [SHIFTS], "model": config}
+
+
+def from_file(path):
+    if path.suffix == ".zip":
+        return {"_target_": "nequip.model.ModelFromPackage", "package_path": str(path)}
+    return {"_target_": "nequip.model.ModelFromCheckpoint", "checkpoint_path": str(path)}
+
+
+def test_the_readout_is_found_at_any_depth(nested, unpack, tmp_path):
+    """Fine-tuned packages and checkpoints, with modifiers around them: the weights are those of the checkpoint."""
+    files = {"val": DEMO / "test.extxyz"}
+    own = torch.load(unpack("nequip", "last.ckpt"), weights_only=False)["hyper_parameters"]["model"]
+    package = from_file(unpack("nequip", "model.nequip.zip"))
+    configs = {"package": package, "modified": modified(own), "deep": modified(modified(package))}
+    paths = {name: nested(f"{name}.ckpt", config) for name, config in configs.items()}
+    for name, path in paths.items():
+        strip_file(path, tmp_path / f"{name}_stock.ckpt")
+    frozen = {"_target_": "nequip_ext.E2IPModel", "seed": 1, "forces": "fixed"}
+    frozen["model"] = modified(from_file(tmp_path / "modified_stock.ckpt"))
+    for name, config in {"again": modified(from_file(paths["deep"])), "fixed": modified(frozen)}.items():
+        paths[name] = nested(f"{name}.ckpt", config)
+        strip_file(paths[name], tmp_path / f"{name}_stock.ckpt")
+    for name, path in paths.items():
+        stripped = tmp_path / f"{name}_stock.ckpt"
+        assert find_readout(ModelFromCheckpoint(str(path))) and find_readout(ModelFromCheckpoint(str(stripped))) is None
+        assert_same(path, stripped, files)
+        assert not [text for text in strings(stripped) if "nequip_ext" in text]
+    with pytest.raises(InputError, match="has no readout to be stripped of"):
+        strip_file(tmp_path / "deep_stock.ckpt", tmp_path / "again.ckpt")
+
+
+def test_a_package_that_is_no_longer_there_is_named(nested, unpack, tmp_path):
+    package = unpack("nequip", "model.nequip.zip")
+    path = nested("package.ckpt", from_file(package))
+    package.unlink()
+    with pytest.raises(InputError, match=r"package\.ckpt: its model comes from .*model\.nequip\.zip, which does not"):
+        strip_file(path, tmp_path / "stock.ckpt")

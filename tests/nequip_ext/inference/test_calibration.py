@@ -11,7 +11,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from nequip_ext import E2IPXYZFileWriter
 from nequip_ext.model.readout import find_name
-from nequip_ext.training.naming import name_models_in_files
+from nequip_ext.training.writers import mend_writers
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def writer(path, calibration, **settings):
 
 
 def test_calibrated_file(make_batch, tmp_path, write_calibration):
-    name_models_in_files()
+    mend_writers()
     references, outputs = make_batch(torch.float64)
     before = {name: value.clone() for name, value in outputs.items()}
     made = writer(tmp_path / "out", write_calibration())

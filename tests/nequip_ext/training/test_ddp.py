@@ -14,7 +14,7 @@ def unequal_files(tmp_path_factory):
     """Frames of different sizes, some atoms without reference: a mean of the processes' means is not the mean."""
     folder = tmp_path_factory.mktemp("data")
     paths = {}
-    for name, count, offset in (("train", 8, 0), ("val", 4, 100), ("test", 2, 200)):
+    for name, count, offset in (("train", 8, 0), ("val", 4, 100), ("test", 5, 200)):
         frames = []
         for seed in range(count):
             atoms = molecule(("H2O", "CH3OH", "CH3CH2OH", "CH4")[seed % 4])
@@ -33,7 +33,12 @@ def unequal_files(tmp_path_factory):
 
 def test_two_processes_train_what_one_does(tmp_path, train, unequal_files, logged):
     """All of the training set in one batch, so that its split and order over the processes do not matter."""
-    common = ("run=[train]", "max_epochs=4", "training_module.model.model.model_dtype=float64", "evidence=leverage")
+    common = (
+        "data.val_dataloader.batch_size=2",
+        "max_epochs=4",
+        "training_module.model.model.model_dtype=float64",
+        "evidence=leverage",
+    )
     one = train("nequip_e2ip", tmp_path / "one", unequal_files, *common, "batch_size=8")
     gloo = ("++trainer.accelerator=cpu", "++trainer.devices=2", "++trainer.strategy=ddp", "batch_size=4")
     two = train("nequip_e2ip", tmp_path / "two", unequal_files, *common, *gloo)
@@ -54,3 +59,9 @@ def test_two_processes_train_what_one_does(tmp_path, train, unequal_files, logge
             model.calculate(frame)
         for name in ("e2ip_leverage", "e2ip_kappa", "e2ip_log_sigma0"):
             np.testing.assert_allclose(models[1].results[name], models[0].results[name], rtol=1e-6, err_msg=name)
+    # The sampler gives one of five frames to both processes.
+    files = [ase.io.read(folder / "test_dataset0.xyz", ":") for folder in (one, two)]
+    assert [len(atoms) for atoms in files[0]] == [len(atoms) for atoms in ase.io.read(unequal_files["test"], ":")]
+    for expected, got in zip(*files, strict=True):
+        assert np.array_equal(got.positions, expected.positions) and got.info["uq_model"]
+        np.testing.assert_allclose(got.arrays["forces_cov"], expected.arrays["forces_cov"], rtol=1e-4, atol=1e-7)

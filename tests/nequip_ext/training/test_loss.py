@@ -200,6 +200,10 @@ def test_a_batch_without_any_reference():
         ({"coeffs": {"forces": 1.0}}, "must have total_energy and forces"),
         ({"coeffs": {"total_energy": 1.0, "forces": 1.0, "dipole": 1.0}}, "nothing else"),
         ({"coeffs": {"total_energy": 1.0, "forces": 0.0}}, "must be > 0"),
+        ({"coeffs": {"total_energy": 1.0, "forces": None}}, "forces coefficient of E2IPLoss is null, but must be > 0"),
+        ({"coeffs": {"total_energy": 1.0, "forces": "1,0"}}, "finite numbers, or null .*; got forces: 1,0"),
+        ({"coeffs": {"total_energy": math.nan, "forces": 1.0}}, "finite numbers, or null .*; got total_energy: nan"),
+        ({"coeffs": None}, "finite numbers, or null .*; got coeffs: null"),
         ({"per_type_forces_coeffs": {"H": 1.0}}, "which are not known"),
         *(
             ({"per_type_forces_coeffs": coeffs, "type_names": ["H", "O"]}, "give a number > 0.* which are H, O")
@@ -214,6 +218,8 @@ def test_bad_options(options, message):
     if "coeffs" in options:
         with pytest.raises(InputError, match="unknown metrics"):
             E2IPMetrics(coeffs={"dipole_rmse": 1.0})
+        with pytest.raises(InputError, match=r"E2IPMetrics must be finite numbers, or null .*; got forces_rmse: much"):
+            E2IPMetrics(coeffs={"forces_rmse": "much", "forces_mae": None})
     if "readout" in options:
         with pytest.raises(InputError, match=message):
             E2IPMetrics(readout=options["readout"])

@@ -8,7 +8,7 @@ import lightning
 import pytest
 import torch
 from nequip.train import EnergyForceLoss
-from nequip.train.callbacks import LossCoefficientScheduler
+from nequip.train.callbacks import LinearLossCoefficientScheduler, LossCoefficientScheduler, SoftAdapt
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.readout.layout import Layout
@@ -115,17 +115,33 @@ def test_what_does_not_go_together(toy_family, options, loss, metrics, message):
         checks.bind(torch.nn.ModuleList([*parts, E2IPMetrics(**metrics)]))
 
 
-def test_a_schedule_must_name_terms_of_the_loss():
+def linear(**final):
+    return LinearLossCoefficientScheduler(final, transition_epochs=2, start_epoch=3)
+
+
+@pytest.mark.parametrize("scheduler", [lambda **final: LossCoefficientScheduler({3: final}), linear])
+def test_a_schedule_must_name_terms_of_the_loss(scheduler):
     """NequIP would switch off the rest: with the names of a stock loss, all that the readout learns from."""
     loss = E2IPLoss()
     for name in ("forces_e2ip", "per_atom_energy_mse"):
-        checks.check_callbacks([LossCoefficientScheduler({3: {name: 1.0}})], loss)
-    schedule = LossCoefficientScheduler({3: {"per_atom_energy_mse": 1.0, "forces_mse": 5.0}})
+        checks.check_callbacks([scheduler(**{name: 1.0})], loss)
+    schedule = scheduler(per_atom_energy_mse=1.0, forces_mse=5.0)
     with pytest.raises(
         InputError, match=r"names forces_mse, which the loss does not have: its terms are .*forces_e2ip"
     ):
-        checks.check_callbacks([schedule], loss)
+        checks.check_callbacks([lightning.Callback(), schedule], loss)
     checks.check_callbacks([schedule], EnergyForceLoss({"total_energy": 1.0, "forces": 1.0}))
+
+
+def test_schedulers_that_start_from_null():
+    loss = E2IPLoss({"total_energy": None, "forces": 1.0})
+    soft = SoftAdapt(1.1, "epoch", 2)
+    for scheduler in (linear(per_atom_energy_mse=1.0, forces_e2ip=1.0), soft):
+        with pytest.raises(InputError, match=r"starts from .*, but that of per_atom_energy_mse is null: give 0\.0"):
+            checks.check_callbacks([scheduler], loss)
+        checks.check_callbacks([scheduler], E2IPLoss({"total_energy": 0.0, "forces": 1.0}))
+        before = LossCoefficientScheduler({1: {"per_atom_energy_mse": 1.0, "forces_e2ip": 1.0}})
+        checks.check_callbacks([scheduler, before], loss)
 
 
 def test_weights_are_averaged_by_nequip_alone():

@@ -1,0 +1,55 @@
+"""`E2IPCalculator` in ASE's own calls, which know the stock properties alone."""
+
+import copy
+import pickle
+
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from e2ip_plugins.keys import MODEL_KEY
+from nequip_ext.compat import NequIPCalculator
+
+
+@pytest.fixture
+def evaluated(make_model, gnn_config, as_calculator, frames):
+    """A periodic frame with a calculator that has evaluated it."""
+    atoms = frames[1].copy()
+    atoms.calc = as_calculator(make_model(gnn_config())[1])
+    atoms.get_potential_energy()
+    return atoms
+
+
+def test_a_single_point_calculator_takes_the_results(evaluated, tmp_path):
+    results = evaluated.calc.results
+    fixed = SinglePointCalculator(evaluated, **results)
+    assert set(fixed.results) == set(results) and np.array_equal(fixed.results["forces_cov"], results["forces_cov"])
+    # A file has what it has from NequIP's own calculator, and is read as before.
+    frame = evaluated.copy()
+    frame.calc, frame.arrays["forces_cov"] = fixed, results["forces_cov"].reshape(-1, 9)
+    for name in ("out.xyz", "out.traj"):
+        ase.io.write(tmp_path / name, frame)
+        read = ase.io.read(tmp_path / name)
+        assert "forces_cov" not in read.calc.results
+        np.testing.assert_allclose(read.get_forces(), results["forces"], atol=1e-7)
+    assert ase.io.read(tmp_path / "out.xyz").arrays["forces_cov"].shape == (len(frame), 9)
+
+
+def test_ases_properties_are_those_of_nequips_calculator_and_the_uncertainties(evaluated):
+    ours = evaluated.calc.export_properties()
+    stock = NequIPCalculator(evaluated.calc.model, "cpu", transforms=evaluated.calc.transforms)
+    stock.calculate(evaluated)
+    for name, value in stock.export_properties().items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    asked = evaluated.get_properties(["energy", "forces", "forces_cov"])
+    np.testing.assert_allclose(asked["forces_cov"], evaluated.calc.results["forces_cov"], rtol=1e-12)
+
+
+def test_names_are_found_by_name(evaluated):
+    results = evaluated.calc.results
+    for same in (results, results.copy(), copy.deepcopy(results), pickle.loads(pickle.dumps(results))):
+        assert same["uq_family"] == same.get("uq_family") == "niw" and MODEL_KEY in same and "uq_family" not in [*same]
+        assert same.get("nothing", 1) == 1 and "nothing" not in same and set(same) == set(results)
+    with pytest.raises(KeyError):
+        results["nothing"]
