@@ -59,9 +59,7 @@ class E2IPCholesky(NIW):
         return log_sigma0, sigma0, nu, kappa, past_knee.to(sigma0.dtype)
 
     @classmethod
-    def far_out(
-        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
-    ) -> Dict[str, Tensor]:
+    def far_out(cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM) -> Dict[str, Tensor]:
         """See `Family`; its axes are none that errors follow, at any distance, and stay."""
         return {**super().far_out(parameters, far, form), cls.log_matrix: parameters[cls.log_matrix]}
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FORCE_VIEWS, OutputKey
 from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, flattening
-from e2ip_plugins.maths.spd import log_of_widened, flattened
+from e2ip_plugins.maths.spd import flattened, log_of_widened
 
 #: Knee τ and ceiling c of the dampers on the isotropic (0e) and traceless (2e) part of the logarithm of a covariance in
 #: units of σ_ref². Its conditioning depends on the latter alone (paper, appendix on damping functions).
@@ -207,9 +207,7 @@ class Family(nn.Module):
         return {**parameters, cls.log_matrix: log_of_widened(parameters[cls.log_matrix], factor, floor)}
 
     @classmethod
-    def far_out(
-        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
-    ) -> Dict[str, Tensor]:
+    def far_out(cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM) -> Dict[str, Tensor]:
         """Return what is left of the shape of a distribution far from the training atoms; its size stays.
 
         The traceless part of the covariance's logarithm is extrapolated there, and becomes larger than that of errors.

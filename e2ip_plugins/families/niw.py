@@ -174,7 +174,7 @@ class NIW(Family):
         if not self.takes_support or support is None:
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit)
         else:
-            far = remoteness(support).to(coefficients.dtype)
+            far = torch.where(support.fitted, remoteness(support.distance), 0.0).to(coefficients.dtype)
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
             nu = less_evidence(nu, far, self.min_nu)
             shift, kappa = _kappa_from_support(log_sigma0, kappa, support)
@@ -236,9 +236,7 @@ class NIW(Family):
         return super().widen(parameters, factor, floor / (aleatoric_factor(nu) * (1.0 + 1.0 / kappa)))
 
     @classmethod
-    def far_out(
-        cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM
-    ) -> Dict[str, Tensor]:
+    def far_out(cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM) -> Dict[str, Tensor]:
         """See `Family`; the evidence ν runs out, too."""
         nu = less_evidence(parameters["e2ip_nu"], far, MIN_NU, form)
         return {**super().far_out(parameters, far, form), "e2ip_nu": nu}

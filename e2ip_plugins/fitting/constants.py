@@ -93,7 +93,7 @@ class Samples:
         zero = _single(0.0)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True))
-        shaped = family.far_out(tensors, remoteness(self.support, form), form)
+        shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
         self.trained = law_of(family, parameters)
         self.law = law_of(family, {name: values.numpy() for name, values in shaped.items()})

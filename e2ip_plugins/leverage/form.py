@@ -13,30 +13,41 @@ Regions. A kind that lives in several regions r (phases, sites) has a mean and s
 along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-p): the near regions count.
 
 Growth. A force is a derivative of the energies of an atom and its neighbours. h̄ is the mean of h over these, with the
-cutoff envelope w_ij as weights. The predicted standard deviation grows with the distance d, by the factor
-(1 + a r(d)) / (1 + a r(2)), which is 1 at h = h̄ = 1::
+cutoff envelope w_ij as weights. Everything below depends on the distance d, which is 2 on average over training atoms;
+g says how far out an atom is::
 
-    h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   r(d) = d (s + (1 - s) / (1 + (d/d_t)^n)^(1/n)).
+    h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   g(d) = (d/d_g)^4 / (1 + (d/d_g)^4).
+
+The predicted standard deviation grows by the factor (1 + a r(d)) / (1 + a r(2)). Near the training set r(d) is d, far
+from it a power p of d: r(d) = d (1 + (d/d_g)²)^((p-1)/2).
 
 v is the atom's own variance, as the network predicts it without support, and v̄ the geometric mean of v over training
 atoms of the kind. The growth beyond 1, the squared factor minus 1, is weighted with a power of v̄/v::
 
-    ((1 + a r(d))² - 1) (v̄/v)^w,   w = w_f + (w_n - w_f) / (1 + (d/d_f)^m).
+    ((1 + a r(d))² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
 
 So it multiplies not v but v^(1-w) v̄^w. Near the training set w = 1/2, the geometric mean: a variance that has grown
 by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad they
 are, and w is larger.
 
+Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less; and how
+large errors are is known to a factor alone, so that their distribution has heavy tails. With T the traceless part of
+the logarithm of the covariance and ν of the normal-inverse-Wishart distribution (families that have none keep theirs)::
+
+    T' = T / √(1 + g ‖T‖²/c²),   1/(ν' - 5) = 1/(ν - 5) + g/e.
+
+So far out ‖T‖ is below c, and ν - 5 below e. The determinant of the covariance's scale stays.
+
 Surplus. A network that knows its training set by heart errs less there than anywhere else, which the leverage of
 training atoms cannot show. The optimism o is ln(validation variance / training variance) of the errors, each in units
 of what the model predicts. The covariance of atoms unlike the training set gets the further factor::
 
-    exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)).
+    exp(g tanh(s o)).
 
 Belief count κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate` returns it,
 and in mode ``leverage`` κ = 1/excess::
 
-    excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(tanh(c o) (d/d_s)^n / (1 + (d/d_s)^n)) - 1,   within 1e-6 … 1e6.
+    excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
 
 This growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
 is (1 + leverage) times the noise and κ is the inverse leverage.
@@ -82,27 +93,19 @@ class LeverageForm(NamedTuple):
     #: h of kinds without training atoms, and upper bound of h in d.
     far: float = 1e6
 
-    #: s and d_t of r(d); n of r(d) and of the surplus; rows "slope …". n = 8 would overflow in float32, distances being
-    #: 2e6 at most.
-    far_slope: float = 0.1
-    trusted: float = 11.0
-    bend: int = 6
-    #: w_n, w_f, d_f and m of w; rows "relative …". A larger d_f would undo the growth of atoms with a large v.
+    #: d_g: where everything changes that is different far out; rows "remote from …".
+    remote: float = 5.0
+    #: p of r(d); rows "reach …".
+    reach: float = 0.6
+    #: w_n and w_f of w; rows "relative …".
     near_weight: float = 0.5
     far_weight: float = 0.8
-    familiar: float = 8.0
-    weight_bend: int = 4
+    #: c and e of the shape; rows "anisotropy …" and "evidence …".
+    anisotropy: float = 0.8
+    evidence: float = 2.0
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
     max_ratio: float = 1e6
-
-    #: d_g of g: rows "remote from …".
-    remote: float = 10.0
-    #: Most of ‖T‖ and of ν - 5 where g is 1; rows "anisotropy …" and "evidence …".
-    anisotropy: float = 0.8
-    evidence: float = 1.0
-
-    #: d_s and c of the surplus; rows "optimism …" and the section "What a network knows by heart".
-    strange: float = 3.0
+    #: s of the surplus; rows "optimism …" and the section "What a network knows by heart".
     once_more: float = 1.5
 
     #: Prior of the growth a, in the fit: its middle, and its width in e-folds; rows "prior …" and the section "How much
@@ -131,7 +134,7 @@ class Support(NamedTuple):
     growth : (N,) or (1,)
         a.
     surplus : (N,) or (1,)
-        tanh(c o), at least 0.
+        tanh(s o), at least 0.
     log_variance : (N,)
         ln v̄, the mean of `Family.log_variance` over training atoms of the same kind.
     log_scale : (N,)
@@ -160,6 +163,17 @@ def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
     return (powers.sum(1) / (powers * nearness).sum(1)).clamp(max=form.far)
 
 
+def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
+    """Return g (N,) of distances d (N,), from 0 near the training set to 1 far from it."""
+    power = (distance / form.remote).square().square()
+    return power / (1.0 + power)
+
+
+def reach(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
+    """Return r(d) (N,)."""
+    return distance * (1.0 + (distance / form.remote).square()).pow(0.5 * (form.reach - 1.0))
+
+
 def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -> Tuple[Tensor, Tensor]:
     """Return the factor of a fitted support on a covariance, exp(``log_factor``) · (1 + ``excess``); see the module.
 
@@ -175,52 +189,29 @@ def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -
     log_factor, excess : (N,)
         exp(log_factor) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
     """
-    distance = support.distance
-    # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
-    # (v̄/v)^w, w = w_f + (w_n - w_f) d_f^m / (d^m + d_f^m)
-    log_ratio = support.log_variance - log_variance
-    midpoint_power = form.familiar**form.weight_bend
-    relative_variance = torch.exp(
-        torch.addcdiv(
-            form.far_weight * log_ratio,
-            log_ratio,
-            distance.pow(form.weight_bend) + midpoint_power,
-            value=(form.near_weight - form.far_weight) * midpoint_power,
-        )
-    )
-    # a r(d), r(d) = s d + (1 - s) d_t d (d^n + d_t^n)^(-1/n)
-    power = distance.pow(form.bend)
-    flattening = (power + form.trusted**form.bend).pow(-1.0 / form.bend)
-    reach = torch.addcmul(form.far_slope * distance, distance, flattening, value=(1.0 - form.far_slope) * form.trusted)
-    grown = (support.growth * reach).clamp(max=form.max_ratio**0.5)
+    far = remoteness(support.distance, form)
+    weight = form.near_weight + (form.far_weight - form.near_weight) * far
+    relative_variance = torch.exp(weight * (support.log_variance - log_variance))
+    grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)
     # ((1 + a r)² - 1) (v̄/v)^w
     excess = grown * (grown + 2.0) * relative_variance
-    # (1 + excess) exp(surplus d^n / (d^n + d_s^n)) - 1
-    surplus_growth = torch.expm1(support.surplus * (power / (power + form.strange**form.bend)))
-    excess = torch.addcmul(excess, excess + 1.0, surplus_growth)
+    # (1 + excess) exp(g surplus) - 1
+    excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))
     # ln(scale / (1 + a r(2))²)
-    reach_of_training = 2.0 * (
-        form.far_slope + (1.0 - form.far_slope) * (1.0 + (2.0 / form.trusted) ** form.bend) ** (-1.0 / form.bend)
-    )
+    reach_of_training = 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
     log_factor = torch.sub(support.log_scale, torch.log1p(reach_of_training * support.growth), alpha=2.0)
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
     log_factor = log_factor + (excess / form.max_ratio).clamp(1.0, 1e30).log()
     return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
 
 
-def remoteness(support: Support, form: LeverageForm = FORM) -> Tensor:
-    """Return g (N,), from 0 at training atoms to 1 far from them; 0 unless fitted."""
-    square = (support.distance / form.remote).square()
-    return torch.where(support.fitted, square / (1.0 + square), 0.0)
-
-
 def flattening(far: Tensor, form: LeverageForm = FORM) -> Tensor:
-    """Return f (N,) of `e2ip_plugins.maths.spd.flattened` from g (N,)."""
+    """Return g/c² (N,), for `e2ip_plugins.maths.spd.flattened`, from g (N,)."""
     return far / form.anisotropy**2
 
 
 def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FORM) -> Tensor:
-    """Return ν (N,) as it is after g (N,); ``least`` is the ν of no evidence."""
+    """Return ν' (N,) from ν and g (N,); ``least`` is the ν of no evidence, 5."""
     evidence = nu - least
     return least + evidence / (1.0 + far * evidence / form.evidence)
 

@@ -20,9 +20,9 @@ def test_a_finished_run_is_studied_on_the_files_of_its_set(load_script, tmp_path
 
     def called(command, check):
         calls.append([str(word) for word in command[2:]])
-        (run / "leverage.json").write_text('{"form": 7}')
+        (run / "leverage.json").write_text('{"form": 8}')
 
     monkeypatch.setattr(script.subprocess, "run", called)
-    assert script.study(run) == {"study": "tables", "model": run.name, "form": 7}
+    assert script.study(run) == {"study": "tables", "model": run.name, "form": 8}
     assert f"--set=valid={tmp_path}/data/demo_valid.extxyz" in calls[0] and not any("ood" in word for word in calls[0])
     assert f"--set=nonsense={run}/nonsense.extxyz" in calls[0] and "--untrained" in calls[1]

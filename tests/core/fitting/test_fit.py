@@ -485,7 +485,7 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     without.leverage.surplus.zero_()
     strange, usual = (
         [E2IP.log_variance(run(one, frames)[0]) for one in (readout, other)]
-        for frames, other in ((make_frames(5, seed=3, width=6.0), without), (training, plain))
+        for frames, other in ((make_frames(5, seed=3, width=20.0), without), (training, plain))
     )
     torch.testing.assert_close(strange[0] - strange[1], torch.full_like(strange[0], found.surplus), rtol=1e-2, atol=0)
     assert usual[0].mean().item() == pytest.approx(usual[1].mean().item(), abs=0.1)
@@ -614,7 +614,7 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     """Errors of a stock model: one species ten times worse, heavy tails, growing with the distance."""
     readout = make_readout(constant=True)
     assert fit_frames(readout, training, make_frames(5, seed=1), constant=True)
-    frames = make_frames(300, seed=2, width=WIDTHS[::3])
+    frames = make_frames(300, seed=2, width=WIDTHS[:600:2])
     kinds = torch.cat([frame.species for frame in frames])
     outputs, number = run(readout, frames)
     leverage, rng, growth = outputs["e2ip_leverage"], np.random.default_rng(0), 1.6
@@ -622,7 +622,8 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     for i in range(300):
         average = torch.linalg.matrix_power((0.5 * torch.eye(5) + 0.5) / 3.0, 3)
         mean[number == i] = average @ leverage[number == i]
-    sigma = np.array([0.03, 0.3])[kinds] * ((1 + growth * (leverage + mean)) / (1 + 2 * growth)).numpy()
+    reach = (leverage + mean) * (1 + ((leverage + mean) / 5) ** 2) ** -0.2
+    sigma = np.array([0.03, 0.3])[kinds] * ((1 + growth * reach) / (1 + growth * 2 / 1.16**0.2)).numpy()
     t = rng.normal(size=(1500, 3)) / np.sqrt(rng.chisquare(8.0, size=(1500, 1)) / 8.0)
     errors = torch.from_numpy(sigma[:, None] * t)
     validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
@@ -636,8 +637,9 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     scale = readout.leverage.log_factor + readout.leverage.log_variance
     outputs, _ = run(readout, frames)
     nu = outputs["e2ip_nu"]
-    assert torch.equal(nu, nu[:1].expand(1500)) and 6.0 < nu[0] < 16.0, "8 degrees of freedom, on a coarse grid"
-    fitted = torch.exp(0.5 * (scale + torch.log(nu[0] / (nu[0] - 2)))).numpy()
+    near = nu.max()
+    assert 6.0 < near < 16.0, "8 degrees of freedom, on a coarse grid"
+    fitted = torch.exp(0.5 * (scale + torch.log(near / (near - 2)))).numpy()
     np.testing.assert_allclose(fitted, [0.03, 0.3], rtol=0.1)
     assert found.nll[1] < found.nll[0] - 0.1
     # Calibrated: the share of errors within the 90 % ellipsoids.
@@ -677,7 +679,7 @@ def test_of_a_species_without_training_atoms_the_others_variance_is_typical():
     # A million of the typical variances, but for a fifth of the atom's own logarithm.
     own = E2IP.log_variance(run(make_readout(), make_frames(4, seed=2, species=(1,)))[0])
     growth = readout.leverage.growth[0]
-    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
+    usual = 2.0 / 1.16**0.2
     scale = readout.leverage.log_factor[1] + readout.leverage.surplus[0]
     expected = torch.exp(0.8 * known + 0.2 * own + scale) * 1e6 / (1.0 + usual * growth) ** 2
     epistemic = torch.exp(E2IP.log_variance(outputs)) * 1e6 / (1e6 + 1.0)

@@ -10,9 +10,12 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.leverage.form import FORM, Support, inflate
+from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 
 F64 = torch.float64
 UNIT = torch.tensor(0.05, dtype=F64)
+#: r(2).
+USUAL_REACH = 2.0 / 1.16**0.2
 
 
 def family(evidence="leverage", **options):
@@ -50,15 +53,14 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 @pytest.mark.parametrize("surplus", [0.0, math.log(3.0)])
 def test_factor_by_hand(surplus):
-    """a = 0.5, distance 8, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w.
+    """a = 0.5, distance 10, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w.
 
     With a surplus 1 + that has a factor for it.
     """
-    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
+    support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
     log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
-    reach, usual = (d * (0.1 + 0.9 / (1.0 + (d / 11.0) ** 6) ** (1 / 6)) for d in (8.0, 2.0))
-    strange = (8.0 / 3.0) ** 6 / (1.0 + (8.0 / 3.0) ** 6)
-    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0**0.65) * math.exp(surplus * strange)
+    reach, usual, far = 10.0 / 5.0**0.2, USUAL_REACH, 16.0 / 17.0
+    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (0.5 + 0.3 * far)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
 
@@ -79,14 +81,13 @@ def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, 
 
 
 def test_an_alternative_form_is_the_form_with_other_constants():
-    """Only what the constant is about changes: near the training set nothing, far out the slope."""
-    distance = torch.tensor([0.5, 2.0, 2e4], dtype=F64)
+    """Only what the constant is about changes: near the training set hardly anything, far out the reach."""
+    distance = torch.tensor([0.1, 2e4], dtype=F64)
     one = torch.ones_like(distance)
     support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True))
-    steep = FORM._replace(far_slope=0.3)
-    (_, usual), (_, excess) = inflate(support, 0 * one), inflate(support, 0 * one, steep)
-    torch.testing.assert_close(excess[:2], usual[:2], rtol=1e-3, atol=0)
-    assert ((1 + excess[2]).sqrt() - 1).item() == pytest.approx(0.01 * (0.3 * 2e4 + 0.7 * 11.0), rel=1e-6)
+    (_, usual), (_, excess) = inflate(support, 0 * one), inflate(support, 0 * one, FORM._replace(reach=0.9))
+    torch.testing.assert_close(excess[0], usual[0], rtol=1e-3, atol=0)
+    assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 1.6e7) ** 0.05, rel=1e-6)
 
 
 def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themselves():
@@ -107,8 +108,7 @@ def test_far_away_mostly_the_species_variance_counts(own):
     support = Support(*torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
     log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
-    grown = ((1.0 + 2.5 * (0.1 * 6e4 + 0.9 * 11.0)) ** 2 - 1.0) / (1.0 + 2.5 * usual) ** 2
+    grown = ((1.0 + 2.5 * 6e4 / (1.0 + 1.44e8) ** 0.2) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
     assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
 
 
@@ -121,8 +121,7 @@ def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
     log_factor, excess = inflate(support, own)
     log_epistemic = own + log_factor + excess.log()
     torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
-    usual = 2.0 * (0.1 + 0.9 / (1.0 + (2.0 / 11.0) ** 6) ** (1 / 6))
-    expected = math.log(1e3 * (1e3 + 2.0)) - 2.0 * math.log(1.0 + 0.5 * usual)
+    expected = math.log(1e3 * (1e3 + 2.0)) - 2.0 * math.log(1.0 + 0.5 * USUAL_REACH)
     assert log_epistemic[-1].item() == pytest.approx(expected, abs=1e-5)
 
 
@@ -157,32 +156,51 @@ def test_other_modes_ignore_a_support(evidence):
     assert not module.takes_support and all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_a_supported_atom_gets_the_trained_covariance_times_the_scale():
+def test_a_supported_atom_gets_the_trained_size_times_the_scale():
     expected = trained()
     found = family()(coefficients(), UNIT, support_of(expected, distance=2.0, log_scale=0.4))
-    torch.testing.assert_close(found["forces_cov"], math.exp(0.4) * expected["forces_cov"], rtol=1e-12, atol=0)
+    torch.testing.assert_close(E2IP.log_variance(found), 0.4 + E2IP.log_variance(expected), rtol=0, atol=1e-12)
+    near = family()(coefficients(), UNIT, support_of(expected, distance=1e-3, log_scale=0.4))
+    factor = (E2IP.log_variance(near) - E2IP.log_variance(expected)).exp()[:, None, None]
+    torch.testing.assert_close(near["forces_cov"], factor * expected["forces_cov"], rtol=1e-11, atol=0)
 
 
-def test_the_covariance_is_the_trained_one_times_the_factor():
+def test_the_distribution_is_the_trained_one_with_the_factor_and_the_shape_of_its_distance():
     expected, generator = trained(), torch.Generator().manual_seed(1)
     distance = torch.rand(20, dtype=F64, generator=generator) * 50.0
     relative = torch.randn(20, dtype=F64, generator=generator)
     support = support_of(expected, distance, relative=relative, surplus=0.5)
     found = family()(coefficients(), UNIT, support)
     log_factor, excess = inflate(support, E2IP.log_variance(expected))
-    factor = (torch.exp(log_factor) * (1.0 + excess))[:, None, None]
-    torch.testing.assert_close(found["forces_cov"], factor * expected["forces_cov"], rtol=1e-11, atol=0)
-    aleatoric = torch.exp(log_factor)[:, None, None] * expected["forces_cov"]
-    torch.testing.assert_close(found["forces_aleatoric_cov"], aleatoric, rtol=1e-11, atol=0)
+    size = E2IP.log_variance(expected) + log_factor + torch.log1p(excess)
+    torch.testing.assert_close(E2IP.log_variance(found), size, rtol=0, atol=1e-11)
     torch.testing.assert_close(found["e2ip_kappa"], 1.0 / excess)
-    assert torch.equal(found["e2ip_nu"], expected["e2ip_nu"]), "what the tails of the distribution are"
+    far = (distance / 5.0) ** 4 / (1.0 + (distance / 5.0) ** 4)
+    before, after = (split_trace(outputs["e2ip_log_sigma0"])[1] for outputs in (expected, found))
+    norms = [sym6_to_matrix(traceless).square().sum((-1, -2)) for traceless in (before, after)]
+    torch.testing.assert_close(1.0 / norms[1], 1.0 / norms[0] + far / 0.64, rtol=1e-10, atol=0)
+    torch.testing.assert_close(after * (norms[0] / norms[1]).sqrt()[:, None], before, rtol=1e-9, atol=1e-12)
+    less = 1.0 / (1.0 / (expected["e2ip_nu"] - 5.0) + far / 2.0)
+    torch.testing.assert_close(found["e2ip_nu"], 5.0 + less, rtol=1e-12, atol=0)
     # The parameters are the interchange: every view follows from them.
     for name, value in E2IP.derive({key.name: found[key.name] for key in E2IP.parameter_keys}).items():
-        torch.testing.assert_close(value, found[name], rtol=1e-10, atol=0)
-    # And the whole law grows, not its covariance alone.
-    laws = [law_of(E2IP, {k.name: out[k.name].numpy() for k in E2IP.parameter_keys}) for out in (found, expected)]
+        torch.testing.assert_close(value, found[name], rtol=1e-10, atol=1e-12)
+    # The fit looks at the same distribution.
+    parameters = E2IP.far_out({key.name: expected[key.name] for key in E2IP.parameter_keys}, far)
+    laws = [law_of(E2IP, {k.name: out[k.name].numpy() for k in E2IP.parameter_keys}) for out in (found, parameters)]
     log_scale = laws[1].log_scale + (log_factor + torch.log1p(excess)).numpy()[:, None]
     torch.testing.assert_close(torch.from_numpy(laws[0].log_scale), torch.from_numpy(log_scale))
+    torch.testing.assert_close(torch.from_numpy(laws[0].dof), torch.from_numpy(laws[1].dof))
+
+
+@pytest.mark.parametrize("evidence", [1e-9, 1.0, 1e6])
+def test_far_out_there_is_hardly_any_evidence_and_no_long_axis(evidence):
+    """Whatever the network says."""
+    far, nu = torch.ones(1, dtype=F64), torch.full((1,), 5.0 + evidence, dtype=F64)
+    log = torch.tensor([[9.0, -4.5, -4.5, 1.0, 2.0, 3.0]], dtype=F64)
+    found = E2IP.far_out({"e2ip_log_sigma0": log, "e2ip_nu": nu}, far)
+    assert 5.0 < found["e2ip_nu"].item() < 7.0
+    assert 0.79 < sym6_to_matrix(found["e2ip_log_sigma0"]).norm().item() < 0.8
 
 
 def test_kappa_and_covariances_stay_within_bounds_however_far_an_atom_is():

@@ -161,7 +161,10 @@ def run(path: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     leaves = [x.to(dtype).to("cuda" if on_gpu else "cpu").requires_grad_() for x in inputs()]
     if path == "plain":
         rest = (torch.tensor(UNIT, dtype=dtype), Constants(False, SCALAR, TENSOR))
-        (nll, regulariser), spread = plain.nll_terms(*leaves, *rest), plain.distribution(leaves[0], torch.zeros_like(leaves[0][:, 0]), *rest)
+        (nll, regulariser), spread = (
+            plain.nll_terms(*leaves, *rest),
+            plain.distribution(leaves[0], torch.zeros_like(leaves[0][:, 0]), *rest),
+        )
     else:
         rest = (UNIT, False, SCALAR, TENSOR)
         (nll, regulariser), spread = nll_terms(*leaves, *rest, path=path), distribution(leaves[0], *rest, path=path)

@@ -57,7 +57,7 @@ def test_equals_the_composition(path, dtype, coupled, per_atom_unit, draw, leave
     assert_same([*fused, *gradients(ours, fused)], [*composed, *gradients(theirs, composed)], tolerance)
     with torch.no_grad():
         fused = distribution(ours[0], unit.to(dtype), coupled, *DAMPERS, path=path)
-        composed = plain.distribution(theirs[0], torch.zeros(len(theirs[0])).double(), unit, Constants(coupled, *DAMPERS))
+        composed = plain.distribution(theirs[0], theirs[0].new_zeros(60), unit, Constants(coupled, *DAMPERS))
     assert_same(list(fused), list(composed), tolerance)
 
 
@@ -166,7 +166,7 @@ def test_bad_atoms_stay_alone(path, composed, where, value, draw, leaves, gradie
         if composed:
             unit = torch.tensor(UNIT)
             outputs = plain.nll_terms(*inputs, unit, Constants(False, *DAMPERS))
-            spread = plain.distribution(inputs[0], torch.zeros(len(inputs[0])).double(), unit, Constants(False, *DAMPERS))
+            spread = plain.distribution(inputs[0], inputs[0].new_zeros(9), unit, Constants(False, *DAMPERS))
         else:
             outputs = nll_terms(*inputs, *REST, path=path)
             spread = distribution(inputs[0], *REST, path=path)
