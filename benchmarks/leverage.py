@@ -3,11 +3,13 @@
     python benchmarks/leverage.py atoms --host mace --model my.model --set train=train.xyz --set valid=… --out FOLDER
     python benchmarks/leverage.py judge FOLDER --out results.json
     python benchmarks/leverage.py table results.json … --forms "regions by the power 2" …
+    python benchmarks/leverage.py figure FOLDER … --out figure.png
 
 `atoms` runs in the environment of MACE or NequIP and writes every atom's features, neighbours, error and distribution
 (as trained, and as the model has been fitted) to FOLDER/<set>.npz. `judge` scores the model's own leverage beside
 the distribution as trained and beside alternatives, all fitted on the validation set; out of distribution nothing is
-fitted. `table` prints alternatives of several models: a file has the result of `judge`, or several by name.
+fitted. `table` prints alternatives of several models: a file has the result of `judge`, or several by name. `figure`
+draws predicted over observed errors against the leverage, of the form as it is.
 """
 
 import argparse
@@ -42,6 +44,8 @@ FIGURES += ("z_rms_minor", "z_rms_middle", "z_rms_major")
 
 #: Number of the package's form, in results; a change of the form raises it (docs/leverage.md says what was changed).
 FORM_NUMBER = 8
+#: Bins of the leverage in the figure, and the atoms that one must have.
+BINS, LEAST_ATOMS = np.geomspace(0.25, 512.0, 23), 50
 #: An alternative that is no constant of the form: h̄ is h.
 WITHOUT_NEIGHBOURS = "own leverage alone"
 #: Alternatives change one thing at a time. docs/leverage.md has further ones, which commit 210d723 computes.
@@ -268,6 +272,37 @@ def table(paths: list[Path], forms: list[str]) -> str:
     return markdown(["model", "form", *columns], rows)
 
 
+def ratios(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return leverages, and root mean squares of predicted errors over those of errors, of all test atoms in bins."""
+    data = {
+        path.stem: load_atoms(folder, path.stem) for path in sorted(folder.glob("*.npz")) if path.stem != "nonsense"
+    }
+    laws, _ = refitted("as shipped, here", data)
+    tests = [name for name in data if name not in ("train", "valid")]
+    chosen = {name: scored(data[name]) for name in tests}
+    leverage = np.concatenate([data[name].fitted_leverage[chosen[name]] for name in tests])
+    predicted = np.concatenate([laws[name].total_std()[chosen[name]] for name in tests])
+    error = np.concatenate([data[name].residual[chosen[name]] for name in tests])
+    bins = np.digitize(leverage, BINS)
+    counts = [(bins == i).sum() for i in range(1, len(BINS))]
+    kept = [i + 1 for i, count in enumerate(counts) if count >= LEAST_ATOMS]
+    middle = [np.exp(np.log(leverage[bins == i]).mean()) for i in kept]
+    ratio = [np.sqrt(np.square(predicted[bins == i]).mean() / np.square(error[bins == i]).mean()) for i in kept]
+    return np.array(middle), np.array(ratio)
+
+
+def figure(folders: list[Path], out: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for folder in folders:
+        ax.plot(*ratios(folder), marker="o", markersize=3, linewidth=1, label=folder.name.replace("_e2ip", ""))
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set(xscale="log", yscale="log", xlabel="leverage", ylabel="predicted / observed error")
+    ax.legend(fontsize=6, ncols=2)
+    fig.savefig(out, dpi=200)
+
+
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -280,7 +315,9 @@ def parse() -> argparse.Namespace:
     two.add_argument("--untrained", action="store_true", help="a stock model's readout, made by e2ip fit")
     three = commands.add_parser("table", help="print alternatives of several models")
     three.add_argument("results", type=Path, nargs="+")
-    for command in (one, two):
+    four = commands.add_parser("figure", help="draw predicted over observed errors against the leverage")
+    four.add_argument("folders", type=Path, nargs="+")
+    for command in (one, two, four):
         command.add_argument("--out", type=Path, required=True)
     for command in (two, three):
         command.add_argument("--forms", nargs="+", metavar="FORM", default=list(ALTERNATIVES))
@@ -293,6 +330,8 @@ def main() -> None:
         write_atoms(options.host, options.model, dict(item.split("=", 1) for item in options.set), options.out)
     elif options.command == "table":
         print(table(options.results, options.forms))
+    elif options.command == "figure":
+        figure(options.folders, options.out)
     else:
         result = judge(options.folder, options.untrained, options.forms)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
