@@ -40,8 +40,9 @@ NONSENSE = {
 def study(folder: Path) -> dict:
     """What `leverage.py` finds for one run of the harness."""
     run = read_json(folder / "run.json")["run"]
-    files = {p.stem.removeprefix(f"{run['dataset']}_"): p for p in folder.parents[1].glob(f"data/{run['dataset']}_*")}
-    sets = [f"--set={name}={files[name]}" for name in ("train", "valid", "test", "ood") if name in files]
+    files = sorted(folder.parents[1].glob(f"data/{run['dataset']}_*.extxyz"))
+    named = {path.stem.removeprefix(f"{run['dataset']}_"): path for path in files}
+    sets = [f"--set={name}={path}" for name, path in named.items() if name != "rotated"]
     if run["dataset"] == "demo":
         write(folder / "nonsense.extxyz", list(NONSENSE.values()))
         sets.append(f"--set=nonsense={folder / 'nonsense.extxyz'}")
