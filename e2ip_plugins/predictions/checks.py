@@ -96,10 +96,10 @@ def check_apart(positions: np.ndarray, cell: Any, periodic: Any, where: str) -> 
         raise InputError(f"{where}: atoms {i} and {j} are at the same place; correct the frame or leave it out")
 
 
-def check_finite(values: Any, where: str, name: str = "energy") -> None:
-    """Raise `InputError` for an energy or a stress that is not finite: MACE and NequIP mask only forces."""
+def check_finite(values: Any, where: str, name: str = "energy", way_out: str = "forces alone may be NaN") -> None:
+    """Raise `InputError` for an energy or a stress that is not finite: MACE and NequIP by default mask only forces."""
     if not np.isfinite(values).all():
         raise InputError(
             f"{where}: the reference {name} is not finite, which would make the loss NaN; correct it, or leave the "
-            "frame out (forces alone may be NaN)"
+            f"frame out ({way_out})"
         )

@@ -154,6 +154,8 @@ def _read_file(
     if without:
         on_note(f"{path}: forces of {_number(len(without))} have weight zero (config_forces_weight) and are left out")
     _check_predicted(path, counting, need_forces, on_note)
+    if need_forces and len(without) == len(counting):
+        raise InputError(f"{path}: the forces of all of its frames have weight zero (config_forces_weight)")
     if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
         wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
         raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")

@@ -33,7 +33,7 @@ def read_same_frames(
     predictions = [read[path] for path in files]
     for p in predictions:
         if required and not p.labelled:
-            raise InputError(f"{p.path}: no atom has a finite reference force")
+            raise InputError(f"{p.path}: no atom has a finite reference force whose weight is not zero")
         if problem := difference(predictions[0], p):
             raise InputError(problem)
     return predictions

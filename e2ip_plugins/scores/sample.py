@@ -65,7 +65,7 @@ class Sample(NamedTuple):
         errors = p.reference_forces - p.forces
         labelled, counted = np.isfinite(errors).all(-1), p.counted[p.frame_of_atom]
         if not labelled.any():
-            raise InputError(f"{p.path}: no atom has a finite reference force")
+            raise InputError(f"{p.path}: no atom has a finite reference force whose weight is not zero")
         zero = labelled & references.vanishing(p.forces, errors)
         if not (labelled & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")

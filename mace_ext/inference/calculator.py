@@ -6,7 +6,6 @@ put out, which becomes ASE results after it has returned.
 
 import copy
 import logging
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Type, Union
 
@@ -21,6 +20,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FORCE_VIEWS, LEVERAGE
 from e2ip_plugins.predictions.checks import check_structure
+from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import (
@@ -39,22 +39,6 @@ from mace_ext.observed_model import ObservedModel
 if TYPE_CHECKING:
     # Its module is the one that is being patched.
     from mace.calculators import MACECalculator
-
-
-class CalculatorLock:
-    """A lock of one calculator: a copied or unpickled calculator gets one of its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> Tuple[Type["CalculatorLock"], Tuple[()]]:
-        return CalculatorLock, ()
 
 
 def init(

@@ -15,6 +15,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.ase_properties import CalculatorResults, register_with_ase
 from e2ip_plugins.predictions.checks import check_structure
+from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import in_units, model_results, warn_if_unfitted
@@ -56,6 +57,7 @@ class E2IPCalculator(NequIPCalculator):
     def __init__(self, *args: Any, calibration: Union[str, Path, None] = None, **settings: Any) -> None:
         """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
         self.calibration = None if calibration is None else Calibration.read(calibration)
+        self._lock = CalculatorLock()
         super().__init__(*args, **settings)
         self._uq_model = find_name(self.model)
         if self.calibration is not None:
@@ -133,6 +135,11 @@ class E2IPCalculator(NequIPCalculator):
         """Calculate as ``NequIPCalculator``; `InputError` for a structure without meaning for the model."""
         self._check(atoms)
         super().calculate(atoms, properties, system_changes)
+
+    def get_property(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a property; threads that share the calculator take turns, or they would read each other's results."""
+        with self._lock:
+            return super().get_property(*args, **kwargs)
 
     def _check(self, atoms: Optional[Atoms]) -> None:
         if atoms is not None:

@@ -139,7 +139,7 @@ def check_datasets(
 def check_labels(frame: LabelledFrame, labels: Mapping[str, bool], apart: bool = True) -> None:
     """Raise `InputError` as `check_frame` does, and for labels that are predictions of a model, or infinite where NaN
     is left out; ``labels`` as `labels_of` returns them."""
-    check_frame(frame, [FIELDS[field] for field, ignore_nan in labels.items() if not ignore_nan], apart=apart)
+    check_frame(frame, apart=apart)
     for field, name in FIELDS.items():
         label: Optional[Label] = getattr(frame, name)
         if label is None:
@@ -151,8 +151,10 @@ def check_labels(frame: LabelledFrame, labels: Mapping[str, bool], apart: bool =
                 "exclude_keys=[energy,forces,stress] in the data section and name the references in key_mapping, or "
                 "take other frames"
             )
-        if labels.get(field):
-            check_finite(np.where(np.isnan(label.values), 0.0, label.values), frame.where, name)
+        if field in labels:
+            values = np.where(np.isnan(label.values), 0.0, label.values) if labels[field] else label.values
+            way_out = f"NaN is left out where loss and metrics both have 'ignore_nan: {{{field}: true}}'"
+            check_finite(values, frame.where, name, way_out)
 
 
 def configurations(datasets: Iterable[Dataset]) -> Iterator[LabelledFrame]:

@@ -172,7 +172,7 @@ def test_what_has_weight_zero_counts_nowhere(write):
     assert (found[1].forces.weight, found[1].energy.weight, found[1].energy.key) == (1.0, 2.0, "REF_energy")
     # Without forces that count a file is none to fit constants to, but one of training frames.
     only = write("b.xyz", frames[1])
-    with pytest.raises(InputError, match=r"b\.xyz: no atom has finite reference forces"):
+    with pytest.raises(InputError, match=r"b\.xyz: the forces of all of its frames have weight zero"):
         read_frames([only])
     assert len(read_frames([only], need_forces=False)) == 1
     with pytest.raises(InputError, match=r"c\.xyz: all of its frames have weight zero"):

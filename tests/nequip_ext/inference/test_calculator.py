@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import ase.io
 import numpy as np
@@ -53,3 +54,24 @@ def test_names_are_found_by_name(evaluated):
         assert same.get("nothing", 1) == 1 and "nothing" not in same and set(same) == set(results)
     with pytest.raises(KeyError):
         results["nothing"]
+
+
+def test_threads_that_share_a_calculator_take_turns(make_model, gnn_config, as_calculator, frames):
+    """NequIP's own calculator gives forces of other frames then, or an error."""
+    calculator = as_calculator(make_model(gnn_config())[1])
+    moved = [frames[i % 3].copy() for i in range(12)]
+    for seed, atoms in enumerate(moved):
+        atoms.rattle(0.02, seed=seed)
+        atoms.calc = calculator
+
+    def evaluate(atoms):
+        return atoms.get_forces(), calculator.get_property("forces_cov", atoms)
+
+    expected = [evaluate(atoms) for atoms in moved]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(evaluate, moved))
+    for threaded, alone in zip(found, expected, strict=True):
+        np.testing.assert_allclose(threaded[0], alone[0], atol=1e-12)
+        np.testing.assert_allclose(threaded[1], alone[1], atol=1e-12)
+    for copied in (copy.deepcopy(calculator), pickle.loads(pickle.dumps(calculator))):
+        np.testing.assert_allclose(copied.get_property("forces", moved[0]), expected[0][0], atol=1e-12)

@@ -45,7 +45,12 @@ def nan(*shape):
             [frame(cell=9.0 * torch.eye(3).unsqueeze(0), pbc=torch.ones(1, 3, dtype=torch.bool))],
             *("training", {}, "frame 0 of the WHERE: atoms 0 and 1 are at the same"),
         ),
-        ([frame(total_energy=nan(1, 1))], "validation", {}, "frame 0 of the WHERE: the reference energy is not"),
+        (
+            [frame(total_energy=nan(1, 1))],
+            "validation",
+            {},
+            r"frame 0 of the WHERE: the reference energy is not.*'ignore_nan: \{total_energy: true\}'",
+        ),
         ([frame(total_energy=nan(1, 1))], "test", {}, None),
         ([frame(stress=nan(1, 3, 3))], "training", {"labels": STRESSES}, "WHERE: the reference stress is not"),
         ([frame(stress=nan(1, 3, 3))], "training", {}, None),
