@@ -51,11 +51,14 @@ def _listed(paths: Union[str, Sequence[str], None]) -> List[str]:
     return [paths] if isinstance(paths, str) else list(paths or [])
 
 
-def _file(path: str) -> str:
-    """Return the file of a path that may name a part of it, ``file@slice``, as ASE reads it."""
+def _file(path: str, where: str) -> str:
+    """Return the file of a path; `InputError` for a part of one, ``file@slice``: MACE reads all of it without a word."""
     from e2ip_plugins.predictions.chunks import split_slice
 
-    return str(split_slice(Path(path))[0])
+    file, part = split_slice(Path(path))
+    if part != ":" and file.is_file():
+        raise InputError(f"{where}: MACE reads all of {file}, not '{part}' of it; write that part to a file of its own")
+    return str(file)
 
 
 def _is_binary(path: str) -> bool:
@@ -144,8 +147,7 @@ def check_file(path: str, option: str, label: str, key: Optional[str], head: str
     where = f"{option} {path}"
     if path in REPLAY_SETS:
         return
-    # MACE leaves the part of a file, such as train.xyz@:20, to ASE.
-    file = _file(path)
+    file = _file(path, where)
     if not os.path.exists(file):
         if ":" not in file:
             raise InputError(f"{where}: there is no such file")
@@ -293,7 +295,7 @@ def _paths(head: Any) -> List[str]:
 def _place(config: Any, head: Any, index: int) -> str:
     """Return where a configuration is in the user's files: MACE leaves isolated atoms out and may shuffle the rest."""
     for path in _paths(head):
-        if not path.endswith(BINARY) and Path(_file(path)).is_file():
+        if not path.endswith(BINARY) and Path(_file(path, path)).is_file():
             for number, atoms in enumerate(_read(path, path)):
                 same = np.array_equal(atoms.numbers, config.atomic_numbers)
                 if same and np.array_equal(atoms.positions, config.positions, equal_nan=True):
