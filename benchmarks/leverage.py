@@ -296,10 +296,13 @@ def figure(folders: list[Path], out: Path) -> None:
 
     fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for folder in folders:
-        ax.plot(*ratios(folder), marker="o", markersize=3, linewidth=1, label=folder.name.replace("_e2ip", ""))
+        run = folder.parent.name if folder.name == "atoms" else folder.name
+        ax.plot(*ratios(folder), marker="o", markersize=3, linewidth=1, label=run.replace("_e2ip", ""))
     ax.axhline(1.0, color="black", linewidth=0.8)
     ax.set(xscale="log", yscale="log", xlabel="leverage", ylabel="predicted / observed error")
-    ax.legend(fontsize=6, ncols=2)
+    ax.set_yticks(ticks := [0.5, 0.7, 1.0, 1.5, 2.0, 3.0], [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    fig.legend(fontsize=6, loc="outside right upper")
     fig.savefig(out, dpi=200)
 
 
