@@ -52,7 +52,7 @@ def _listed(paths: Union[str, Sequence[str], None]) -> List[str]:
 
 
 def _file(path: str, where: str) -> str:
-    """Return the file of a path; `InputError` for a part of one, ``file@slice``: MACE reads all of it without a word."""
+    """Return the file of a path; `InputError` for a part of one, ``file@slice``, of which MACE would read all."""
     from e2ip_plugins.predictions.chunks import split_slice
 
     file, part = split_slice(Path(path))
