@@ -30,9 +30,9 @@ So it multiplies not v but v^(1-w) v̄^w. Near the training set w = 1/2, the geo
 by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad they
 are, and w is larger.
 
-Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less; and how
-large errors are is known to a factor alone, so that their distribution has heavy tails. With T the traceless part of
-the logarithm of the covariance and ν of the normal-inverse-Wishart distribution (families that have none keep theirs)::
+Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
+errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
+traceless part of the logarithm of the covariance, and ν that of the normal-inverse-Wishart distribution::
 
     T' = T / √(1 + g ‖T‖²/c²),   1/(ν' - 5) = 1/(ν - 5) + g/e.
 
@@ -65,7 +65,7 @@ from torch import Tensor
 class LeverageForm(NamedTuple):
     """Constants of the leverage.
 
-    Alternatives, such as `FORM._replace(far_slope=0.3)`, are for studies: models always predict with `FORM`. To change
+    Alternatives, such as `FORM._replace(reach=0.7)`, are for studies: models always predict with `FORM`. To change
     it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
