@@ -177,7 +177,7 @@ class NIW(Family):
             far = torch.where(support.fitted, remoteness(support.distance), 0.0).to(coefficients.dtype)
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
             nu = less_evidence(nu, far, self.min_nu)
-            shift, kappa = _kappa_from_support(log_sigma0, kappa, support)
+            shift, kappa = _kappa_from_support(log_sigma0, kappa, support, far)
             log_sigma0 = log_sigma0.clone()
             log_sigma0[:, :3] += shift.unsqueeze(-1)
             sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
@@ -253,7 +253,7 @@ class NIW(Family):
         }
 
 
-def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support) -> Tuple[Tensor, Tensor]:
+def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far: Tensor) -> Tuple[Tensor, Tensor]:
     """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
     Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times the factor of `inflate`,
@@ -261,7 +261,7 @@ def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support) -> 
     κ the trained one.
     """
     trained = torch.log1p(kappa.reciprocal())
-    log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained)
+    log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)
     shift = trained + log_factor
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 

@@ -56,7 +56,7 @@ is (1 + leverage) times the noise and κ is the inverse leverage.
 """
 
 import math
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -165,16 +165,18 @@ def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
 
 def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
     """Return g (N,) of distances d (N,), from 0 near the training set to 1 far from it."""
-    power = (distance / form.remote).square().square()
+    power = distance.pow(4) * form.remote**-4
     return power / (1.0 + power)
 
 
 def reach(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
     """Return r(d) (N,)."""
-    return distance * (1.0 + (distance / form.remote).square()).pow(0.5 * (form.reach - 1.0))
+    return distance * (distance.square() * form.remote**-2 + 1.0).pow(0.5 * (form.reach - 1.0))
 
 
-def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -> Tuple[Tensor, Tensor]:
+def inflate(
+    support: Support, log_variance: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
+) -> Tuple[Tensor, Tensor]:
     """Return the factor of a fitted support on a covariance, exp(``log_factor``) · (1 + ``excess``); see the module.
 
     Parameters
@@ -183,15 +185,20 @@ def inflate(support: Support, log_variance: Tensor, form: LeverageForm = FORM) -
     log_variance : (N,)
         ln v, `Family.log_variance` without support.
     form : LeverageForm
+    far : (N,), optional
+        g, where it is known.
 
     Returns
     -------
     log_factor, excess : (N,)
         exp(log_factor) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
     """
-    far = remoteness(support.distance, form)
-    weight = form.near_weight + (form.far_weight - form.near_weight) * far
-    relative_variance = torch.exp(weight * (support.log_variance - log_variance))
+    # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
+    if far is None:
+        far = remoteness(support.distance, form)
+    log_ratio = support.log_variance - log_variance
+    more = form.far_weight - form.near_weight
+    relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)
     # ((1 + a r)² - 1) (v̄/v)^w
     excess = grown * (grown + 2.0) * relative_variance
@@ -213,7 +220,7 @@ def flattening(far: Tensor, form: LeverageForm = FORM) -> Tensor:
 def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FORM) -> Tensor:
     """Return ν' (N,) from ν and g (N,); ``least`` is the ν of no evidence, 5."""
     evidence = nu - least
-    return least + evidence / (1.0 + far * evidence / form.evidence)
+    return evidence / (far * evidence * (1.0 / form.evidence) + 1.0) + least
 
 
 def surplus(optimism: float, form: LeverageForm = FORM) -> float:
