@@ -39,10 +39,10 @@ def fit_command(
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
     training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn)
-    given = read_frames(valid, forces_key, on_note=checks.warn)
-    validation = once(given)
-    if len(validation) < len(given):
-        checks.warn(f"{len(given) - len(validation)} validation frames are there more than once, and count once")
+    with_copies = read_frames(valid, forces_key, on_note=checks.warn)
+    validation = once(with_copies)
+    if len(validation) < len(with_copies):
+        checks.warn(f"{len(with_copies) - len(validation)} validation frames are there more than once, and count once")
     shared = same_frames(training, validation)
     if shared:
         checks.warn(

@@ -76,7 +76,7 @@ def test_flattening(path, dtype, draw, leaves):
     shape = 1.0 / (1.0 + flattening.detach().double() * norm2).sqrt()
     torch.testing.assert_close(expected, shape.unsqueeze(-1) * traceless, **tolerance)
     matrix = sym6_to_matrix(log_sigma0.detach().double())
-    torch.testing.assert_close(sym6_to_matrix(sigma0.detach().double()), torch.matrix_exp(matrix), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(sym6_to_matrix(sigma0.detach().double()), torch.matrix_exp(matrix), **tolerance)
     (gradient,) = torch.autograd.grad(log_sigma0[:, 3].sum(), flattening)
     torch.testing.assert_close(gradient.double(), -0.5 * shape**3 * norm2 * traceless[:, 3], **tolerance)
 
