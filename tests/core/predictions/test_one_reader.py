@@ -66,7 +66,7 @@ def docstrings(tree):
 def opinions(source):
     """Return what a module names of references and their weights, with the lines."""
     tree = ast.parse(source)
-    ignored, found = docstrings(tree), []
+    ignored, lines = docstrings(tree), []
     for node in ast.walk(tree):
         text = ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in ignored:
@@ -77,16 +77,16 @@ def opinions(source):
             key = node.slice.value if isinstance(node.slice, ast.Constant) else holder(node.slice)
             text = f"{holder(node.value)}[{key}]" if key in LABELS | FIELDS else ""
         if text:
-            found.append(f"line {node.lineno}: {text}")
-    return found
+            lines.append(f"line {node.lineno}: {text}")
+    return lines
 
 
 @pytest.mark.parametrize("module", modules())
 def test_references_are_read_in_one_place(module):
     if module in READERS or module in EXCEPTIONS:
         return
-    found = opinions((ROOT / module).read_text())
-    assert not found, f"{module} has an opinion on references of its own ({found}): take it from the reader of its room"
+    lines = opinions((ROOT / module).read_text())
+    assert not lines, f"{module} has an opinion on references of its own ({lines}): take it from the reader of its room"
 
 
 def test_exceptions_are_still_needed():
