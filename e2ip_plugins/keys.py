@@ -38,6 +38,11 @@ FORCE_VIEWS = (
     OutputKey("forces_epistemic_std", (), "eV/Å", "sqrt(tr forces_epistemic_cov / 3), rotation invariant"),
 )
 
+#: Outputs of a whole frame, M numbers and one.
+ENERGY_ERROR_VECTOR = OutputKey("energy_error_vector", (-1,), "eV", "the error of the energy is its product with N(0, 1)")
+ENERGY_UNCERTAINTY = OutputKey("energy_uncertainty", (), "eV", "standard deviation of the total energy")
+FRAME_OUTPUTS = (ENERGY_UNCERTAINTY, ENERGY_ERROR_VECTOR)
+
 #: Output of every readout on an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")
 

@@ -9,7 +9,7 @@ from nequip.scripts._compile_utils import COMPILE_TARGET_DICT, register_compile_
 from nequip.scripts._package_utils import register_libraries_as_external_for_packaging
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, FRAME_OUTPUTS, LEVERAGE, PLATEAU_KEY
 
 #: Targets of NequIP and Allegro; every readout has each of them with its outputs added, named <readout>_<target>.
 COMPILE_TARGETS = ("ase", "pair_nequip", "batch", "pair_allegro")
@@ -21,6 +21,8 @@ def register() -> None:
         # NequIP imports its extensions in any order. Where Allegro imports NequIP, Allegro's target exists only at the
         # next call, at the first attribute of `nequip_ext`.
         importlib.import_module("allegro")
+    of_frames = [key.name for key in FRAME_OUTPUTS]
+    register_fields(graph_fields=of_frames)
     for family in families.table().values():
         keys = family.output_keys()
         names = [key.name for key in (*keys, LEVERAGE)]

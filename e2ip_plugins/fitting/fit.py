@@ -1,7 +1,7 @@
 """Fit of the leverage: moments of the features from training atoms, constants from configurations with forces.
 
 The adapters do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
-forces, one over the validation set, and one over a subset of the training set (`training_subset`) for its errors.
+forces, two over the validation set, and one over a subset of the training set (`training_subset`) for its errors.
 Nothing of it depends on a seed. Only rounding, the choice of that subset and, in species with more than
 `e2ip_plugins.fitting.training_atoms.MAX_ATOMS` atoms, of the atoms that are kept depend on the order of the data.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.constants import FittedConstants, Samples
+from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
     ForceErrors,
@@ -56,6 +57,7 @@ def fit_leverage(
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
+    energies: Iterable[EnergyErrors] = (),
 ) -> FitReport:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -79,6 +81,8 @@ def fit_leverage(
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
+    energies : iterable of EnergyErrors
+        The validation set once more, for the error bars of energies: taken last, when forces have theirs.
 
     Raises
     ------
@@ -107,6 +111,7 @@ def fit_leverage(
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
     leverage.fitted.fill_(True)
+    fit_energies(readout, energies, report, species)
     return report
 
 

@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.leverage.form import FORM
+
+if TYPE_CHECKING:
+    from e2ip_plugins.fitting.energies import FittedLength
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
 #: a tenth (docs/calibrate.md).
@@ -39,6 +42,8 @@ class FitReport:
         species alone was fitted.
     heads : sequence of str
         Names of the model's heads; empty for a model without heads.
+    energies : dict
+        `FittedLength` by head, of those whose energies have error bars.
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
@@ -48,6 +53,7 @@ class FitReport:
     warnings: List[str] = field(default_factory=list)
     species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
     heads: Sequence[str] = ()
+    energies: Dict[int, "FittedLength"] = field(default_factory=dict)
 
     def of_head(self, head: int) -> str:
         """Return the name of a head in brackets, after a blank; an empty string for a model with one head."""
@@ -81,6 +87,11 @@ class FitReport:
                     f"leverage{where}: errors {ratio:.3g} +- {0.5 * c.optimism_error * ratio:.2g} times those of "
                     "training atoms of equal uncertainty: more growth on what is strange"
                 )
+        for head, fitted in self.energies.items():
+            lines.append(
+                f"energies{self.of_head(head)}: errors of {fitted.frames} validation energies are those of forces over "
+                f"{fitted.length:.3g} +- {fitted.error:.2g} Å"
+            )
         return lines
 
     def warn_of_species(self, features: int, species: Sequence[str]) -> None:

@@ -140,6 +140,8 @@ class Support(NamedTuple):
     log_scale : (N,)
         Logarithm of the factor that makes the variances of supported atoms right.
     fitted : () bool
+    whitened : (N, D)
+        z/√τ.
     """
 
     leverage: Tensor
@@ -149,6 +151,7 @@ class Support(NamedTuple):
     log_variance: Tensor
     log_scale: Tensor
     fitted: Tensor
+    whitened: Tensor
 
 
 def softened(deviations: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.keys import UNFITTED
+from e2ip_plugins.leverage.energies import EnergyErrors
 from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, mean_over_regions, softened
 
 #: Coordinates of regions that a kind does not have, in units in which atoms are 1 apart: too far to count.
@@ -32,6 +33,8 @@ class Neighbours(NamedTuple):
 
 class Leverage(nn.Module):
     """Leverage h of every atom and what follows from it, see `e2ip_plugins.leverage.form`; buffers only, no weights.
+
+    It also carries `EnergyErrors`, as ``energies``: everything that a fit fills is in one place.
 
     Smooth in the positions, invariant, and the same for an atom whatever else is in the batch.
 
@@ -77,6 +80,7 @@ class Leverage(nn.Module):
         self.register_buffer("surplus", torch.zeros(num_heads))
         self.register_buffer("fitted", torch.tensor(False))
         self.register_buffer("axes", torch.zeros(kinds, dtype=torch.long))
+        self.energies = EnergyErrors(num_scalars, num_species, num_heads)
         for name in ("whitening", "region_stretch", "region_offsets", "region_norms"):
             self.register_buffer(name, torch.empty(0))
         self.resize(1)
@@ -107,7 +111,9 @@ class Leverage(nn.Module):
             kinds = heads * self.species_per_head() + species
             growth, surplus = growth[heads], surplus[heads]
         # Features that are not finite are no features of a training atom.
-        leverage = torch.nan_to_num(self.distances(scalars, kinds, form), nan=float("inf"), posinf=float("inf"))
+        whitened = self.whitened(scalars, kinds)
+        leverage = self.distances_of(whitened, kinds, form)
+        leverage = torch.nan_to_num(leverage, nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
             h = mean = leverage.clamp(max=form.far)
         else:
@@ -126,6 +132,7 @@ class Leverage(nn.Module):
             log_variance=self.log_variance.index_select(0, kinds),
             log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
+            whitened=whitened,
         )
 
     def species_per_head(self) -> int:
@@ -137,16 +144,24 @@ class Leverage(nn.Module):
 
         The fit calls this method by its name, also of the class that a package of `nequip-package` carries.
         """
+        return self.distances_of(self.whitened(scalars, kinds), kinds, form)
+
+    def whitened(self, scalars: Tensor, kinds: Tensor) -> Tensor:
+        """Return z/√τ (N, D)."""
         features, axes = self.whitening.shape[0], self.whitening.shape[1]
         # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
         # the kind's centre has been taken off before: no digits are lost.
         white = torch.mm(
             scalars - self.centres.index_select(0, kinds), self.whitening.reshape(features, axes * features)
         ).reshape(-1, axes, features)
-        along_axes = torch.gather(white, 1, self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features))
+        axes_of_atoms = self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features)
+        return torch.gather(white, 1, axes_of_atoms).squeeze(1)
+
+    def distances_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
+        """Return h (N,) of whitened features."""
         # The sign is lost in the square.
         stretch, offsets = self.region_stretch.index_select(0, kinds), self.region_offsets.index_select(0, kinds)
-        psi = softened(torch.addcmul(offsets, along_axes, stretch, value=-1.0))
+        psi = softened(torch.addcmul(offsets, whitened.unsqueeze(1), stretch, value=-1.0))
         return mean_over_regions(psi.sum(-1) * self.region_norms.index_select(0, kinds), form)
 
     def regions(self) -> Tensor:
@@ -156,6 +171,7 @@ class Leverage(nn.Module):
     def reset(self) -> None:
         """Become unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
+        self.energies.lengths.zero_()
 
     def resize(self, axes: int, regions: int = 1) -> None:
         """Make room for the axes of that many kinds and for that many regions of each; the fit before is lost."""
@@ -177,6 +193,8 @@ class Leverage(nn.Module):
             setattr(self, name, getattr(source, name)[kinds].clone())
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
+        self.energies.lengths = source.energies.lengths[head : head + 1].clone()
+        self.energies.floors = source.energies.floors[head : head + 1].clone()
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")

@@ -19,6 +19,10 @@ from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
 
+#: The same of reference energies.
+ENERGY_KEYS = ("REF_energy", "energy", "dft_energy", "DFT_energy", "ref_energy")
+
+
 class Label(NamedTuple):
     """A reference of a frame.
 
@@ -84,6 +88,12 @@ class LabelledFrame(NamedTuple):
         return counted
 
     @property
+    def counted_energy(self) -> np.ndarray:
+        """Reference energy () in eV; NaN unless there is a reference whose weight is not zero."""
+        counted = self.energy is not None and self.energy.counts and np.isfinite(self.energy.values).all()
+        return np.asarray(self.energy.values if counted and self.energy is not None else np.nan, dtype=np.float64)
+
+    @property
     def counts(self) -> bool:
         """Whether a training learns from the frame: its weight, and the weight of one of its labels, is not zero.
 
@@ -103,6 +113,7 @@ def read_frames(
     forces_key: Optional[str] = None,
     need_forces: bool = True,
     on_note: Callable[[str], None] = lambda text: None,
+    energy_key: Optional[str] = None,
 ) -> List[LabelledFrame]:
     """Return the frames of some files, except isolated atoms and frames that count nowhere.
 
@@ -119,6 +130,8 @@ def read_frames(
         Whether a file without a finite reference force is an error, and a frame with predicted forces alone.
     on_note : callable
         Takes what was left out, in words.
+    energy_key : str, optional
+        Where frames have the reference energy; default: the first of `ENERGY_KEYS` that a frame has.
 
     Raises
     ------
@@ -126,11 +139,12 @@ def read_frames(
         Missing, unreadable and empty files, those without the forces, an array that holds something else, and what
         `check_structure` and `check_apart` refuse.
     """
-    return [frame for path in map(Path, paths) for frame in _read_file(path, forces_key, need_forces, on_note)]
+    keys = forces_key, energy_key
+    return [frame for path in map(Path, paths) for frame in _read_file(path, keys, need_forces, on_note)]
 
 
 def _read_file(
-    path: Path, forces_key: Optional[str], need_forces: bool, on_note: Callable[[str], None]
+    path: Path, keys: Tuple[Optional[str], Optional[str]], need_forces: bool, on_note: Callable[[str], None]
 ) -> List[LabelledFrame]:
     # ASE's readers: this module is imported while MACE is.
     from e2ip_plugins.predictions.trajectories import read_all
@@ -140,7 +154,7 @@ def _read_file(
         if len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom":
             continue
         where = f"{path}, frame {i}"
-        frames.append(labelled(atoms, where, forces_key))
+        frames.append(labelled(atoms, where, *keys))
         check_structure(atoms, where)
         check_apart(atoms.positions, atoms.cell.array, atoms.pbc, where)
     if not frames:
@@ -157,7 +171,7 @@ def _read_file(
     if need_forces and len(without) == len(counting):
         raise InputError(f"{path}: the forces of all of its frames have weight zero (config_forces_weight)")
     if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
-        wanted = f"'{forces_key}'" if forces_key else f"any of {', '.join(FORCES_KEYS)}"
+        wanted = f"'{keys[0]}'" if keys[0] else f"any of {', '.join(FORCES_KEYS)}"
         raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
     return counting
 
@@ -184,7 +198,9 @@ def _number(frames: int) -> str:
     return f"{frames} frame{'s' * (frames != 1)}"
 
 
-def labelled(atoms: Atoms, where: str, forces_key: Optional[str] = None) -> LabelledFrame:
+def labelled(
+    atoms: Atoms, where: str, forces_key: Optional[str] = None, energy_key: Optional[str] = None
+) -> LabelledFrame:
     """Return a frame of a file with the references that it holds.
 
     Parameters
@@ -193,18 +209,18 @@ def labelled(atoms: Atoms, where: str, forces_key: Optional[str] = None) -> Labe
         Its calculator may hold results, as ASE's readers make them of columns with their names.
     where : str
         File and number of the frame, for messages.
-    forces_key : str, optional
+    forces_key, energy_key : str, optional
         See `read_frames`.
 
     Raises
     ------
     InputError
-        Where ``forces_key`` is not three numbers per atom, or a weight no number.
+        Where ``forces_key`` is not three numbers per atom, ``energy_key`` or a weight no number.
     """
     weight, of_forces, of_energy = (weight_of(atoms.info, where, key) for key in WEIGHT_KEYS)
     results = atoms.calc.results if atoms.calc is not None else {}
     forces = _forces(atoms, {**atoms.arrays, **results}, forces_key, where)
-    energy = _energy({**atoms.info, **results})
+    energy = _energy(atoms, {**atoms.info, **results}, energy_key, where)
     return LabelledFrame(
         bare(atoms),
         where,
@@ -243,12 +259,22 @@ def _forces(atoms: Atoms, columns: Mapping[str, Any], key: Optional[str], where:
     return min(labels, key=lambda label: label.predicted, default=None)
 
 
-def _energy(values: Mapping[str, Any]) -> Optional[Label]:
-    """Return the first number called an energy; the fits need to know whether there is one."""
-    for name, value in values.items():
-        if str(name).lower().endswith("energy") and np.size(value) == 1 and np.asarray(value).dtype.kind in "fiu":
-            return Label(np.asarray(value, dtype=np.float64).reshape(()), str(name))
-    return None
+def _energy(atoms: Atoms, values: Mapping[str, Any], key: Optional[str], where: str) -> Optional[Label]:
+    """Return the first energy that is a reference, otherwise a predicted one, otherwise None."""
+    labels = []
+    others = [str(name) for name in values if REFERENCE_PREFIX.match(str(name)) and str(name).endswith("_energy")]
+    for name in (key,) if key else (*ENERGY_KEYS, *others):
+        value = np.asarray(values.get(name, ()))
+        if value.size == 1 and value.dtype.kind in "fiu":
+            prefix = name.removesuffix("energy")
+            # An energy is of the model that the forces beside it are of.
+            forces = {**atoms.arrays, **(atoms.calc.results if atoms.calc is not None else {})}.get(f"{prefix}forces")
+            beside = np.zeros((len(atoms), 3)) if forces is None else np.asarray(forces)
+            predicted = name.endswith("energy") and are_predictions(atoms.info, beside, prefix)
+            labels.append(Label(value.astype(np.float64).reshape(()), name, predicted=predicted))
+        elif key and key in values:
+            raise InputError(f"{where}: '{key}' is not a number; name the reference energy with --energy-key")
+    return min(labels, key=lambda label: label.predicted, default=None)
 
 
 def bare(atoms: Atoms) -> Atoms:

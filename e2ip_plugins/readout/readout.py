@@ -80,8 +80,10 @@ class Readout(nn.Module):
         node_heads: Optional[Tensor] = None,
         positions: Optional[Tensor] = None,
         create_graph: bool = False,
+        frames: Optional[Tensor] = None,
+        num_frames: int = 0,
     ) -> Dict[str, Tensor]:
-        """Return the outputs of the family and ``e2ip_leverage`` (N, …).
+        """Return the outputs of the family and ``e2ip_leverage`` (N, …), and with ``num_frames`` those of frames (F, …).
 
         For the family's loss also ``e2ip_force_unit`` (N,) and ``e2ip_coefficients`` (N, C).
 
@@ -102,6 +104,10 @@ class Readout(nn.Module):
             outputs of such a family are left out.
         create_graph : bool
             Whether such outputs are going to be differentiated, in training for example.
+        frames : (N,) int, optional
+            Frame of every atom; None: all are of one.
+        num_frames : int
+            0: `e2ip_plugins.keys.FRAME_OUTPUTS` are left out.
         """
         scalars = gather_scalars(invariant, self.scalar_blocks)
         # Where NequIP truncates to local atoms, so does everything below.
@@ -138,6 +144,13 @@ class Readout(nn.Module):
         else:
             outputs = self.family(coefficients, force_unit, support)
             outputs["e2ip_coefficients"] = coefficients
+        if num_frames > 0 and "forces_uncertainty" in outputs:
+            std = torch.linalg.vector_norm(outputs["forces_uncertainty"], dim=-1, keepdim=True).to(scalars.dtype)
+            grows = self.family.takes_support
+            vectors = self.leverage.energies(support, std, species, node_heads, frames, num_frames, grows)
+            vectors = vectors.to(coefficients.dtype)
+            outputs["energy_error_vector"] = vectors
+            outputs["energy_uncertainty"] = torch.linalg.vector_norm(vectors, dim=1)
         outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         return outputs

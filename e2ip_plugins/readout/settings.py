@@ -9,7 +9,7 @@ from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import KCAL_PER_MOL
 
 #: Version of models, checkpoints and readouts in files; a change of what is saved, or of what it means, raises it.
-VERSION = 4
+VERSION = 5
 
 #: ``force_unit: auto`` is this fraction of the training forces' component RMS.
 AUTO_FORCE_UNIT_FRACTION = 0.03

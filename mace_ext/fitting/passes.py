@@ -12,13 +12,14 @@ from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error, with_progress
+from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from mace_ext.model.files import configuration, species_of
-from mace_ext.training.labels import learned_atoms, reference_forces, with_forces
+from mace_ext.training.labels import learned_atoms, reference_energies, reference_forces, with_references
 
 
 class Graphs(Dataset):
@@ -47,7 +48,7 @@ class Graphs(Dataset):
             config = configuration(frame.atoms, self.model, self.head)
         except InputError as error:
             raise InputError(f"{frame.where}: {error}") from error
-        config = with_forces(config, frame.counted_forces)
+        config = with_references(config, frame)
         return data.AtomicData.from_config(config, self.table, self.cutoff, self.heads)
 
 
@@ -94,6 +95,11 @@ def fit_model(
             forces = forces_of(model, batch)
             yield ForceErrors(reference_forces(batch) - forces, batch.batch, forces)
 
+    def energies() -> Iterator[EnergyErrors]:
+        for batch in with_progress(validation, "energies of the validation set", on_progress):
+            batch = batch.to(device)
+            yield EnergyErrors(reference_energies(batch) - energies_of(model, batch), batch.batch)
+
     with _frozen(model):
         return fit_leverage(
             model.e2ip_readout,
@@ -103,6 +109,7 @@ def fit_model(
             constant,
             training_errors=residuals(training_subset, "errors of the training set"),
             heads=model.heads,
+            energies=energies(),
         )
 
 
@@ -115,6 +122,13 @@ def run_features(model: models.ScaleShiftMACE, batch: Batch) -> None:
 def forces_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
     """Return predicted forces (N, 3) without a graph."""
     return model(batch.to_dict(), compute_force=True)["forces"].detach()
+
+
+def energies_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
+    """Return predicted energies (F,) without a graph; a readout that takes forces gets them."""
+    forces = model.e2ip_readout.takes_forces
+    with torch.set_grad_enabled(forces):
+        return model(batch.to_dict(), compute_force=forces)["energy"].detach()
 
 
 @contextmanager

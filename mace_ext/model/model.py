@@ -167,8 +167,18 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if "head" in data:
             node_heads = data["head"][data["batch"]]
         species = torch.argmax(data["node_attrs"], dim=1)
+        frames = 0 if self.training else data["ptr"].numel() - 1
         return self.e2ip_readout(
-            node_feats, node_feats, species, neighbours, edges, node_heads, differentiated, create_graph
+            node_feats,
+            node_feats,
+            species,
+            neighbours,
+            edges,
+            node_heads,
+            differentiated,
+            create_graph,
+            data["batch"],
+            frames,
         )
 
 

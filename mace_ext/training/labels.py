@@ -75,14 +75,21 @@ def _label(config: Any, name: str) -> Optional[Label]:
     return Label(np.asarray(values, dtype=np.float64), name, of_frame * of_label)
 
 
-def with_forces(config: Any, forces: np.ndarray) -> Any:
-    """Return a configuration with reference forces (N, 3) in eV/Å, which are NaN where an atom does not count."""
+def with_references(config: Any, frame: LabelledFrame) -> Any:
+    """Return a configuration with the reference forces and energy of a frame, NaN where they do not count."""
+    labels = {FORCES: frame.counted_forces, ENERGY: frame.counted_energy}
     return dataclasses.replace(
         config,
         weight=1.0,
-        properties={**config.properties, FORCES: forces},
-        property_weights={**config.property_weights, FORCES: 1.0},
+        properties={**config.properties, **labels},
+        property_weights={**config.property_weights, **dict.fromkeys(labels, 1.0)},
     )
+
+
+def reference_energies(batch: Any) -> Tensor:
+    """Return the reference energies (F,) of a batch in eV; NaN where there is none that counts."""
+    counts = batch["weight"] * batch[f"{ENERGY}_weight"] > 0
+    return torch.where(counts, batch[ENERGY], torch.full_like(batch[ENERGY], float("nan")))
 
 
 def reference_forces(batch: Any) -> Tensor:

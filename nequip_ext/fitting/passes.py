@@ -8,6 +8,7 @@ from nequip.nn import graph_model
 from torch.utils.data import Dataset
 
 from e2ip_plugins.fitting.batches import Batching, OnProgress, fit_loaders, to_standard_error, with_progress
+from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
@@ -16,7 +17,7 @@ from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout
-from nequip_ext.training.labels import reference_forces, with_forces
+from nequip_ext.training.labels import reference_energies, reference_forces, with_references
 
 
 class Graphs(Dataset):
@@ -43,7 +44,7 @@ class Graphs(Dataset):
         data = from_ase(self.frames[index].atoms)
         for transform in self.transforms:
             data = transform(data)
-        return with_forces(data, self.frames[index])
+        return with_references(data, self.frames[index])
 
 
 def batching(batch_size: int) -> Batching:
@@ -94,10 +95,12 @@ def fit_model(
     def residuals(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[ForceErrors]:
         for batch in on_device(data, name):
             reference, forces = reference_forces(batch), forces_of(model, batch)
-            frames = batch.get(AtomicDataDict.BATCH_KEY)
-            if frames is None:
-                frames = torch.zeros(len(forces), dtype=torch.long, device=device)
-            yield ForceErrors(residual=reference - forces, frames=frames, forces=forces)
+            yield ForceErrors(residual=reference - forces, frames=frames_of(batch), forces=forces)
+
+    def energies() -> Iterator[EnergyErrors]:
+        for batch in on_device(validation, "energies of the validation set"):
+            if AtomicDataDict.TOTAL_ENERGY_KEY in batch:
+                yield EnergyErrors(reference_energies(batch) - energies_of(model, batch), frames_of(batch))
 
     readout = find_readout(model)
     assert readout is not None
@@ -108,6 +111,7 @@ def fit_model(
         species=model.type_names,
         constant=constant,
         training_errors=residuals(training_subset, "errors of the training set"),
+        energies=energies(),
     )
 
 
@@ -125,6 +129,22 @@ def fit_frames(
     train, valid = (Graphs(frames, model, types) for frames in (training, validation))
     loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
     return fit_model(model, *loaders, constant=is_constant(readout), on_progress=on_progress)
+
+
+def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:
+    """Return the frame (N,) of every atom of a batch."""
+    frames = data.get(AtomicDataDict.BATCH_KEY)
+    positions = data[AtomicDataDict.POSITIONS_KEY]
+    return torch.zeros(len(positions), dtype=torch.long, device=positions.device) if frames is None else frames
+
+
+def energies_of(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> torch.Tensor:
+    """Return predicted energies (F,) without a graph; a readout that takes forces gets them."""
+    readout = find_readout(model)
+    forces = readout is not None and readout.takes_forces
+    with torch.set_grad_enabled(forces):
+        output = (model.model if forces else model.model.func)(inputs_of(model, data))
+    return output[AtomicDataDict.TOTAL_ENERGY_KEY].detach().reshape(-1)
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:

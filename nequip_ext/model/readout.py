@@ -12,7 +12,15 @@ from nequip.data import AtomicDataDict
 from nequip.nn.utils import with_edge_vectors_
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, LEVERAGE, MODEL_KEY, PLATEAU_KEY
+from e2ip_plugins.keys import (
+    COEFFICIENTS_KEY,
+    ENERGY_ERROR_VECTOR,
+    ENERGY_UNCERTAINTY,
+    FORCE_UNIT_KEY,
+    LEVERAGE,
+    MODEL_KEY,
+    PLATEAU_KEY,
+)
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels.paths import NOBODY, observer
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
@@ -116,6 +124,9 @@ class GraphReadout(GraphModule):
         irreps_out.update({LEVERAGE.name: "0e", FORCE_UNIT_KEY: "0e", PLATEAU_KEY: "0e"})
         kind = "1o" if family.takes_forces else "0e"
         irreps_out[COEFFICIENTS_KEY] = f"{family.num_scalars}x{kind}+{family.num_tensors}x2e"
+        energies = self.readout.leverage.energies
+        irreps_out[ENERGY_UNCERTAINTY.name] = "0e"
+        irreps_out[ENERGY_ERROR_VECTOR.name] = f"{energies.blocks * energies.length}x0e"
         self._init_irreps(irreps_in=irreps_in, irreps_out=irreps_out)
         for key in (TAP_KEY, LAST_KEY):
             self.irreps_out.pop(key, None)
@@ -176,6 +187,8 @@ class GraphReadout(GraphModule):
             edges,
             positions=positions,
             create_graph=create_graph,
+            frames=data.get(AtomicDataDict.BATCH_KEY),
+            num_frames=0 if self.training else AtomicDataDict.num_frames(data),
         )
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:

@@ -66,10 +66,11 @@ def reference_energies(data: AtomicDataDict.Type, where: str = "data") -> Tensor
     return data[AtomicDataDict.TOTAL_ENERGY_KEY].reshape(-1)
 
 
-def with_forces(data: AtomicDataDict.Type, frame: LabelledFrame) -> AtomicDataDict.Type:
-    """Return NequIP's dictionary of a frame with its reference forces, NaN where they do not count."""
-    forces = torch.as_tensor(frame.counted_forces, dtype=data[AtomicDataDict.POSITIONS_KEY].dtype)
-    return {**data, AtomicDataDict.FORCE_KEY: forces}
+def with_references(data: AtomicDataDict.Type, frame: LabelledFrame) -> AtomicDataDict.Type:
+    """Return NequIP's dictionary of a frame with its reference forces and energy, NaN where they do not count."""
+    dtype = data[AtomicDataDict.POSITIONS_KEY].dtype
+    forces, energy = (torch.as_tensor(values, dtype=dtype) for values in (frame.counted_forces, frame.counted_energy))
+    return {**data, AtomicDataDict.FORCE_KEY: forces, AtomicDataDict.TOTAL_ENERGY_KEY: energy.reshape(1, 1)}
 
 
 # Data sets

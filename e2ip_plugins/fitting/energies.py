@@ -1,0 +1,166 @@
+"""The length of `e2ip_plugins.leverage.energies`, from energies of validation frames."""
+
+import math
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.report import FitReport, species_name
+from e2ip_plugins.fitting.training_atoms import gather_objects
+from e2ip_plugins.leverage.energies import FLOOR
+from e2ip_plugins.readout.readout import Readout
+
+#: Frames whose energy errors must differ: one error has no spread.
+LEAST_FRAMES = 2
+
+#: An offset per atom is one where it is so many times the errors that it leaves. Energies of another reference differ
+#: by electronvolts an atom, those of a model that has just been trained by less than they scatter.
+OFFSET = 5.0
+
+
+class EnergyErrors(NamedTuple):
+    """Energy errors of a batch of frames.
+
+    Attributes
+    ----------
+    residual : (F,)
+        Reference minus predicted total energy in eV; frames with one that is not finite are left out.
+    frames : (N,) int
+        Frame of every atom.
+    """
+
+    residual: Tensor
+    frames: Tensor
+
+
+class FittedLength(NamedTuple):
+    """A fitted length.
+
+    Attributes
+    ----------
+    length, error : float
+        ℓ and its standard error in Å.
+    frames : int
+    """
+
+    length: float
+    error: float
+    frames: int
+
+
+#: Columns of frames by name: ``residual``, ``head``, ``counts`` (F, species), and what |u|² is made of, with f a
+#: floor: |grown|² + 2 f (grown · level) + f² |level|².
+_Table = Dict[str, np.ndarray]
+
+
+def fit_energies(
+    readout: Readout, batches: Iterable[EnergyErrors], report: FitReport, species: Sequence[str] = ()
+) -> None:
+    """Fit the lengths of all heads, which are 0 where it is impossible; the report says why.
+
+    ℓ is that of largest likelihood for errors that are Gaussian with standard deviation |u|.
+
+    Parameters
+    ----------
+    readout : Readout
+        With a fitted leverage; filled in place.
+    batches : iterable of EnergyErrors
+        Taking the next item runs the model, and with it the readout, on the next frames.
+    report : FitReport
+    species : sequence of str
+        Names of the model's species, for messages.
+    """
+    energies = readout.leverage.energies
+    energies.lengths.zero_()
+    table, log_std = _collect(readout, batches)
+    for head in sorted({head for head, _ in report.atoms}):
+        chosen = table["head"] == head if table else np.zeros(0, bool)
+        frames = {name: values[chosen] for name, values in table.items()}
+        problem = _problem(frames, int(chosen.sum()), species)
+        if problem:
+            report.warnings.append(f"no error bars of energies{report.of_head(head)}: {problem}")
+            continue
+        total, atoms = log_std[head]
+        floor = FLOOR * math.exp(total / atoms)
+        squares = frames["grown"] + 2.0 * floor * frames["mixed"] + floor**2 * frames["level"]
+        ratios = frames["residual"] ** 2 / squares
+        length = math.sqrt(ratios.mean())
+        # Of a Gaussian ratio, at least.
+        spread = max(ratios.std(ddof=1) / ratios.mean(), math.sqrt(2.0))
+        error = 0.5 * length * spread / math.sqrt(len(ratios))
+        report.energies[head] = FittedLength(length, error, len(ratios))
+        energies.lengths[head], energies.floors[head] = length, floor
+
+
+def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Any:
+    """Return a table of frames, and by head sum and number of the logarithms of σ, the same in every process."""
+    energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
+    parts: List[_Table] = []
+    log_std = np.zeros((len(energies.lengths), 2))
+    with record_calls(readout) as call, torch.no_grad():
+        for errors in batches:
+            support, kinds, count = call["support"], call["kinds"], len(errors.residual)
+            lacking = torch.zeros(count, dtype=torch.bool, device=kinds.device)
+            lacking[errors.frames[readout.leverage.regions()[kinds] == 0]] = True
+            std = torch.linalg.vector_norm(call["outputs"]["forces_uncertainty"], dim=-1, keepdim=True)
+            std, species = std.to(support.whitened.dtype), kinds % per_head
+            grown = energies.amplitudes(support, std, torch.zeros_like(std), readout.family.takes_support)
+            vectors = [
+                energies.sums(support, amplitudes, species, errors.frames, count).double()
+                for amplitudes in (grown, torch.ones_like(std))
+            ]
+            heads = torch.zeros(count, dtype=torch.long, device=kinds.device)
+            heads[errors.frames] = call["heads"]
+            composition = torch.zeros(count, per_head, dtype=torch.double, device=kinds.device)
+            composition.index_put_((errors.frames, species), torch.ones_like(std[:, 0]).double(), accumulate=True)
+            columns = {
+                **{"residual": errors.residual, "head": heads, "counts": composition},
+                **{"grown": vectors[0].square().sum(1), "level": vectors[1].square().sum(1)},
+                "mixed": (vectors[0] * vectors[1]).sum(1),
+            }
+            usable = torch.isfinite(errors.residual) & ~lacking
+            parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
+            logarithms = (std[:, 0].double() * energies.per_component).log()
+            for head in range(len(log_std)):
+                of_head = logarithms[(call["heads"] == head) & torch.isfinite(logarithms)]
+                log_std[head] += [float(of_head.sum()), len(of_head)]
+    gathered = gather_objects((parts, log_std))
+    tables = [table for of_process, _ in gathered for table in of_process]
+    names = tables[0] if tables else {}
+    return {name: np.concatenate([table[name] for table in tables]) for name in names}, sum(sums for _, sums in gathered)
+
+
+def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:
+    """Return why nothing can be fitted to the errors of some frames; empty if it can."""
+    if not count:
+        return "the validation set has no energies"
+    if count < LEAST_FRAMES:
+        return "the validation set has a single energy; give some dozens"
+    if not np.abs(frames["residual"]).max():
+        return "all validation energies are predicted exactly: are they predictions of this model?"
+    offset = _offset(frames["counts"], frames["residual"])
+    if offset is None:
+        return ""
+    listed = ", ".join(f"{species_name(int(kind), species)} {value:.4g}" for kind, value in offset.items())
+    return (
+        f"the validation energies differ from the model's by the same amount for every atom of a species ({listed} "
+        "eV), beside which they scatter little; they are of another reference than those of the training, such as "
+        "other energies of isolated atoms or another level of theory: give energies of the same reference"
+    )
+
+
+def _offset(counts: np.ndarray, residual: np.ndarray) -> Optional[Dict[int, float]]:
+    """Return the offset per atom by species if the errors (F,) of frames are one, beside which the rest is small."""
+    present = np.flatnonzero(counts.any(0))
+    weight = 1.0 / np.sqrt(counts.sum(1))
+    solution, _, rank, _ = np.linalg.lstsq(counts[:, present] * weight[:, None], residual * weight, rcond=None)
+    free = len(residual) - int(rank)
+    if free < 1:
+        return None
+    rest = (residual - counts[:, present] @ solution) * weight
+    if np.square(residual * weight).sum() <= OFFSET**2 * np.square(rest).sum() * len(residual) / free:
+        return None
+    return dict(zip(present.tolist(), solution.tolist(), strict=True))
