@@ -39,7 +39,7 @@ FORCE_VIEWS = (
 )
 
 #: Outputs of a whole frame, M numbers and one.
-ENERGY_ERROR_VECTOR = OutputKey("energy_error_vector", (-1,), "eV", "the error of the energy is its product with N(0, 1)")
+ENERGY_ERROR_VECTOR = OutputKey("energy_error_vector", (-1,), "eV", "its norm is the standard deviation of the energy")
 ENERGY_UNCERTAINTY = OutputKey("energy_uncertainty", (), "eV", "standard deviation of the total energy")
 FRAME_OUTPUTS = (ENERGY_UNCERTAINTY, ENERGY_ERROR_VECTOR)
 

@@ -37,7 +37,9 @@ def register() -> None:
                 # Members' forces have parts on ghost atoms, and squares of sums cannot be communicated as sums.
                 continue
             stock = COMPILE_TARGET_DICT[target]
-            ours = {**stock, "output": [*stock["output"], *names]}
+            # LAMMPS takes what atoms have.
+            more = [] if target.startswith("pair") else of_frames
+            ours = {**stock, "output": [*stock["output"], *names, *more]}
             register_compile_targets({f"{family.name}_{target}": ours})
     # Packages of PaiNN and AlphaNet need torch_geometric where they are opened; other packages do not mention it.
     register_libraries_as_external_for_packaging(extern_modules=["torch_geometric"])

@@ -20,7 +20,7 @@ from e2ip_plugins.bench.catalogue import (
 )
 from e2ip_plugins.bench.plan import Run
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 
 #: Condition numbers of a training, step by step (`e2ip_plugins.families.condition_trace`), in its folder.
 TRACE = "condition.csv"
@@ -171,8 +171,8 @@ def _nequip(run: Run, dataset: DataSet, preset: Preset, files: Dict[str, Path], 
         train += [f"{network}.{option}" for option in preset.arguments.get(run.host, ())]
     if method.readout:
         train += [f"readout={method.readout}", *(_nequip_option(*item) for item in method.options.items())]
-        columns = [key.name for key in families.get(method.readout).parameter_keys]
-        train.append(f"trainer.callbacks.3.extra_fields=[{','.join([*columns, 'forces_cov', LEVERAGE.name])}]")
+        columns = [key.name for key in (*families.get(method.readout).parameter_keys, LEVERAGE, *FRAME_OUTPUTS)]
+        train.append(f"trainer.callbacks.3.extra_fields=[{','.join([*columns, 'forces_cov'])}]")
     return train
 
 

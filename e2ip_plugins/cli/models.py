@@ -17,6 +17,7 @@ def fit_command(
         Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
     ] = None,
     forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
+    energy_key: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
@@ -38,8 +39,8 @@ def fit_command(
         output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
-    training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn)
-    with_copies = read_frames(valid, forces_key, on_note=checks.warn)
+    training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn, energy_key=energy_key)
+    with_copies = read_frames(valid, forces_key, on_note=checks.warn, energy_key=energy_key)
     validation = once(with_copies)
     if len(validation) < len(with_copies):
         checks.warn(f"{len(with_copies) - len(validation)} validation frames are there more than once, and count once")
@@ -90,6 +91,10 @@ def evaluate_command(
         bool,
         typer.Option("--no-covariances", help="Leave out columns of 3x3 tensors, which follow from the parameters."),
     ] = False,
+    no_energy_vectors: Annotated[
+        bool,
+        typer.Option("--no-energy-vectors", help="Leave out what `e2ip difference` and `e2ip members` read."),
+    ] = False,
     part: Annotated[str, typer.Option(metavar="I/N", help="Evaluate only the I-th of N pieces of the input.")] = "1/1",
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad frames out and list them in OUT.extxyz.skipped.")
@@ -117,6 +122,7 @@ def evaluate_command(
         calibration=None if calibration is None else Calibration.read(calibration),
         stress=stress,
         covariances=not no_covariances,
+        energy_vectors=not no_energy_vectors,
         part=part_of(part),
         skip_bad=skip_bad,
         overwrite=overwrite,

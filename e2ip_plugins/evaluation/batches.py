@@ -17,6 +17,7 @@ from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.chunks import Chunk, to_atoms
 from e2ip_plugins.predictions.columns import keep_references, put_uncertainties, uncertainties
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.results import energy_results
 
 #: Info of every frame that is written: its number in the input, from 0.
 FRAME_KEY = "input_frame"
@@ -89,11 +90,12 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
     if options.calibration is not None:
         of_frame[CALIBRATION_KEY] = Path(options.calibration.path).name
     of_frame = {name: value for name, value in of_frame.items() if value is not None}
+    energies = {key.name: outputs[key.name].cpu() for key in options.frame_outputs if key.name in outputs}
     start, known = 0, uncertainties()
     for i, (number, where, atoms, *_) in enumerate(batch):
         values: Dict[str, Any] = {name: column[start : start + len(atoms)] for name, column in columns.items()}
         start += len(atoms)
-        values.update(of_frame, energy=outputs["energy"][i].item())
+        values.update(energy_results(energies, i), **of_frame, energy=outputs["energy"][i].item())
         if "stress" in outputs and atoms.pbc.all():
             values["stress"] = outputs["stress"][i].cpu().numpy()
         if not all(np.isfinite(values[name]).all() for name in names):

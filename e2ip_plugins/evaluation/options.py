@@ -10,6 +10,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FRAME_OUTPUTS, OutputKey
 from e2ip_plugins.scores.calibration import Calibration
 
 
@@ -46,7 +47,7 @@ class BatchModel(Protocol):
         """Return the results of F frames with N atoms, as one batch, in eV and Å.
 
         ``energy`` (F,), ``forces`` (N, 3), with ``stress`` also ``stress`` (F, 3, 3); every output key of the family,
-        and the leverage if the model has one, (N, …).
+        and the leverage if the model has one, (N, …); `FRAME_OUTPUTS` (F, …), 0 where they were not fitted.
         """
 
 
@@ -64,6 +65,8 @@ class EvaluateOptions:
         Whether fully periodic frames get a stress.
     covariances : bool
         Whether columns of 3×3 tensors are written.
+    energy_vectors : bool
+        Whether the error vectors of energies are written.
     part : (int, int)
         i of n: the i-th of n equal pieces of the file, from 1.
     skip_bad : bool
@@ -77,9 +80,15 @@ class EvaluateOptions:
     calibration: Optional[Calibration] = None
     stress: bool = False
     covariances: bool = True
+    energy_vectors: bool = True
     part: Tuple[int, int] = (1, 1)
     skip_bad: bool = False
     overwrite: bool = False
+
+    @property
+    def frame_outputs(self) -> Tuple[OutputKey, ...]:
+        """Outputs of frames that are written."""
+        return FRAME_OUTPUTS if self.energy_vectors else (ENERGY_UNCERTAINTY,)
 
     def texts(self) -> Dict[str, str]:
         """Return the options that a continued evaluation must have again, as text by name."""
@@ -88,6 +97,7 @@ class EvaluateOptions:
             "--calibration": "none" if calibration is None else digest_of(Path(calibration.path)),
             "--stress": "given" if self.stress else "not given",
             "--no-covariances": "not given" if self.covariances else "given",
+            "--no-energy-vectors": "not given" if self.energy_vectors else "given",
             "--part": "{}/{}".format(*self.part),
         }
 

@@ -92,7 +92,9 @@ class Samples:
         self.log_variance = family.log_variance(tensors)
         zero = _single(0.0)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
-        self.support = Support(zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True), zero)
+        self.support = Support(
+            zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True), zero
+        )
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
         self.trained = law_of(family, parameters)

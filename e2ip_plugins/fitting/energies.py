@@ -1,7 +1,7 @@
 """The length of `e2ip_plugins.leverage.energies`, from energies of validation frames."""
 
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ def fit_energies(
         energies.lengths[head], energies.floors[head] = length, floor
 
 
-def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Any:
+def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table, np.ndarray]:
     """Return a table of frames, and by head sum and number of the logarithms of σ, the same in every process."""
     energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
     parts: List[_Table] = []
@@ -130,7 +130,8 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Any:
     gathered = gather_objects((parts, log_std))
     tables = [table for of_process, _ in gathered for table in of_process]
     names = tables[0] if tables else {}
-    return {name: np.concatenate([table[name] for table in tables]) for name in names}, sum(sums for _, sums in gathered)
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    return columns, sum(sums for _, sums in gathered)
 
 
 def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:

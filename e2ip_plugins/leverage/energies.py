@@ -5,9 +5,10 @@ from what the model knows. Each atom i contributes an amplitude and a direction:
 
     u = ℓ Σ_i s_i φ(z_i),   s_i = σ_i h_i^(1/4) + f,
 
-with σ_i = √(tr Σ_i / 3) of its force, h = d/2 the mean of its leverage and those around it, z its whitened features (`e2ip_plugins.leverage.form`), and ℓ a length that is fitted to validation energies. f is a tenth of what σ
-typically is: forces that vanish by symmetry tell nothing about energies. φ has length 1, and the product of two φ is
-near 1 for like environments and near 0 for unlike ones: random Fourier features (Rahimi and Recht 2007) of
+with σ_i = √(tr Σ_i / 3) of its force, h = d/2 the mean of its leverage and those around it, z its whitened features
+(`e2ip_plugins.leverage.form`), and ℓ a length that is fitted to validation energies. f is a tenth of what σ typically
+is: forces that vanish by symmetry tell nothing about energies. φ has length 1, and the product of two φ is near 1 for
+like environments and near 0 for unlike ones: random Fourier features (Rahimi and Recht 2007) of
 exp(-|z - z'|²/(2 λ² D)), in a block of numbers for each species.
 
 The error of every energy is u · r with one random vector r ~ N(0, 1) for all frames of a model, so that |u| is the
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from e2ip_plugins.leverage.form import FORM, Support
-
 
 #: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. docs/energies.md has the
 #: tables from which they were chosen.

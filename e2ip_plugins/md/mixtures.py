@@ -9,8 +9,7 @@ from ase import Atoms
 from ase.calculators.mixing import LinearCombinationCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FRAME_KEYS
-from e2ip_plugins.predictions.columns import uncertainties
+from e2ip_plugins.predictions.columns import our_names
 
 
 def results_of(atoms: Atoms) -> Dict[str, Any]:
@@ -31,7 +30,7 @@ def results_of(atoms: Atoms) -> Dict[str, Any]:
 def _results(calculator: Any, atoms: Atoms) -> Dict[str, Any]:
     if not isinstance(calculator, LinearCombinationCalculator):
         return calculator.results
-    ours = {*uncertainties(), *FRAME_KEYS}
+    ours = set(our_names())
     mixed = {name: value for name, value in calculator.results.items() if name not in ours}
     parts: List[Tuple[float, Any, Dict[str, Any]]] = []
     for weight, part in zip(calculator.mixer.weights, calculator.mixer.calcs, strict=True):

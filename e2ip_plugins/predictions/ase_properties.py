@@ -5,8 +5,8 @@ from typing import Any, Dict, Mapping
 import ase.outputs
 from ase.calculators import singlepoint
 
-from e2ip_plugins.keys import FRAME_KEYS
-from e2ip_plugins.predictions.columns import uncertainties
+from e2ip_plugins.keys import FRAME_KEYS, FRAME_OUTPUTS
+from e2ip_plugins.predictions.columns import our_names, uncertainties
 
 
 class CalculatorResults(Dict[str, Any]):
@@ -58,5 +58,9 @@ def register_with_ase() -> None:
     for name, key in keys.items():
         if name not in ase.outputs.all_outputs:
             ase.outputs.all_outputs[name] = ase.outputs.ArrayProperty(name, float, ("natoms", *key.shape))
+    for key in FRAME_OUTPUTS:
+        # A shape of a name: as many numbers as there are.
+        shape = tuple(f"n_{key.name}" for _ in key.shape)
+        ase.outputs.all_outputs.setdefault(key.name, ase.outputs.ArrayProperty(key.name, float, shape))
     known = singlepoint.all_properties
-    singlepoint.all_properties = [*known, *(name for name in keys if name not in known)]
+    singlepoint.all_properties = [*known, *(name for name in our_names() if name not in (*known, *FRAME_KEYS))]

@@ -1,7 +1,7 @@
 """Write predictions into frames, under the names of MACE's and NequIP's results, and keep or remove their labels."""
 
 import re
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
 import numpy as np
 from ase import Atoms
@@ -12,6 +12,7 @@ from e2ip_plugins import families
 from e2ip_plugins.keys import (
     FORCE_VIEWS,
     FRAME_KEYS,
+    FRAME_OUTPUTS,
     LEVERAGE,
     PREDICTED_KEY,
     REFERENCE_PREFIX,
@@ -35,6 +36,11 @@ def uncertainties() -> Dict[str, OutputKey]:
     """Return every per-atom output of every family, by name."""
     keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
     return {key.name: key for key in keys}
+
+
+def our_names() -> List[str]:
+    """Return the names of everything that this package adds to results: of atoms, of frames, and `FRAME_KEYS`."""
+    return [*uncertainties(), *(key.name for key in FRAME_OUTPUTS), *FRAME_KEYS]
 
 
 def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
@@ -63,8 +69,8 @@ def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
 def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[str, OutputKey]) -> None:
     """Replace an earlier evaluation's results in a frame's arrays and info by a model's uncertainties.
 
-    Per-atom outputs become arrays (a 3×3 matrix nine row-major columns), `FRAME_KEYS` become info. Values that do not
-    have the shape of ``calc.results``, and a leverage that was not fitted, are left out.
+    Per-atom outputs become arrays (a 3×3 matrix nine row-major columns), `FRAME_OUTPUTS` and `FRAME_KEYS` become info.
+    Values that do not have the shape of ``calc.results``, and a leverage that was not fitted, are left out.
 
     Parameters
     ----------
@@ -83,7 +89,7 @@ def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[s
         if values.shape != (len(frame), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
             continue
         frame.arrays[key.name] = values.reshape(len(frame), -1) if key.shape else values.copy()
-    for name in FRAME_KEYS:
+    for name in (*(key.name for key in FRAME_OUTPUTS), *FRAME_KEYS):
         frame.info.pop(name, None)
         if name in results:
             frame.info[name] = results[name]
@@ -114,7 +120,7 @@ def without_labels(atoms: Atoms) -> Atoms:
     frames, of other geometries, they would be wrong and be trained on.
     """
     frame = atoms.copy()
-    ours = (*uncertainties(), *FRAME_KEYS, *WEIGHT_KEYS)
+    ours = (*our_names(), *WEIGHT_KEYS)
     for columns in (frame.arrays, frame.info):
         # MACE puts a prefix before the names.
         for name in [n for n in columns if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:

@@ -83,7 +83,7 @@ class Readout(nn.Module):
         frames: Optional[Tensor] = None,
         num_frames: int = 0,
     ) -> Dict[str, Tensor]:
-        """Return the outputs of the family and ``e2ip_leverage`` (N, …), and with ``num_frames`` those of frames (F, …).
+        """Return the outputs of the family and ``e2ip_leverage`` (N, …); with ``num_frames`` those of frames (F, …).
 
         For the family's loss also ``e2ip_force_unit`` (N,) and ``e2ip_coefficients`` (N, C).
 

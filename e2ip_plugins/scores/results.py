@@ -5,17 +5,28 @@ import warnings
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Type
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family, committee_views
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, FRAME_KEYS, LEVERAGE, MODEL_KEY
-from e2ip_plugins.predictions.columns import uncertainties
+from e2ip_plugins.keys import (
+    CALIBRATION_KEY,
+    ENERGY_UNCERTAINTY,
+    FAMILY_KEY,
+    FORCE_VIEWS,
+    FRAME_OUTPUTS,
+    LEVERAGE,
+    MODEL_KEY,
+)
+from e2ip_plugins.predictions.columns import our_names
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
+
+_FRAME_NAMES = tuple(key.name for key in FRAME_OUTPUTS)
 
 #: Modules of this project, in which no warning is shown.
 _PACKAGES = ("e2ip_plugins", "nequip_ext", "mace_ext")
@@ -26,6 +37,7 @@ def model_results(
     outputs: Dict[str, Tensor],
     force_factor: float,
     *,
+    energy_factor: float = 1.0,
     calibration: Optional[Calibration] = None,
     species: Iterable[str] = (),
     uq_model: Optional[str] = None,
@@ -36,9 +48,11 @@ def model_results(
     ----------
     family : subclass of Family
     outputs : dict
-        Output keys of the family (N, …) in the model's units; ``e2ip_leverage`` is passed on if it is among them.
-    force_factor : float
-        The model's force unit in eV/Å. Covariances carry it squared, standard deviations once.
+        Output keys of the family (N, …) in the model's units. ``e2ip_leverage`` and `FRAME_OUTPUTS` (1, …) are passed
+        on if they are among them, the latter where they were fitted.
+    force_factor, energy_factor : float
+        The model's units of force and energy in eV/Å and eV. Covariances carry the former squared, standard deviations
+        once.
     calibration : Calibration, optional
     species : iterable of str
         Chemical symbols of the atoms; needed with a calibration.
@@ -53,9 +67,18 @@ def model_results(
     names = {FAMILY_KEY: family.uq_family, MODEL_KEY: uq_model}
     if calibration is not None:
         names[CALIBRATION_KEY] = Path(calibration.path).name
-    views = _in_units(family, outputs, force_factor, calibration, species)
+    views = _in_units(family, outputs, (force_factor, energy_factor), calibration, species)
     results = {name: value.cpu().numpy() for name, value in views.items()}
+    results.update(energy_results({name: results.pop(name, ()) for name in _FRAME_NAMES}, 0))
     return {**results, **{key: name for key, name in names.items() if name is not None}}
+
+
+def energy_results(outputs: Mapping[str, Any], frame: int) -> Dict[str, Any]:
+    """Return the results of one frame from arrays or tensors (F, …) of `FRAME_OUTPUTS`; none where none were fitted."""
+    values = {name: outputs[name][frame] for name in _FRAME_NAMES if len(outputs.get(name, ()))}
+    if not values or not float(values[ENERGY_UNCERTAINTY.name]) > 0.0:
+        return {}
+    return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
 def standard_results(results: Mapping[str, Any]) -> Dict[str, Any]:
@@ -66,12 +89,16 @@ def standard_results(results: Mapping[str, Any]) -> Dict[str, Any]:
     >>> standard_results({"energy": -1.0, "forces_cov": None, "e2ip_nu": None, "uq_family": "niw"})
     {'energy': -1.0}
     """
-    ours = {*uncertainties(), *FRAME_KEYS}
+    ours = set(our_names())
     return {name: value for name, value in results.items() if name not in ours}
 
 
 def committee_results(
-    members: Sequence[Tuple[Type[Family], Dict[str, Tensor]]], force_factor: float, forces: ArrayLike
+    members: Sequence[Tuple[Type[Family], Dict[str, Tensor]]],
+    force_factor: float,
+    forces: ArrayLike,
+    energy_factor: float = 1.0,
+    energies: ArrayLike = (),
 ) -> Dict[str, Any]:
     """Return the same for a committee, whose mixture is of no family: it has the common views alone.
 
@@ -79,16 +106,23 @@ def committee_results(
     ----------
     members : sequence of (Family, dict)
         Family and outputs of each of the M members, as `model_results` takes them.
-    force_factor : float
+    force_factor, energy_factor : float
     forces : (M, N, 3) array
         Forces of the members in eV/Å.
+    energies : (M,) array, optional
+        Energies of the members in eV, for the standard deviation of their mean's error where all members have one.
     """
     of_members = [family.outputs_in_units(outputs, force_factor) for family, outputs in members]
     views = {key.name: torch.stack([views[key.name] for views in of_members]) for key in FORCE_VIEWS}
     results = committee_views(views, torch.as_tensor(forces, device=views["forces_cov"].device))
     if all(LEVERAGE.name in outputs for _, outputs in members):
         results[LEVERAGE.name] = torch.stack([outputs[LEVERAGE.name] for _, outputs in members]).mean(0)
-    return {name: value.cpu().numpy() for name, value in results.items()}
+    arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
+    of_energies = [float(outputs.get(ENERGY_UNCERTAINTY.name, torch.zeros(1))[0]) for _, outputs in members]
+    if len(np.ravel(energies)) == len(members) and min(of_energies) > 0.0:
+        variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(energies, ddof=1)
+        arrays[ENERGY_UNCERTAINTY.name] = float(np.sqrt(variance))
+    return arrays
 
 
 def in_units(
@@ -97,6 +131,7 @@ def in_units(
     force_factor: float,
     calibration: Optional[Calibration] = None,
     species: Iterable[str] = (),
+    energy_factor: float = 1.0,
 ) -> Uncertainty:
     """Return an uncertainty, to be differentiated, as `model_results` has it; parameters as there.
 
@@ -105,30 +140,34 @@ def in_units(
     InputError
         For a calibration of another family or of other species, or with a floor.
     """
-    if calibration is None and force_factor == 1.0:
+    if calibration is None and force_factor == energy_factor == 1.0:
         return uncertainty
     if calibration is not None and calibration.floor.value > 0.0:
         raise InputError(
             f"{calibration.path}: has a floor, and uncertainties with a floor have no gradient here; use a calculator "
             "without it, or a calibration of method scale"
         )
-    return lambda outputs: evaluate(uncertainty, _in_units(family, outputs, force_factor, calibration, species))
+    factors = force_factor, energy_factor
+    return lambda outputs: evaluate(uncertainty, _in_units(family, outputs, factors, calibration, species))
 
 
 def _in_units(
     family: Type[Family],
     outputs: Dict[str, Tensor],
-    force_factor: float,
+    factors: Tuple[float, float],
     calibration: Optional[Calibration],
     species: Iterable[str],
 ) -> Dict[str, Tensor]:
+    force_factor, energy_factor = factors
     if calibration is None:
         views = family.outputs_in_units(outputs, force_factor)
     else:
         calibration.check(family, species, "this structure")
         views = calibration.in_units(family, outputs, force_factor, species)
     # The leverage, which is no output of the family, has no unit.
-    return {**views, **{name: value for name, value in outputs.items() if name == LEVERAGE.name}}
+    others = {name: value for name, value in outputs.items() if name == LEVERAGE.name}
+    energies = {name: energy_factor * outputs[name] for name in _FRAME_NAMES if name in outputs}
+    return {**views, **others, **energies}
 
 
 def calibrated_columns(

@@ -6,6 +6,7 @@ It ends the run where an output is neither named under ``ase_like_properties`` n
 from typing import Any
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import FRAME_OUTPUTS
 from e2ip_plugins.predictions.columns import uncertainties
 
 
@@ -21,7 +22,8 @@ def prepare_batched(calculator: Any) -> None:
     InputError
         For a calibration, which i-PI would not apply, and for uncertainties of a committee, which i-PI would average.
     """
-    wanted = sorted(set(uncertainties()) & set(calculator.ase_like_properties))
+    ours = {*uncertainties(), *(key.name for key in FRAME_OUTPUTS)}
+    wanted = sorted(ours & set(calculator.ase_like_properties))
     if calculator._uq_calibration is not None:
         raise InputError(
             f"{calculator._uq_calibration.path}: i-PI takes the outputs of the model as they are and applies no "
@@ -33,5 +35,5 @@ def prepare_batched(calculator: Any) -> None:
             "models of a committee, which is not their mixture's uncertainty; leave them out, or use one model"
         )
     instructions = calculator.instructions
-    unwanted = set(uncertainties()) - set(wanted)
+    unwanted = ours - set(wanted)
     instructions["ignore"] = sorted({*instructions.get("ignore", ()), *unwanted})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import unfitted
 from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
@@ -54,7 +54,7 @@ class Batches:
                 self._warm = True
             output = self.net(batch.to_dict(), compute_stress=stress)
         names = ["energy", "forces", *(["stress"] if stress else ())]
-        names += [key.name for key in (*self.family.output_keys(), LEVERAGE)]
+        names += [key.name for key in (*self.family.output_keys(), LEVERAGE, *FRAME_OUTPUTS)]
         return {name: output[name].detach() for name in names}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import FORCE_VIEWS, LEVERAGE
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FORCE_VIEWS, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
@@ -33,7 +33,7 @@ from e2ip_plugins.scores.results import (
 from mace_ext.inference.batched_mace import prepare_batched
 from mace_ext.inference.gradient import uncertainty_gradient as model_gradient
 from mace_ext.model.files import choose_head, embedded
-from mace_ext.model.readout import find_family, find_name, find_readout, has_leverage
+from mace_ext.model.readout import find_family, find_name, find_readout, has_energies, has_leverage
 from mace_ext.observed_model import ObservedModel
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def init(
     if self._uq_families:
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
+        if all(map(has_energies, self.models)):
+            keys += FRAME_OUTPUTS if self.num_models == 1 else (ENERGY_UNCERTAINTY,)
         # A new list: the stock one extends the list that all ASE calculators share.
         self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
         for model in self.models:
@@ -94,9 +96,11 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
     factor = self.energy_units_to_eV / self.length_units_to_A
     if len(members) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.
-        working.results.update(committee_results(members, factor, working.results["forces_comm"]))
+        forces, energies = (working.results[name] for name in ("forces_comm", "energies"))
+        working.results.update(committee_results(members, factor, forces, self.energy_units_to_eV, energies))
     else:
         options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}
+        options["energy_factor"] = self.energy_units_to_eV
         working.results.update(model_results(*members[0], factor, **options))
     vars(self).update({name: value for name, value in vars(working).items() if name != "models"})
 
@@ -128,7 +132,8 @@ def _outputs(calculator: "MACECalculator", family: Type[Family], output: Dict[st
     """Return a member's uncertainties without those of padding atoms (MACE 0.3.16), which come last."""
     names = [key.name for key in family.output_keys()]
     names += [LEVERAGE.name] if LEVERAGE.name in calculator.implemented_properties else []
-    return {name: output[name].detach()[: len(calculator.atoms)] for name in names}
+    of_frames = {key.name: output[key.name].detach()[:1] for key in FRAME_OUTPUTS}
+    return {**{name: output[name].detach()[: len(calculator.atoms)] for name in names}, **of_frames}
 
 
 def uncertainty_gradient(
@@ -165,11 +170,13 @@ def uncertainty_gradient(
     }
     if self._uq_families:
         factor = self.energy_units_to_eV / self.length_units_to_A
-        uncertainty = in_units(uncertainty, self._uq_families[0], factor, self._uq_calibration, atoms.symbols)
+        options = (self._uq_calibration, atoms.symbols, self.energy_units_to_eV)
+        uncertainty = in_units(uncertainty, self._uq_families[0], factor, *options)
 
     def of_real_atoms(outputs: Dict[str, Tensor]) -> Tensor:
-        # Padding atoms come last.
-        return evaluate(uncertainty, {key: value[: len(atoms)] for key, value in outputs.items()})
+        # Padding atoms come last, and are of another frame.
+        sizes = dict.fromkeys(outputs, len(atoms)) | {key.name: 1 for key in FRAME_OUTPUTS}
+        return evaluate(uncertainty, {key: value[: sizes[key]] for key, value in outputs.items()})
 
     value, gradient = model_gradient(model, data, of_real_atoms)
     return value.cpu().numpy(), gradient[: len(atoms)].cpu().numpy() / self.length_units_to_A

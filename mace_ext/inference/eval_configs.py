@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Set, Tuple, Type
+from typing import Any, Dict, List, Optional, Set, Tuple, Type
 
 import numpy as np
 import torch
@@ -13,11 +13,19 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, FORCE_VIEWS, LEVERAGE, MODEL_KEY, UNFITTED
+from e2ip_plugins.keys import (
+    CALIBRATION_KEY,
+    FAMILY_KEY,
+    FORCE_VIEWS,
+    FRAME_OUTPUTS,
+    LEVERAGE,
+    MODEL_KEY,
+    UNFITTED,
+)
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import calibrated_columns
+from e2ip_plugins.scores.results import calibrated_columns, energy_results
 from mace_ext.model.files import embedded
 from mace_ext.model.readout import find_name, find_readout
 
@@ -39,6 +47,8 @@ class Columns:
         Name of the model's readout.
     frames : list of dict
         Columns of every frame that has been predicted.
+    of_frames : list of dict
+        `FRAME_OUTPUTS` of every frame, empty where they were not fitted.
     warnings : set of str
         Warnings that have been printed.
     """
@@ -49,6 +59,7 @@ class Columns:
     family: Optional[Type[Family]] = None
     uq_model: Optional[str] = None
     frames: List[Dict[str, np.ndarray]] = field(default_factory=list)
+    of_frames: List[Dict[str, Any]] = field(default_factory=list)
     warnings: Set[str] = field(default_factory=set)
 
     def clear(self) -> None:
@@ -107,15 +118,17 @@ class Columns:
         for key in (*wanted, LEVERAGE) if fitted else wanted:
             array = output[key.name].detach().cpu().numpy()
             arrays[key.name] = array.reshape(len(array), -1) if key.shape else array
-        for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        energies = {key.name: output[key.name].detach().cpu().numpy() for key in FRAME_OUTPUTS}
+        for frame, (start, end) in enumerate(zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)):
             self.frames.append({name: array[start:end] for name, array in arrays.items()})
+            self.of_frames.append(energy_results(energies, frame))
 
     def write_into(self, atoms_list: List[Atoms], prefix: str) -> None:
         """Add the columns, and the names of family, readout and calibration, to ASE frames."""
         if self.family is None:
             return
-        for atoms, columns in zip(atoms_list, self.frames, strict=True):
-            names = {FAMILY_KEY: self.family.uq_family, MODEL_KEY: self.uq_model}
+        for atoms, columns, of_energy in zip(atoms_list, self.frames, self.of_frames, strict=True):
+            names: Dict[str, Any] = {**of_energy, FAMILY_KEY: self.family.uq_family, MODEL_KEY: self.uq_model}
             if self.calibration is not None:
                 calibrated = calibrated_columns(self.calibration, self.family, columns, atoms.symbols)
                 columns = {**columns, **{name: value.numpy() for name, value in calibrated.items()}}

@@ -12,13 +12,13 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import warn_if_unfitted
 from mace_ext.model.files import open_file
-from mace_ext.model.readout import find_family, find_readout
+from mace_ext.model.readout import find_family, find_readout, has_energies
 
 try:
     from torch_sim.models.mace import MaceModel
@@ -77,7 +77,8 @@ class TorchSimModel(MaceModel):
         self.model.requires_grad_(False)
 
     def forward(self, state: Any, **options: Any) -> Dict[str, Tensor]:
-        """Return torch-sim's results, and every output of the family and ``e2ip_leverage`` (N, …) by their usual names.
+        """Return torch-sim's results, and every output of the family and ``e2ip_leverage`` (N, …) by their usual names,
+        with ``energy_uncertainty`` (F,) and ``energy_error_vector`` (F, M) where energies have error bars.
 
         Units are those of the package: eV and Å. ``N`` counts the atoms of all structures, as the forces do.
         """
@@ -88,7 +89,7 @@ class TorchSimModel(MaceModel):
             results = super().forward(state, **options)
         finally:
             handle.remove()
-        keys = (*self._family.output_keys(), LEVERAGE)
+        keys = (*self._family.output_keys(), LEVERAGE, *(FRAME_OUTPUTS if has_energies(self.model) else ()))
         # Without forces, families that take forces put out nothing.
         outputs = {key.name: output[key.name].detach() for key in keys if output.get(key.name) is not None}
         if self._calibration is not None:

@@ -115,7 +115,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
                 node_feats = node_feats.detach()
             # Detached, so that nothing before the weights of the pool learns from its edges.
             positions, shifts = data["positions"].detach(), data["shifts"].detach()
-            outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces)
+            outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces, training)
         for key, value in outputs.items():
             if training or self.returns_loss_inputs or key not in self.loss_inputs:
                 output[key] = value
@@ -147,8 +147,11 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         shifts: Tensor,
         differentiated: Optional[Tensor],
         create_graph: bool,
+        training: bool = False,
     ) -> Dict[str, Tensor]:
-        """Return the readout's outputs for node features (N, F); the last two arguments are those of `Readout`."""
+        """Return the readout's outputs for node features (N, F); ``differentiated`` and ``create_graph`` as `Readout`
+        has them. ``training``: those of frames are left out.
+        """
         index = data["edge_index"]
         vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
         cutoff = self.radial_embedding.cutoff_fn(lengths)
@@ -167,7 +170,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         if "head" in data:
             node_heads = data["head"][data["batch"]]
         species = torch.argmax(data["node_attrs"], dim=1)
-        frames = 0 if self.training else data["ptr"].numel() - 1
+        frames = 0 if training else data["ptr"].numel() - 1
         return self.e2ip_readout(
             node_feats,
             node_feats,

@@ -38,6 +38,12 @@ def has_leverage(model: Any) -> bool:
     return readout is not None and bool(readout.leverage.fitted)
 
 
+def has_energies(model: Any) -> bool:
+    """Return whether the energies of a model, scripted or not, have error bars in one of its heads."""
+    readout = find_readout(model)
+    return readout is not None and bool(readout.leverage.energies.lengths.any())
+
+
 def build_readout(model: Any, settings: Settings, seed: int) -> Readout:
     """Return an untrained readout for a stock model: one trunk per MACE head, on the model's device, in its dtype."""
     parameter = next(model.parameters())

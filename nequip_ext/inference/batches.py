@@ -19,7 +19,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import IS_0_16
@@ -82,8 +82,11 @@ class Batches:
         }
         if stress and AtomicDataDict.STRESS_KEY in output:
             results["stress"] = output[AtomicDataDict.STRESS_KEY].reshape(-1, 3, 3)
+        of_frames = [key for key in FRAME_OUTPUTS if key.name in output]
         for key in (*self.family.output_keys(), LEVERAGE):
             results[key.name] = output[key.name].reshape(-1, *key.shape)
+        for key in of_frames:
+            results[key.name] = output[key.name].reshape(len(results["energy"]), *key.shape)
         return {name: value.detach() for name, value in results.items()}
 
 

@@ -12,7 +12,7 @@ from nequip.nn import graph_model
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.ase_properties import CalculatorResults, register_with_ase
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
@@ -30,7 +30,7 @@ from nequip_ext.training.labels import known_species
 
 def _properties(of: Iterable[Type[Family]]) -> List[str]:
     names = [key.name for family in of for key in family.output_keys()]
-    names.append(LEVERAGE.name)
+    names += [key.name for key in (LEVERAGE, *FRAME_OUTPUTS)]
     return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
 
 
@@ -158,7 +158,8 @@ class E2IPCalculator(NequIPCalculator):
         readout = find_readout(self.model)
         if readout is not None:
             family = families.get(readout.settings.family)
-            uncertainty = in_units(uncertainty, family, self._force_factor(), self.calibration, atoms.symbols)
+            options = (self.calibration, atoms.symbols, self.energy_units_to_eV)
+            uncertainty = in_units(uncertainty, family, self._force_factor(), *options)
         value, gradient = uncertainty_gradient(self.model, data, uncertainty)
         return value.cpu().numpy(), gradient.cpu().numpy() / self.length_units_to_A
 
@@ -176,7 +177,10 @@ class E2IPCalculator(NequIPCalculator):
         # A compiled file may lack views.
         keys = [key for key in (*family.output_keys(), LEVERAGE) if key.name in out]
         outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
+        of_frames = [key for key in FRAME_OUTPUTS if key.name in out]
+        outputs.update({key.name: out[key.name].detach().cpu().reshape(1, *key.shape) for key in of_frames})
         options = {"calibration": self.calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
+        options["energy_factor"] = self.energy_units_to_eV
         ours = model_results(family, outputs, self._force_factor(), **options)
         self.results = CalculatorResults({**self.results, **ours})
 

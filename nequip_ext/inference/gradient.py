@@ -8,7 +8,7 @@ from nequip.nn import graph_model
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
 from nequip_ext.model.inputs import inputs_of
 from nequip_ext.model.readout import KEEP_GRAPH_KEY, find_readout
@@ -65,6 +65,6 @@ def uncertainty_gradient(
         inputs[AtomicDataDict.POSITIONS_KEY] = positions
         inputs[KEEP_GRAPH_KEY] = positions
         computed = sequence(inputs)
-        keys = [key for key in (*readout.family.output_keys(), LEVERAGE) if key.name in computed]
+        keys = [key for key in (*readout.family.output_keys(), LEVERAGE, *FRAME_OUTPUTS) if key.name in computed]
         outputs = {key.name: computed[key.name] if key.shape else computed[key.name].squeeze(-1) for key in keys}
         return differentiate(outputs, positions, uncertainty, create_graph)

@@ -8,8 +8,9 @@ from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
 from e2ip_plugins.fitting.training_atoms import distributed, gather_objects
-from e2ip_plugins.keys import FAMILY_KEY, FRAME_KEYS, MODEL_KEY, PREDICTED_KEY
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FAMILY_KEY, FRAME_KEYS, FRAME_OUTPUTS, MODEL_KEY, PREDICTED_KEY
 from e2ip_plugins.predictions.fingerprints import force_sizes
+from e2ip_plugins.scores.results import energy_results
 from nequip_ext.model.readout import find_name
 
 #: Key of the frames of a batch among outputs, for `_to_ase`.
@@ -71,6 +72,10 @@ def _to_ase(to_ase: Callable, *args: Any, extra_fields: Optional[List[str]] = No
         names = {FAMILY_KEY: family.uq_family, **args[0]}
         for frame in made if isinstance(made, list) else [made]:
             frame.info.update({key: names[key] for key in FRAME_KEYS if key in names})
+            energies = {key.name: frame.info.pop(key.name)[None] for key in FRAME_OUTPUTS if key.name in frame.info}
+            if ENERGY_UNCERTAINTY.name in energies:
+                energies[ENERGY_UNCERTAINTY.name] = energies[ENERGY_UNCERTAINTY.name][:, 0]
+                frame.info.update(energy_results(energies, 0))
             if frame.calc is not None and "forces" in frame.calc.results:
                 frame.info[PREDICTED_KEY] = force_sizes(frame.calc.results["forces"])
     share: Optional[Share] = args[0].get(_SHARE)
