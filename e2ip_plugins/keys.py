@@ -38,10 +38,13 @@ FORCE_VIEWS = (
     OutputKey("forces_epistemic_std", (), "eV/Å", "sqrt(tr forces_epistemic_cov / 3), rotation invariant"),
 )
 
-#: Outputs of a whole frame, M numbers and one.
+#: Outputs of a whole frame: M numbers, one, and those of frames that are periodic in all directions.
 ENERGY_ERROR_VECTOR = OutputKey("energy_error_vector", (-1,), "eV", "its norm is the standard deviation of the energy")
 ENERGY_UNCERTAINTY = OutputKey("energy_uncertainty", (), "eV", "standard deviation of the total energy")
-FRAME_OUTPUTS = (ENERGY_UNCERTAINTY, ENERGY_ERROR_VECTOR)
+STRESS_COV = OutputKey("stress_cov", (6, 6), "eV²/Å⁶", "covariance of the stress, xx yy zz yz xz xy")
+STRESS_UNCERTAINTY = OutputKey("stress_uncertainty", (6,), "eV/Å³", "square root of the diagonal of stress_cov")
+ENERGY_OUTPUTS = (ENERGY_UNCERTAINTY, ENERGY_ERROR_VECTOR)
+FRAME_OUTPUTS = (*ENERGY_OUTPUTS, STRESS_UNCERTAINTY, STRESS_COV)
 
 #: Output of every readout on an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")

@@ -95,7 +95,9 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
     for i, (number, where, atoms, *_) in enumerate(batch):
         values: Dict[str, Any] = {name: column[start : start + len(atoms)] for name, column in columns.items()}
         start += len(atoms)
-        values.update(energy_results(energies, i), **of_frame, energy=outputs["energy"][i].item())
+        values.update(
+            energy_results(energies, i, bool(atoms.pbc.all())), **of_frame, energy=outputs["energy"][i].item()
+        )
         if "stress" in outputs and atoms.pbc.all():
             values["stress"] = outputs["stress"][i].cpu().numpy()
         if not all(np.isfinite(values[name]).all() for name in names):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FRAME_OUTPUTS, OutputKey
+from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, OutputKey
 from e2ip_plugins.scores.calibration import Calibration
 
 
@@ -88,7 +88,7 @@ class EvaluateOptions:
     @property
     def frame_outputs(self) -> Tuple[OutputKey, ...]:
         """Outputs of frames that are written."""
-        return FRAME_OUTPUTS if self.energy_vectors else (ENERGY_UNCERTAINTY,)
+        return tuple(key for key in FRAME_OUTPUTS if self.energy_vectors or key != ENERGY_ERROR_VECTOR)
 
     def texts(self) -> Dict[str, str]:
         """Return the options that a continued evaluation must have again, as text by name."""

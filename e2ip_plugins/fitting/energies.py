@@ -1,4 +1,4 @@
-"""The length of `e2ip_plugins.leverage.energies`, from energies of validation frames."""
+"""The constants of `e2ip_plugins.leverage.energies`, from energies and stresses of validation frames."""
 
 import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -30,10 +30,35 @@ class EnergyErrors(NamedTuple):
         Reference minus predicted total energy in eV; frames with one that is not finite are left out.
     frames : (N,) int
         Frame of every atom.
+    stress : (F, 3, 3), optional
+        Likewise of the stress in eV/Å³.
+    volumes : (F,), optional
+        In Å³.
     """
 
     residual: Tensor
     frames: Tensor
+    stress: Optional[Tensor] = None
+    volumes: Optional[Tensor] = None
+
+
+class FittedStress(NamedTuple):
+    """Fitted factors of stresses.
+
+    Attributes
+    ----------
+    factors, errors : (float, float)
+        Hydrostatic and deviatoric, and their standard errors.
+    offset, offset_error : float
+        Mean of reference minus predicted hydrostatic stress, a third of the trace, in eV/Å³, and its standard error.
+    frames : int
+    """
+
+    factors: Tuple[float, float]
+    errors: Tuple[float, float]
+    offset: float
+    offset_error: float
+    frames: int
 
 
 class FittedLength(NamedTuple):
@@ -74,7 +99,7 @@ def fit_energies(
         Names of the model's species, for messages.
     """
     energies = readout.leverage.energies
-    energies.lengths.zero_()
+    energies.reset()
     table, log_std = _collect(readout, batches)
     for head in sorted({head for head, _ in report.atoms}):
         chosen = table["head"] == head if table else np.zeros(0, bool)
@@ -93,6 +118,12 @@ def fit_energies(
         error = 0.5 * length * spread / math.sqrt(len(ratios))
         report.energies[head] = FittedLength(length, error, len(ratios))
         energies.lengths[head], energies.floors[head] = length, floor
+        fitted = _fit_stress(frames, length * np.sqrt(squares))
+        if fitted is not None:
+            if not len(energies.stress_factors):
+                energies.make_stress_factors()
+            energies.stress_factors[head] = energies.stress_factors.new_tensor(fitted.factors)
+            report.stresses[head] = fitted
 
 
 def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table, np.ndarray]:
@@ -121,6 +152,9 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
                 **{"grown": vectors[0].square().sum(1), "level": vectors[1].square().sum(1)},
                 "mixed": (vectors[0] * vectors[1]).sum(1),
             }
+            stress = torch.full((count, 3, 3), float("nan"), dtype=torch.double, device=kinds.device)
+            columns["stress"] = stress if errors.stress is None else errors.stress.double()
+            columns["volumes"] = stress[:, 0, 0] if errors.volumes is None else errors.volumes.double()
             usable = torch.isfinite(errors.residual) & ~lacking
             parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
             logarithms = (std[:, 0].double() * energies.per_component).log()
@@ -132,6 +166,31 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
     names = tables[0] if tables else {}
     columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
     return columns, sum(sums for _, sums in gathered)
+
+
+def _fit_stress(frames: _Table, std: np.ndarray) -> Optional[FittedStress]:
+    """Return the factors for frames whose energies have these standard deviations (F,); None without stresses.
+
+    What the errors of all frames have in common is no scatter.
+    """
+    chosen = np.isfinite(frames["stress"]).all((1, 2)) & (frames["volumes"] > 0.0)
+    count = int(chosen.sum())
+    if count < LEAST_FRAMES:
+        return None
+    stress, unit = frames["stress"][chosen], std[chosen] / frames["volumes"][chosen]
+    pressure = np.trace(stress, axis1=1, axis2=2) / 3.0
+    weight = unit**-2.0
+    offset, offset_error = float((weight * pressure).sum() / weight.sum()), float(pressure.std(ddof=1) / count**0.5)
+    deviatoric = stress - pressure[:, None, None] * np.eye(3)
+    # One pressure; five components of the deviatoric part.
+    hydrostatic = ((pressure - offset) / unit) ** 2 * count / (count - 1)
+    rest = np.square(deviatoric).sum((1, 2)) / unit**2 / 5.0
+    factors, errors = [], []
+    for ratios, degrees in ((hydrostatic, 1), (rest, 5)):
+        factors.append(float(np.sqrt(ratios.mean())))
+        spread = max(float(ratios.std(ddof=1) / ratios.mean()) if ratios.any() else 0.0, (2.0 / degrees) ** 0.5)
+        errors.append(0.5 * factors[-1] * spread / count**0.5)
+    return FittedStress((factors[0], factors[1]), (errors[0], errors[1]), offset, offset_error, count)
 
 
 def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:

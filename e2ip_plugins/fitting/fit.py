@@ -112,6 +112,7 @@ def fit_leverage(
         report.warn_of_constants(constant, form.prior_growth)
     leverage.fitted.fill_(True)
     fit_energies(readout, energies, report, species)
+    report.warn_of_offsets()
     return report
 
 

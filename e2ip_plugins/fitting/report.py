@@ -9,7 +9,7 @@ from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.leverage.form import FORM
 
 if TYPE_CHECKING:
-    from e2ip_plugins.fitting.energies import FittedLength
+    from e2ip_plugins.fitting.energies import FittedLength, FittedStress
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
 #: a tenth (docs/calibrate.md).
@@ -44,6 +44,8 @@ class FitReport:
         Names of the model's heads; empty for a model without heads.
     energies : dict
         `FittedLength` by head, of those whose energies have error bars.
+    stresses : dict
+        `FittedStress` by head, likewise.
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class FitReport:
     species_std: Dict[int, Dict[str, float]] = field(default_factory=dict)
     heads: Sequence[str] = ()
     energies: Dict[int, "FittedLength"] = field(default_factory=dict)
+    stresses: Dict[int, "FittedStress"] = field(default_factory=dict)
 
     def of_head(self, head: int) -> str:
         """Return the name of a head in brackets, after a blank; an empty string for a model with one head."""
@@ -92,6 +95,13 @@ class FitReport:
                 f"energies{self.of_head(head)}: errors of {fitted.frames} validation energies are those of forces over "
                 f"{fitted.length:.3g} +- {fitted.error:.2g} Å"
             )
+        for head, stress in self.stresses.items():
+            (hydrostatic, deviatoric), errors = stress.factors, stress.errors
+            lines.append(
+                f"stress{self.of_head(head)}: errors of {stress.frames} validation stresses are those of energies per "
+                f"volume times {hydrostatic:.3g} +- {errors[0]:.2g} (hydrostatic) and {deviatoric:.3g} +- "
+                f"{errors[1]:.2g} (deviatoric)"
+            )
         return lines
 
     def warn_of_species(self, features: int, species: Sequence[str]) -> None:
@@ -111,6 +121,17 @@ class FitReport:
                 f"no training atoms of {', '.join(missing)}: their leverage is {FORM.far:g}, their epistemic variance "
                 "at its ceiling"
             )
+
+    def warn_of_offsets(self) -> None:
+        """Add a warning where all validation stresses are off by the same pressure."""
+        for head, stress in self.stresses.items():
+            if abs(stress.offset) > 3.0 * stress.offset_error:
+                self.warnings.append(
+                    f"stress{self.of_head(head)}: reference minus predicted hydrostatic stress is {stress.offset:.3g} "
+                    f"+- {stress.offset_error:.2g} eV/Å³ ({stress.offset * 160.2177:.3g} GPa) on average of the "
+                    "validation frames, which the error bars leave out: was the model trained on stresses, and do the "
+                    "reference's have Pulay stress?"
+                )
 
     def warn_of_constants(self, constant: bool, prior_growth: float) -> None:
         """Add warnings about few validation configurations, or none, and about those that are described worse."""

@@ -14,10 +14,14 @@ exp(-|z - z'|²/(2 λ² D)), in a block of numbers for each species.
 The error of every energy is u · r with one random vector r ~ N(0, 1) for all frames of a model, so that |u| is the
 standard deviation of an energy, and |u - u'| that of a difference. Atoms of like environments err alike, others
 independently: n copies of a frame have n times its |u|.
+
+Stress. It is the derivative of the energy in a strain over the volume V, and so is its error: with |u|/V for its size,
+and two factors, of the hydrostatic and of the deviatoric part, that are fitted to validation stresses. Copies of a
+crystal have the stress of one, and the same error.
 """
 
 import math
-from typing import Final, Optional
+from typing import Any, Dict, Final, Optional
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +63,8 @@ class EnergyErrors(nn.Module):
     block_of_species: Tensor  # (species,)
     lengths: Tensor  # (heads,): ℓ in Å, 0 where it was not fitted
     floors: Tensor  # (heads,): f in units of a force
+    stress_factors: Tensor  # (heads, 2), hydrostatic and deviatoric; (0, 2) where none were fitted
+    projectors: Tensor  # (2, 36): on these parts of a stress in Voigt's order
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1) -> None:
         super().__init__()
@@ -73,6 +79,12 @@ class EnergyErrors(nn.Module):
         self.register_buffer("block_of_species", torch.arange(num_species) % self.blocks)
         self.register_buffer("lengths", torch.zeros(num_heads))
         self.register_buffer("floors", torch.zeros(num_heads))
+        self.register_buffer("stress_factors", torch.zeros(0, 2))
+        # Covariances of components: of one pressure, and of five traceless components of equal variance.
+        normal = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+        pressure = normal.diag().outer(normal.diag())
+        deviatoric = normal - pressure / 3.0 + 0.5 * (torch.eye(6) - normal)
+        self.register_buffer("projectors", torch.stack([pressure, deviatoric]).reshape(2, 36))
 
     def forward(
         self,
@@ -124,3 +136,42 @@ class EnergyErrors(nn.Module):
         # A wave and its sine have length 1 together.
         unit = (0.5 * self.length) ** -0.5
         return sums.index_add_(0, place, waves * amplitudes, alpha=unit).reshape(num_frames, -1)
+
+    def make_stress_factors(self) -> None:
+        """Make room for the factors of stresses, 0 for now."""
+        self.stress_factors = self.lengths.new_zeros(len(self.lengths), 2)
+
+    def reset(self) -> None:
+        """Become unfitted."""
+        self.lengths.zero_()
+        self.stress_factors = self.stress_factors.new_zeros(0, 2)
+
+    def stress_covariance(
+        self, std: Tensor, volumes: Tensor, heads: Optional[Tensor] = None, frames: Optional[Tensor] = None
+    ) -> Tensor:
+        """Return the covariance (F, 6, 6) of stresses in Voigt's order, for fitted factors.
+
+        Parameters
+        ----------
+        std : (F,)
+            |u|.
+        volumes : (F,)
+        heads, frames : (N,) int, optional
+        """
+        factors = self.stress_factors
+        if heads is not None and factors.shape[0] > 1:
+            of_frames = torch.zeros_like(std, dtype=torch.long)
+            if frames is None:
+                of_frames = of_frames + heads[0]
+            else:
+                of_frames = of_frames.scatter(0, frames, heads)
+            factors = factors[of_frames]
+        # A molecule in a box of no size has no stress.
+        scaled = factors * (std / volumes.clamp(min=1e-3)).unsqueeze(1)
+        return torch.mm(scaled.square(), self.projectors.to(scaled.dtype)).reshape(-1, 6, 6)
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "stress_factors")
+        if saved is not None and saved.shape[1:] == (2,) and saved.shape[0] in (0, self.lengths.shape[0]):
+            self.stress_factors = self.stress_factors.new_zeros(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -171,7 +171,7 @@ class Leverage(nn.Module):
     def reset(self) -> None:
         """Become unfitted: a training goes on, and with it the features move."""
         self.fitted.fill_(False)
-        self.energies.lengths.zero_()
+        self.energies.reset()
 
     def resize(self, axes: int, regions: int = 1) -> None:
         """Make room for the axes of that many kinds and for that many regions of each; the fit before is lost."""
@@ -193,8 +193,8 @@ class Leverage(nn.Module):
             setattr(self, name, getattr(source, name)[kinds].clone())
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
-        self.energies.lengths = source.energies.lengths[head : head + 1].clone()
-        self.energies.floors = source.energies.floors[head : head + 1].clone()
+        for name in ("lengths", "floors", "stress_factors"):
+            setattr(self.energies, name, getattr(source.energies, name)[head : head + 1].clone())
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")

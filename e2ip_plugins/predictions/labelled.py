@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Named
 
 import numpy as np
 from ase import Atoms
+from ase.stress import voigt_6_to_full_3x3_stress
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
@@ -19,8 +20,9 @@ from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
 
 
-#: The same of reference energies.
+#: The same of reference energies, and of stresses.
 ENERGY_KEYS = ("REF_energy", "energy", "dft_energy", "DFT_energy", "ref_energy")
+STRESS_KEYS = ("REF_stress", "stress", "dft_stress", "DFT_stress", "ref_stress")
 
 
 class Label(NamedTuple):
@@ -92,6 +94,12 @@ class LabelledFrame(NamedTuple):
         """Reference energy () in eV; NaN unless there is a reference whose weight is not zero."""
         counted = self.energy is not None and self.energy.counts and np.isfinite(self.energy.values).all()
         return np.asarray(self.energy.values if counted and self.energy is not None else np.nan, dtype=np.float64)
+
+    @property
+    def counted_stress(self) -> np.ndarray:
+        """Reference stress (3, 3) in eV/Å³; NaN unless there is a reference whose weight is not zero."""
+        counted = self.stress is not None and self.stress.counts and np.isfinite(self.stress.values).all()
+        return self.stress.values if counted and self.stress is not None else np.full((3, 3), np.nan)
 
     @property
     def counts(self) -> bool:
@@ -221,11 +229,13 @@ def labelled(
     results = atoms.calc.results if atoms.calc is not None else {}
     forces = _forces(atoms, {**atoms.arrays, **results}, forces_key, where)
     energy = _energy(atoms, {**atoms.info, **results}, energy_key, where)
+    stress = _stress(atoms, {**atoms.info, **results})
     return LabelledFrame(
         bare(atoms),
         where,
         forces=None if forces is None else forces._replace(weight=weight * of_forces),
         energy=None if energy is None else energy._replace(weight=weight * of_energy),
+        stress=None if stress is None else stress._replace(weight=weight),
         weight=weight,
     )
 
@@ -266,15 +276,30 @@ def _energy(atoms: Atoms, values: Mapping[str, Any], key: Optional[str], where: 
     for name in (key,) if key else (*ENERGY_KEYS, *others):
         value = np.asarray(values.get(name, ()))
         if value.size == 1 and value.dtype.kind in "fiu":
-            prefix = name.removesuffix("energy")
-            # An energy is of the model that the forces beside it are of.
-            forces = {**atoms.arrays, **(atoms.calc.results if atoms.calc is not None else {})}.get(f"{prefix}forces")
-            beside = np.zeros((len(atoms), 3)) if forces is None else np.asarray(forces)
-            predicted = name.endswith("energy") and are_predictions(atoms.info, beside, prefix)
+            predicted = _is_predicted(atoms, name, "energy")
             labels.append(Label(value.astype(np.float64).reshape(()), name, predicted=predicted))
         elif key and key in values:
             raise InputError(f"{where}: '{key}' is not a number; name the reference energy with --energy-key")
     return min(labels, key=lambda label: label.predicted, default=None)
+
+
+def _stress(atoms: Atoms, values: Mapping[str, Any]) -> Optional[Label]:
+    """Return the first stress of a frame that is periodic in all directions, a reference before a predicted one."""
+    labels = []
+    for name in STRESS_KEYS if atoms.pbc.all() else ():
+        value = np.asarray(values.get(name, ()))
+        if value.size in (6, 9) and value.dtype.kind in "fiu":
+            matrix = voigt_6_to_full_3x3_stress(value.ravel()) if value.size == 6 else value.reshape(3, 3)
+            labels.append(Label(matrix.astype(np.float64), name, predicted=_is_predicted(atoms, name, "stress")))
+    return min(labels, key=lambda label: label.predicted, default=None)
+
+
+def _is_predicted(atoms: Atoms, name: str, ending: str) -> bool:
+    """Return whether a label is of the model that has predicted the forces beside it."""
+    prefix, columns = name.removesuffix(ending), {**atoms.arrays, **(atoms.calc.results if atoms.calc else {})}
+    forces = columns.get(f"{prefix}forces")
+    beside = np.zeros((len(atoms), 3)) if forces is None else np.asarray(forces)
+    return name.endswith(ending) and are_predictions(atoms.info, beside, prefix)
 
 
 def bare(atoms: Atoms) -> Atoms:

@@ -82,6 +82,7 @@ class Readout(nn.Module):
         create_graph: bool = False,
         frames: Optional[Tensor] = None,
         num_frames: int = 0,
+        cells: Optional[Tensor] = None,
     ) -> Dict[str, Tensor]:
         """Return the outputs of the family and ``e2ip_leverage`` (N, …); with ``num_frames`` those of frames (F, …).
 
@@ -108,6 +109,8 @@ class Readout(nn.Module):
             Frame of every atom; None: all are of one.
         num_frames : int
             0: `e2ip_plugins.keys.FRAME_OUTPUTS` are left out.
+        cells : (F, 3, 3), optional
+            In Å; None: stresses have no error bars.
         """
         scalars = gather_scalars(invariant, self.scalar_blocks)
         # Where NequIP truncates to local atoms, so does everything below.
@@ -150,7 +153,13 @@ class Readout(nn.Module):
             vectors = self.leverage.energies(support, std, species, node_heads, frames, num_frames, grows)
             vectors = vectors.to(coefficients.dtype)
             outputs["energy_error_vector"] = vectors
-            outputs["energy_uncertainty"] = torch.linalg.vector_norm(vectors, dim=1)
+            std = torch.linalg.vector_norm(vectors, dim=1)
+            outputs["energy_uncertainty"] = std
+            if cells is not None and self.leverage.energies.stress_factors.shape[0] > 0:
+                volumes = torch.linalg.det(cells).abs().to(std.dtype)
+                covariance = self.leverage.energies.stress_covariance(std, volumes, node_heads, frames)
+                outputs["stress_cov"] = covariance
+                outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
         outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
         outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
         return outputs

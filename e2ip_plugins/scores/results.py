@@ -14,12 +14,15 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family, committee_views
 from e2ip_plugins.keys import (
     CALIBRATION_KEY,
+    ENERGY_OUTPUTS,
     ENERGY_UNCERTAINTY,
     FAMILY_KEY,
     FORCE_VIEWS,
     FRAME_OUTPUTS,
     LEVERAGE,
     MODEL_KEY,
+    STRESS_COV,
+    STRESS_UNCERTAINTY,
 )
 from e2ip_plugins.predictions.columns import our_names
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
@@ -41,6 +44,7 @@ def model_results(
     calibration: Optional[Calibration] = None,
     species: Iterable[str] = (),
     uq_model: Optional[str] = None,
+    periodic: bool = True,
 ) -> Dict[str, Any]:
     """Return what an ASE calculator adds to its ``results``: arrays in eV and Å, and the names of their origin.
 
@@ -58,6 +62,8 @@ def model_results(
         Chemical symbols of the atoms; needed with a calibration.
     uq_model : str, optional
         Name of the readout.
+    periodic : bool
+        Whether the frame has a stress.
 
     Raises
     ------
@@ -69,13 +75,17 @@ def model_results(
         names[CALIBRATION_KEY] = Path(calibration.path).name
     views = _in_units(family, outputs, (force_factor, energy_factor), calibration, species)
     results = {name: value.cpu().numpy() for name, value in views.items()}
-    results.update(energy_results({name: results.pop(name, ()) for name in _FRAME_NAMES}, 0))
+    results.update(energy_results({name: results.pop(name, ()) for name in _FRAME_NAMES}, 0, periodic))
     return {**results, **{key: name for key, name in names.items() if name is not None}}
 
 
-def energy_results(outputs: Mapping[str, Any], frame: int) -> Dict[str, Any]:
-    """Return the results of one frame from arrays or tensors (F, …) of `FRAME_OUTPUTS`; none where none were fitted."""
-    values = {name: outputs[name][frame] for name in _FRAME_NAMES if len(outputs.get(name, ()))}
+def energy_results(outputs: Mapping[str, Any], frame: int, periodic: bool = True) -> Dict[str, Any]:
+    """Return the results of one frame from arrays or tensors (F, …) of `FRAME_OUTPUTS`; none where none were fitted.
+
+    Those of the stress are for frames that are ``periodic`` in all directions.
+    """
+    names = _FRAME_NAMES if periodic else [key.name for key in ENERGY_OUTPUTS]
+    values = {name: outputs[name][frame] for name in names if len(outputs.get(name, ()))}
     if not values or not float(values[ENERGY_UNCERTAINTY.name]) > 0.0:
         return {}
     return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
@@ -166,7 +176,10 @@ def _in_units(
         views = calibration.in_units(family, outputs, force_factor, species)
     # The leverage, which is no output of the family, has no unit.
     others = {name: value for name, value in outputs.items() if name == LEVERAGE.name}
-    energies = {name: energy_factor * outputs[name] for name in _FRAME_NAMES if name in outputs}
+    units = dict.fromkeys(_FRAME_NAMES, energy_factor)
+    units[STRESS_UNCERTAINTY.name] = force_factor**3 / energy_factor**2
+    units[STRESS_COV.name] = units[STRESS_UNCERTAINTY.name] ** 2
+    energies = {name: unit * outputs[name] for name, unit in units.items() if name in outputs}
     return {**views, **others, **energies}
 
 

@@ -19,7 +19,13 @@ from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from mace_ext.model.files import configuration, species_of
-from mace_ext.training.labels import learned_atoms, reference_energies, reference_forces, with_references
+from mace_ext.training.labels import (
+    learned_atoms,
+    reference_energies,
+    reference_forces,
+    reference_stresses,
+    with_references,
+)
 
 
 class Graphs(Dataset):
@@ -97,8 +103,7 @@ def fit_model(
 
     def energies() -> Iterator[EnergyErrors]:
         for batch in with_progress(validation, "energies of the validation set", on_progress):
-            batch = batch.to(device)
-            yield EnergyErrors(reference_energies(batch) - energies_of(model, batch), batch.batch)
+            yield energy_errors(model, batch.to(device))
 
     with _frozen(model):
         return fit_leverage(
@@ -124,11 +129,18 @@ def forces_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
     return model(batch.to_dict(), compute_force=True)["forces"].detach()
 
 
-def energies_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
-    """Return predicted energies (F,) without a graph; a readout that takes forces gets them."""
-    forces = model.e2ip_readout.takes_forces
+def energy_errors(model: models.ScaleShiftMACE, batch: Batch) -> EnergyErrors:
+    """Return errors of energies, and of stresses where there are any; a readout that takes forces gets them."""
+    stresses = reference_stresses(batch)
+    with_stress = bool(torch.isfinite(stresses).any())
+    forces = model.e2ip_readout.takes_forces or with_stress
     with torch.set_grad_enabled(forces):
-        return model(batch.to_dict(), compute_force=forces)["energy"].detach()
+        output = model(batch.to_dict(), compute_force=forces, compute_stress=with_stress)
+    energies = reference_energies(batch) - output["energy"].detach()
+    if not with_stress:
+        return EnergyErrors(energies, batch.batch)
+    volumes = torch.linalg.det(batch.cell.view(-1, 3, 3)).abs()
+    return EnergyErrors(energies, batch.batch, stresses - output["stress"].detach(), volumes)
 
 
 @contextmanager

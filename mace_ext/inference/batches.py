@@ -54,7 +54,8 @@ class Batches:
                 self._warm = True
             output = self.net(batch.to_dict(), compute_stress=stress)
         names = ["energy", "forces", *(["stress"] if stress else ())]
-        names += [key.name for key in (*self.family.output_keys(), LEVERAGE, *FRAME_OUTPUTS)]
+        names += [key.name for key in (*self.family.output_keys(), LEVERAGE)]
+        names += [key.name for key in FRAME_OUTPUTS if key.name in output]
         return {name: output[name].detach() for name in names}
 
 

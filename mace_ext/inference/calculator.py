@@ -33,7 +33,7 @@ from e2ip_plugins.scores.results import (
 from mace_ext.inference.batched_mace import prepare_batched
 from mace_ext.inference.gradient import uncertainty_gradient as model_gradient
 from mace_ext.model.files import choose_head, embedded
-from mace_ext.model.readout import find_family, find_name, find_readout, has_energies, has_leverage
+from mace_ext.model.readout import find_family, find_name, find_readout, frame_outputs, has_energies, has_leverage
 from mace_ext.observed_model import ObservedModel
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def init(
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
         if all(map(has_energies, self.models)):
-            keys += FRAME_OUTPUTS if self.num_models == 1 else (ENERGY_UNCERTAINTY,)
+            keys += frame_outputs(self.models[0]) if self.num_models == 1 else (ENERGY_UNCERTAINTY,)
         # A new list: the stock one extends the list that all ASE calculators share.
         self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
         for model in self.models:
@@ -100,7 +100,7 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
         working.results.update(committee_results(members, factor, forces, self.energy_units_to_eV, energies))
     else:
         options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}
-        options["energy_factor"] = self.energy_units_to_eV
+        options.update(energy_factor=self.energy_units_to_eV, periodic=bool(working.atoms.pbc.all()))
         working.results.update(model_results(*members[0], factor, **options))
     vars(self).update({name: value for name, value in vars(working).items() if name != "models"})
 
@@ -132,7 +132,7 @@ def _outputs(calculator: "MACECalculator", family: Type[Family], output: Dict[st
     """Return a member's uncertainties without those of padding atoms (MACE 0.3.16), which come last."""
     names = [key.name for key in family.output_keys()]
     names += [LEVERAGE.name] if LEVERAGE.name in calculator.implemented_properties else []
-    of_frames = {key.name: output[key.name].detach()[:1] for key in FRAME_OUTPUTS}
+    of_frames = {key.name: output[key.name].detach()[:1] for key in FRAME_OUTPUTS if key.name in output}
     return {**{name: output[name].detach()[: len(calculator.atoms)] for name in names}, **of_frames}
 
 

@@ -15,6 +15,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import (
     CALIBRATION_KEY,
+    ENERGY_OUTPUTS,
     FAMILY_KEY,
     FORCE_VIEWS,
     FRAME_OUTPUTS,
@@ -118,7 +119,7 @@ class Columns:
         for key in (*wanted, LEVERAGE) if fitted else wanted:
             array = output[key.name].detach().cpu().numpy()
             arrays[key.name] = array.reshape(len(array), -1) if key.shape else array
-        energies = {key.name: output[key.name].detach().cpu().numpy() for key in FRAME_OUTPUTS}
+        energies = {key.name: output[key.name].detach().cpu().numpy() for key in FRAME_OUTPUTS if key.name in output}
         for frame, (start, end) in enumerate(zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)):
             self.frames.append({name: array[start:end] for name, array in arrays.items()})
             self.of_frames.append(energy_results(energies, frame))
@@ -127,8 +128,10 @@ class Columns:
         """Add the columns, and the names of family, readout and calibration, to ASE frames."""
         if self.family is None:
             return
-        for atoms, columns, of_energy in zip(atoms_list, self.frames, self.of_frames, strict=True):
-            names: Dict[str, Any] = {**of_energy, FAMILY_KEY: self.family.uq_family, MODEL_KEY: self.uq_model}
+        for atoms, columns, of_frame in zip(atoms_list, self.frames, self.of_frames, strict=True):
+            if not atoms.pbc.all():
+                of_frame = {key.name: of_frame[key.name] for key in ENERGY_OUTPUTS if key.name in of_frame}
+            names: Dict[str, Any] = {**of_frame, FAMILY_KEY: self.family.uq_family, MODEL_KEY: self.uq_model}
             if self.calibration is not None:
                 calibrated = calibrated_columns(self.calibration, self.family, columns, atoms.symbols)
                 columns = {**columns, **{name: value.numpy() for name, value in calibrated.items()}}

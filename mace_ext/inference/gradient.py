@@ -7,9 +7,9 @@ from mace.modules import models
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.readout.gradient import Uncertainty, differentiate
-from mace_ext.model.readout import find_family, has_energies, has_leverage
+from mace_ext.model.readout import find_family, frame_outputs, has_leverage
 
 
 def uncertainty_gradient(
@@ -57,6 +57,6 @@ def uncertainty_gradient(
             data["positions"] = data["positions"].detach().requires_grad_(True)
         computed = model.uncertainty_outputs(data)
         keys = family.output_keys() + ((LEVERAGE,) if has_leverage(model) else ())
-        keys += FRAME_OUTPUTS if has_energies(model) else ()
+        keys += frame_outputs(model)
         outputs = {key.name: computed[key.name] for key in keys}
         return differentiate(outputs, data["positions"], uncertainty, create_graph)

@@ -12,13 +12,13 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import warn_if_unfitted
 from mace_ext.model.files import open_file
-from mace_ext.model.readout import find_family, find_readout, has_energies
+from mace_ext.model.readout import find_family, find_readout, frame_outputs
 
 try:
     from torch_sim.models.mace import MaceModel
@@ -89,7 +89,7 @@ class TorchSimModel(MaceModel):
             results = super().forward(state, **options)
         finally:
             handle.remove()
-        keys = (*self._family.output_keys(), LEVERAGE, *(FRAME_OUTPUTS if has_energies(self.model) else ()))
+        keys = (*self._family.output_keys(), LEVERAGE, *frame_outputs(self.model))
         # Without forces, families that take forces put out nothing.
         outputs = {key.name: output[key.name].detach() for key in keys if output.get(key.name) is not None}
         if self._calibration is not None:

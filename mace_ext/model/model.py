@@ -39,8 +39,9 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     ----------
     e2ip_settings : dict
         `Settings.to_dict` of the readout: MACE rebuilds models by ``model.__class__(**config)``.
-    e2ip_axes, e2ip_regions : int
-        Numbers of axes, and of regions of each kind, in the leverage: MACE then copies tensors of the same shape.
+    e2ip_axes, e2ip_regions, e2ip_stress : int, int, bool
+        Numbers of axes, and of regions of each kind, in the leverage, and whether stresses have error bars: MACE then
+        copies tensors of the same shape.
     **kwargs
         Arguments of the stock class.
     """
@@ -56,11 +57,19 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
     host_forward = _renamed(models.ScaleShiftMACE.forward, "host_forward")
 
     def __init__(
-        self, *, e2ip_settings: Dict[str, Any], e2ip_axes: int = 1, e2ip_regions: int = 1, **kwargs: Any
+        self,
+        *,
+        e2ip_settings: Dict[str, Any],
+        e2ip_axes: int = 1,
+        e2ip_regions: int = 1,
+        e2ip_stress: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.set_readout(build_readout(self, Settings.from_dict(e2ip_settings, "this model"), seed=0))
         self.e2ip_readout.leverage.resize(e2ip_axes, e2ip_regions)
+        if e2ip_stress:
+            self.e2ip_readout.leverage.energies.make_stress_factors()
 
     def set_readout(self, readout: Readout) -> None:
         """Attach a readout that `mace_ext.model.readout.build_readout` made for this model."""
@@ -182,6 +191,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             create_graph,
             data["batch"],
             frames,
+            data["cell"].detach().view(-1, 3, 3),
         )
 
 

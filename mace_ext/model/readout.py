@@ -3,10 +3,11 @@
 Loaded while MACE is: imports of MACE and e3nn wait until they are used.
 """
 
-from typing import Any, Optional, Type
+from typing import Any, Optional, Tuple, Type
 
 from e2ip_plugins import families
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.keys import ENERGY_OUTPUTS, FRAME_OUTPUTS, OutputKey
 from e2ip_plugins.readout.layout import Layout, blocks
 from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import Settings
@@ -42,6 +43,13 @@ def has_energies(model: Any) -> bool:
     """Return whether the energies of a model, scripted or not, have error bars in one of its heads."""
     readout = find_readout(model)
     return readout is not None and bool(readout.leverage.energies.lengths.any())
+
+
+def frame_outputs(model: Any) -> Tuple[OutputKey, ...]:
+    """Return the outputs of whole frames that a model with a readout has."""
+    readout = find_readout(model)
+    energies = () if readout is None or not has_energies(model) else ENERGY_OUTPUTS
+    return FRAME_OUTPUTS if energies and len(readout.leverage.energies.stress_factors) else energies
 
 
 def build_readout(model: Any, settings: Settings, seed: int) -> Readout:

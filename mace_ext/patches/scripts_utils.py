@@ -51,6 +51,7 @@ def extract_config_mace_model(stock, model, *rest, **kwargs):
         config["e2ip_settings"] = readout.settings.to_dict()
         config["e2ip_axes"] = readout.leverage.whitening.shape[1]
         config["e2ip_regions"] = readout.leverage.region_norms.shape[1]
+        config["e2ip_stress"] = len(readout.leverage.energies.stress_factors) > 0
     return config
 
 

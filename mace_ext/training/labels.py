@@ -21,8 +21,11 @@ from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 #: Labels that have a key on the command line, and whether they are columns of atoms or values of a frame.
 FORCES, ENERGY = "forces", "energy"
 
+#: Name in MACE of a frame's stress.
+STRESS = "stress"
+
 #: Names in MACE of a frame's labels. A training learns from stress or virials.
-_STRESSES = ("stress", "virials")
+_STRESSES = (STRESS, "virials")
 
 #: Set while missing labels weigh nothing. An environment variable, so that workers of a data loader know, too.
 _WITHOUT_MISSING = "E2IP_WITHOUT_MISSING_LABELS"
@@ -77,13 +80,21 @@ def _label(config: Any, name: str) -> Optional[Label]:
 
 def with_references(config: Any, frame: LabelledFrame) -> Any:
     """Return a configuration with the reference forces and energy of a frame, NaN where they do not count."""
-    labels = {FORCES: frame.counted_forces, ENERGY: frame.counted_energy}
+    labels = {FORCES: frame.counted_forces, ENERGY: frame.counted_energy, STRESS: frame.counted_stress}
     return dataclasses.replace(
         config,
         weight=1.0,
         properties={**config.properties, **labels},
         property_weights={**config.property_weights, **dict.fromkeys(labels, 1.0)},
     )
+
+
+def reference_stresses(batch: Any) -> Tensor:
+    """Return the reference stresses (F, 3, 3) of a batch in eV/Å³; NaN where there is none that counts."""
+    stress = batch[STRESS].view(-1, 3, 3)
+    # MACE reads a stress that a frame does not have as zeros.
+    counts = (batch["weight"] * batch[f"{STRESS}_weight"] > 0) & (stress != 0).flatten(1).any(1)
+    return torch.where(counts.view(-1, 1, 1), stress, torch.full_like(stress, float("nan")))
 
 
 def reference_energies(batch: Any) -> Tensor:

@@ -100,7 +100,7 @@ def fit_model(
     def energies() -> Iterator[EnergyErrors]:
         for batch in on_device(validation, "energies of the validation set"):
             if AtomicDataDict.TOTAL_ENERGY_KEY in batch:
-                yield EnergyErrors(reference_energies(batch) - energies_of(model, batch), frames_of(batch))
+                yield energy_errors(model, batch)
 
     readout = find_readout(model)
     assert readout is not None
@@ -138,13 +138,20 @@ def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:
     return torch.zeros(len(positions), dtype=torch.long, device=positions.device) if frames is None else frames
 
 
-def energies_of(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> torch.Tensor:
-    """Return predicted energies (F,) without a graph; a readout that takes forces gets them."""
-    readout = find_readout(model)
-    forces = readout is not None and readout.takes_forces
+def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> EnergyErrors:
+    """Return errors of energies, and of stresses where there are any; a readout that takes forces gets them."""
+    readout, stresses = find_readout(model), data.get(AtomicDataDict.STRESS_KEY)
+    with_stress = stresses is not None and AtomicDataDict.CELL_KEY in data and bool(torch.isfinite(stresses).any())
+    forces = with_stress or (readout is not None and readout.takes_forces)
     with torch.set_grad_enabled(forces):
         output = (model.model if forces else model.model.func)(inputs_of(model, data))
-    return output[AtomicDataDict.TOTAL_ENERGY_KEY].detach().reshape(-1)
+    predicted = output[AtomicDataDict.TOTAL_ENERGY_KEY].detach().reshape(-1)
+    errors = EnergyErrors(reference_energies(data) - predicted, frames_of(data))
+    if not with_stress or AtomicDataDict.STRESS_KEY not in output:
+        return errors
+    volumes = torch.linalg.det(data[AtomicDataDict.CELL_KEY].view(-1, 3, 3)).abs()
+    residual = stresses.view(-1, 3, 3) - output[AtomicDataDict.STRESS_KEY].detach().view(-1, 3, 3)
+    return errors._replace(stress=residual, volumes=volumes)
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:

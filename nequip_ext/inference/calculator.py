@@ -180,7 +180,7 @@ class E2IPCalculator(NequIPCalculator):
         of_frames = [key for key in FRAME_OUTPUTS if key.name in out]
         outputs.update({key.name: out[key.name].detach().cpu().reshape(1, *key.shape) for key in of_frames})
         options = {"calibration": self.calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
-        options["energy_factor"] = self.energy_units_to_eV
+        options.update(energy_factor=self.energy_units_to_eV, periodic=bool(self.atoms.pbc.all()))
         ours = model_results(family, outputs, self._force_factor(), **options)
         self.results = CalculatorResults({**self.results, **ours})
 

@@ -189,6 +189,7 @@ class GraphReadout(GraphModule):
             create_graph=create_graph,
             frames=data.get(AtomicDataDict.BATCH_KEY),
             num_frames=0 if self.training else AtomicDataDict.num_frames(data),
+            cells=data[AtomicDataDict.CELL_KEY].view(-1, 3, 3) if AtomicDataDict.CELL_KEY in data else None,
         )
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:

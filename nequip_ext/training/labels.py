@@ -69,8 +69,9 @@ def reference_energies(data: AtomicDataDict.Type, where: str = "data") -> Tensor
 def with_references(data: AtomicDataDict.Type, frame: LabelledFrame) -> AtomicDataDict.Type:
     """Return NequIP's dictionary of a frame with its reference forces and energy, NaN where they do not count."""
     dtype = data[AtomicDataDict.POSITIONS_KEY].dtype
-    forces, energy = (torch.as_tensor(values, dtype=dtype) for values in (frame.counted_forces, frame.counted_energy))
-    return {**data, AtomicDataDict.FORCE_KEY: forces, AtomicDataDict.TOTAL_ENERGY_KEY: energy.reshape(1, 1)}
+    labels = (frame.counted_forces, frame.counted_energy.reshape(1, 1), frame.counted_stress[None])
+    fields = (AtomicDataDict.FORCE_KEY, AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.STRESS_KEY)
+    return {**data, **{name: torch.as_tensor(values, dtype=dtype) for name, values in zip(fields, labels, strict=True)}}
 
 
 # Data sets
