@@ -31,16 +31,17 @@ def readout():
 def batches(readout, residual_of, count=200, atoms=6, heads=None, stress=False, seed=0):
     """Yield batches of five frames whose errors ``residual_of`` makes of the standard deviation at length 1."""
     draws = torch.Generator().manual_seed(seed)
-    lengths = readout.leverage.energies.lengths
+    energies = readout.leverage.energies
     for first in range(0, count, 5):
         features = torch.randn(5 * atoms, 24, dtype=F64, generator=draws)
         species = torch.randint(0, 2, (5 * atoms,), generator=draws)
         frames = torch.arange(5).repeat_interleave(atoms)
         node_heads = torch.full((5 * atoms,), 0 if heads is None else heads(first))
-        lengths.fill_(1.0)
+        for head in (0, 1):
+            energies.set_head(head, 1.0, float(energies.floors[head]))
         with torch.no_grad():
             out = readout(features, features, species, node_heads=node_heads, frames=frames, num_frames=5)
-        lengths.zero_()
+        energies.lengths.zero_()
         std = out["energy_uncertainty"]
         composition = torch.stack([torch.bincount(frames[species == s], minlength=5) for s in (0, 1)], 1).double()
         noise = torch.randn(5, dtype=F64, generator=draws)
@@ -64,7 +65,8 @@ def test_length_that_the_errors_were_drawn_with_is_found(readout):
     assert 0.25 * 0.85 < fitted.length < 0.25 and fitted.frames == 1000
     assert fitted.error == pytest.approx(fitted.length / math.sqrt(2 * 1000), rel=0.2)
     energies = readout.leverage.energies
-    assert energies.lengths.tolist() == [fitted.length, 0.0] and energies.floors[0] > 0
+    torch.testing.assert_close(energies.lengths.sum(0)[:2], torch.full((2,), fitted.length / 32**0.5, dtype=F64))
+    assert not energies.lengths[:, 2:].any() and energies.floors[0] > 0
     assert not report.warnings and any("0.2" in line and "Å" in line for line in report.lines())
 
 
@@ -76,10 +78,10 @@ def test_standardised_errors_have_variance_one_afterwards(readout):
         return residuals[-1]
 
     fit(readout, errors)
-    length = readout.leverage.energies.lengths.clone()
+    length = 32**0.5 * readout.leverage.energies.lengths.max()
 
     def standardised(std, *_):
-        squares.append((residuals[len(squares)] / (length[0] * std)).square())
+        squares.append((residuals[len(squares)] / (length * std)).square())
         return std
 
     list(batches(readout, standardised))
@@ -93,7 +95,7 @@ def test_each_head_has_its_length_and_one_without_energies_has_none(readout):
         present=((0, 0), (0, 1), (1, 0), (1, 1)),
         heads=("one", "two"),
     )
-    assert list(report.energies) == [0] and readout.leverage.energies.lengths[1] == 0
+    assert list(report.energies) == [0] and not readout.leverage.energies.lengths[:, 2:].any()
     (warning,) = report.warnings
     assert "head two" in warning and "has no energies" in warning
 
