@@ -60,6 +60,9 @@ def compare_command(
     well leverage and epistemic uncertainty find the frames out of distribution. Those frames need
     no reference forces; without them their errors and coverages stay empty.
 
+    Of models with uncertainties of energies a table shows how good those of energies are, and those of
+    differences between frames of one composition.
+
     With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
     with and without its calibration, name its file twice and give none for the first.
     """
@@ -120,7 +123,8 @@ def ensemble_command(
     """Combine predictions of several models into those of their ensemble.
 
     Forces and energies are means. The covariance is that of the members' forces (K - 1 in the
-    denominator) plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
+    denominator) plus, for members with uncertainties, the mean of theirs; so is the variance of the energy where all
+    members have one. `e2ip compare` reads the result.
     """
     from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
