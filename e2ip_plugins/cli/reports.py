@@ -152,6 +152,7 @@ def calibrate_command(
         typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
     ] = None,
     ref_forces: RefForces = None,
+    ref_energy: RefEnergy = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
 ) -> None:
     """Fit a calibration of predicted covariances to validation frames.
@@ -164,13 +165,17 @@ def calibrate_command(
     coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
     random atom of a new configuration with at least the probability of their level.
 
+    Energies whose uncertainties the file has get constants of their own: a factor on their standard
+    deviations, that of maximum likelihood, with every method but conformal alone; and with conformal
+    the radii in units of them that hold the error of a new frame's energy.
+
     With every method the file also has quantiles of the largest uncertainty in a frame, from which
     e2ip_plugins.md.Monitor can take its thresholds.
     """
     from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.predictions.copies import distinct
     from e2ip_plugins.predictions.prediction_files import read_predictions
-    from e2ip_plugins.scores import calibration_fit, frame_maxima
+    from e2ip_plugins.scores import calibration_fit, energy_fit, frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.scores.sample import Sample
 
@@ -180,10 +185,11 @@ def calibrate_command(
     calibration_fit.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    predictions = distinct(read_predictions(file, ref_forces))
+    predictions = distinct(read_predictions(file, ref_forces, ref_energy))
     for text in predictions.remarks:
         checks.warn(f"{file}: {text}")
     calibration = calibration_fit.calibrate(Sample.of(predictions), methods, levels)
+    calibration = energy_fit.with_energies(calibration, predictions, levels)
     calibration = dataclasses.replace(calibration, frame_maxima=frame_maxima.of_predictions(predictions, calibration))
     calibration.write(output)
     for text in calibration.notes:

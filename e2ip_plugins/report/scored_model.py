@@ -125,4 +125,10 @@ def _calibrated(p: Predictions, calibration: Calibration) -> Predictions:
     calibration.check(p.family, p.species, str(p.path), p.uq_model)
     calibration.check_frames(p.frames, str(p.path))
     assert p.family is not None
-    return replace(p, parameters=calibration.apply_numpy(p.family, p.parameters, p.species))
+    factor, vectors = calibration.energy_factor, p.energy_error_vector
+    return replace(
+        p,
+        parameters=calibration.apply_numpy(p.family, p.parameters, p.species),
+        energy_uncertainty=factor * p.energy_uncertainty,
+        energy_error_vector=None if vectors is None else factor * vectors,
+    )

@@ -9,6 +9,7 @@ from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.report.scored_model import ScoredModel
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
+from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.energies import energy_figures, energy_intervals
 from e2ip_plugins.scores.metrics import COVERAGE_LEVELS, auroc, frame_scores, observed_coverage, summarise
 
@@ -66,7 +67,8 @@ def _of_energies(model: ScoredModel) -> dict:
         shift = -float(np.log(KCAL_PER_MOL))
         figures["nll_kcal"] = figures["nll"] + shift
         if intervals is not None and "nll" in intervals:
-            intervals["nll_kcal"] = tuple(end + shift for end in intervals["nll"])
+            low, high = intervals["nll"]
+            intervals["nll_kcal"] = (low + shift, high + shift)
         of_kinds[kind] = {
             "number": len(residuals.error),
             "possible": residuals.possible,
@@ -138,13 +140,27 @@ def _of_calibration(model: ScoredModel) -> Optional[dict]:
             if np.isfinite(radius):
                 coverage = float(np.mean(np.bincount(frame, distance <= radius) / atoms))
                 conformal[f"{level:g}"] = {"radius": radius, "coverage": coverage}
+    of_energies = {} if calibration.energies is None else {"energies": _of_energy_calibration(model, calibration)}
     return {
+        **of_energies,
         "file": calibration.path,
         "methods": list(calibration.methods),
         "factor": {symbol: constant.value for symbol, constant in calibration.factor.items()},
         "floor": calibration.floor.value,
         "conformal": conformal,
     }
+
+
+def _of_energy_calibration(model: ScoredModel, calibration: Calibration) -> dict:
+    """Return the factor on standard deviations of energies, and the coverage of their conformal intervals."""
+    assert calibration.energies is not None
+    conformal = {}
+    if residuals := model.energy_residuals.get("frames"):
+        distance = np.abs(residuals.error) / residuals.std
+        for level, radius in calibration.energies.radii.items():
+            if np.isfinite(radius):
+                conformal[f"{level:g}"] = {"radius": radius, "coverage": float(np.mean(distance <= radius))}
+    return {"factor": calibration.energy_factor, "conformal": conformal}
 
 
 def _finite(figures: dict) -> dict:

@@ -182,19 +182,25 @@ def overall_table(result: dict, unit: str) -> List[List[str]]:
     header = ["", "ideal", *(name for name, _ in reports)]
     rows = [r for r in REPORT_ROWS if r.key != "leverage" or _have_leverage(result)]
     table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
-    for level in _conformal_levels(result):
-        shares = [_conformal(m).get(level) for _, m in reports]
-        cells = ["" if share is None else f"{share['coverage']:.3f}" for share in shares]
-        table.append([f"Conformal coverage at {100 * float(level):g} %", f">= {level}", *cells])
-    return table
+    return table + _conformal_rows([_conformal(m) for _, m in reports])
 
 
 def _conformal(report: dict) -> Dict[str, dict]:
     return (report["calibration"] or {}).get("conformal", {})
 
 
-def _conformal_levels(result: dict) -> List[str]:
-    return sorted({level for _, m in named_reports(result) for level in _conformal(m)}, key=float)
+def _conformal_of_energies(report: dict) -> Dict[str, dict]:
+    return (report["calibration"] or {}).get("energies", {}).get("conformal", {})
+
+
+def _conformal_rows(of_models: List[Dict[str, dict]], name: str = "") -> List[List[str]]:
+    """Return one row per level that any model has a conformal radius for."""
+    rows = []
+    for level in sorted({level for of_model in of_models for level in of_model}, key=float):
+        shares = [of_model.get(level) for of_model in of_models]
+        cells = ["" if share is None else f"{share['coverage']:.3f}" for share in shares]
+        rows.append([f"{name}Conformal coverage at {100 * float(level):g} %", f">= {level}", *cells])
+    return rows
 
 
 def _have_leverage(result: dict) -> bool:
@@ -231,6 +237,8 @@ def energies_table(result: dict, unit: str) -> List[List[str]]:
         for row in ENERGY_ROWS:
             cells = ["" if figures is None else _energy_cell(row, figures, kind, unit) for figures in of_models]
             table.append([f"{name}: {_energy_title(row, kind, unit)}", row.ideal, *cells])
+        if kind == "frames":
+            table += _conformal_rows([_conformal_of_energies(m) for _, m in reports], f"{name}: ")
     return table
 
 
@@ -300,7 +308,7 @@ def markdown(result: dict, unit: str, figure: str) -> str:
     present = {
         "all": True,
         "leverage": _have_leverage(result),
-        "conformal": _conformal_levels(result),
+        "conformal": any(_conformal(m) for _, m in named_reports(result)),
         "ood": "ood" in result,
         "energies": have_energies(result),
     }

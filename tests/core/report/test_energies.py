@@ -6,28 +6,9 @@ from scipy.stats import norm
 
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import read_predictions
+from e2ip_plugins.scores.calibration import Calibration
 
-FRAMES, M = 20, 8
-
-
-@pytest.fixture
-def with_energies(make_frames):
-    """Function that gives frames whose energies err as their error vectors say, ``size`` times as much."""
-
-    def make(noise=0, size=1.0, vectors=True, prefix="MACE_", **options):
-        frames = make_frames(noise, **options)
-        rng = np.random.default_rng([noise, options.get("seed", 0), 7])
-        shared = np.random.default_rng(noise).normal(size=M)
-        for atoms in frames:
-            vector = 0.02 * rng.normal(size=M)
-            atoms.info["REF_energy"] = 10.0
-            atoms.info[f"{prefix}energy"] = 10.0 - size * float(vector @ shared)
-            atoms.info[f"{prefix}energy_uncertainty"] = float(np.linalg.norm(vector))
-            if vectors:
-                atoms.info[f"{prefix}energy_error_vector"] = vector
-        return frames
-
-    return make
+FRAMES = 20
 
 
 def test_table_of_energies(write, with_energies, make_frames, compared):
@@ -115,3 +96,47 @@ def test_ensemble_has_none_where_a_member_has_none(write, with_energies, make_fr
     members = [write("0.xyz", with_energies(0)), write("1.xyz", make_frames(1))]
     succeed("ensemble", *members, "--output", "all.xyz")
     assert not read_predictions("all.xyz").has_energy_uncertainties
+
+
+WITH = ("--calibration", "none", "--calibration", "calibration.json")
+
+
+def test_calibrated_energies(write, with_energies, succeed, compared):
+    write("valid.xyz", with_energies(2, size=3.0, count=40))
+    path = write("test.xyz", with_energies(2, size=3.0, seed=1, count=40))
+    done = succeed("calibrate", "valid.xyz", "--method", "scale", "--method", "conformal")
+    calibration = Calibration.read("calibration.json")
+    factor = calibration.energy_factor
+    assert (
+        factor == pytest.approx(3.0, rel=0.35) and f"factor on their standard deviations: {factor:.4g} (" in done.stdout
+    )
+    assert "energies of 40 frames" in done.stdout
+    done, result, table = compared("test.xyz", "test.xyz", *WITH)
+    raw, calibrated = result["models"]
+    p = read_predictions(path)
+    error, std = p.reference_energy - p.energy, p.energy_uncertainty
+    assert calibrated["energies"]["frames"]["nll"] == pytest.approx(-norm.logpdf(error, scale=factor * std).mean())
+    for kind in ("frames", "pairs"):
+        before, after = (m["energies"][kind] for m in (raw, calibrated))
+        assert after["calibration_error"] < before["calibration_error"] and after["mae"] == before["mae"]
+        assert before["coverage95"] < after["coverage95"]
+    of_energies = calibrated["calibration"]["energies"]
+    share = np.mean(np.abs(error) <= calibration.energies.radii[0.9] * factor * std)
+    assert of_energies["factor"] == factor and of_energies["conformal"]["0.9"]["coverage"] == share
+    assert f"| Frames: Conformal coverage at 90 % | >= 0.9 |  | {share:.3f} |" in table.splitlines()
+
+
+def test_energies_of_another_name_and_frames_without_forces(write, with_energies, succeed, refuse):
+    """Their frames belong to the calibration's, too."""
+    frames = with_energies(2, size=3.0)
+    for atoms in frames:
+        atoms.info["e_dft"] = atoms.info.pop("REF_energy")
+    frames[0].arrays["REF_forces"][:] = np.nan
+    write("valid.xyz", frames)
+    done = succeed("calibrate", "valid.xyz")
+    assert "note: energies: 0 frames of two atoms or more" in done.stderr and "energies of" not in done.stdout
+    succeed("calibrate", "valid.xyz", "--ref-energy", "e_dft", "--overwrite")
+    found = Calibration.read("calibration.json")
+    assert found.energies.frames == 20 and found.configurations == 19 and len(found.frames) == 20
+    write("one.xyz", [frames[0], *with_energies(3, seed=3)])
+    assert "1 of its 21 frames" in refuse("compare", "one.xyz", "--calibration", "calibration.json")
