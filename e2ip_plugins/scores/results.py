@@ -180,7 +180,7 @@ def _in_units(
     units[STRESS_UNCERTAINTY.name] = force_factor**3 / energy_factor**2
     units[STRESS_COV.name] = units[STRESS_UNCERTAINTY.name] ** 2
     energies = {name: unit * outputs[name] for name, unit in units.items() if name in outputs}
-    return {**views, **others, **energies}
+    return {**views, **others, **energies, **calibrated_energies(calibration, energies)}
 
 
 def calibrated_columns(

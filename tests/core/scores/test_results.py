@@ -84,6 +84,13 @@ def test_calibrated_energies(outputs, write_calibration):
     found = calibrated_columns(replace(calibration, energies=energies), E2IP, columns, "HHH")
     np.testing.assert_allclose(found["energy_uncertainty"], [[1.5]])
     np.testing.assert_allclose(found["energy_error_vector"], [[0.9, -1.2]])
+    # A calculator's, after the units.
+    outputs |= {name: torch.from_numpy(columns[name].reshape(1, -1)) for name in found if name.startswith("energy")}
+    outputs["energy_uncertainty"] = outputs["energy_uncertainty"].reshape(1)
+    options = {"calibration": replace(calibration, energies=energies), "species": "HHH", "energy_factor": 10.0}
+    results = model_results(E2IP, outputs, 1.0, **options)
+    assert results["energy_uncertainty"] == pytest.approx(15.0)
+    np.testing.assert_allclose(results["energy_error_vector"], [9.0, -12.0])
 
 
 def test_an_unfitted_leverage_is_a_warning_about_the_callers_line():
