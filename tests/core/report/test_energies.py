@@ -6,6 +6,8 @@ from scipy.stats import norm
 
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import read_predictions
+from e2ip_plugins.report.compare import load_models
+from e2ip_plugins.report.figures import figure_page
 from e2ip_plugins.scores.calibration import Calibration
 
 FRAMES = 20
@@ -73,6 +75,17 @@ def test_out_of_distribution(write, with_energies, compared):
     inside, outside = (m["energies"]["frames"] for m in (result["models"][0], result["ood"]["models"][0]))
     assert outside["coverage95"] < inside["coverage95"] and outside["mae"] > inside["mae"]
     assert "| Frames: number |  | 20 | 20 |" in table.splitlines()
+
+
+def test_panel_of_the_figure_page(write, with_energies, make_frames):
+    models = load_models([write("e2ip.xyz", with_energies(2)), write("none.xyz", make_frames(1))])
+    panels = {ax.get_title(loc="left"): ax for ax in figure_page(models).axes}
+    p, (points, diagonal) = models[0].predictions, panels["Errors of energies"].lines
+    np.testing.assert_allclose(points.get_xdata(), 1e3 * p.energy_uncertainty / 9)
+    np.testing.assert_allclose(points.get_ydata(), 1e3 * np.abs(p.reference_energy - p.energy) / 9)
+    np.testing.assert_array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    assert panels["Errors of energies"].get_xlabel() == "predicted standard deviation (meV/atom)"
+    assert "Errors of energies" not in {ax.get_title(loc="left") for ax in figure_page(models[1:]).axes}
 
 
 def test_energies_of_another_reference_are_doubted(write, with_energies, succeed):
