@@ -357,4 +357,4 @@ def _errors_of_energies(ax: Axes, models: List[ScoredModel], ood: Sequence[Score
     _plain_ticks(ax.xaxis, ax.yaxis)
     ax.set(xlabel=f"predicted standard deviation ({unit})", ylabel=f"|error| ({unit})")
     if ood:
-        _remark(ax, 0.03, 0.97, "crosses: out of distribution", va="top")
+        _remark(ax, 0.97, 0.03, "crosses: out of distribution", ha="right")

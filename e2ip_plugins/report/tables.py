@@ -130,10 +130,14 @@ class Section(NamedTuple):
 def sections(result: dict, unit: str) -> List[Section]:
     """Return the tables of a report."""
     overall, label = overall_table(result, unit), {"overflow": "fold", "min_width": 12}
-    width = max(len(row[0]) for row in overall[1:])
-    texts = ({"no_wrap": True, "min_width": width}, {"no_wrap": True, "style": "dim"})
+
+    def titles(table: List[List[str]]) -> Tuple[Dict[str, Any], ...]:
+        # Rich takes columns that must not wrap for as narrow as their longest word.
+        title, ideal = (max(len(row[i]) for row in table) for i in (0, 1))
+        return {"no_wrap": True, "min_width": title}, {"no_wrap": True, "min_width": ideal, "style": "dim"}
+
     tables = [
-        Section("Over all atoms", overall, texts, {"overflow": "fold", "min_width": 9}),
+        Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}),
         Section(
             f"Per species (forces in {REPORT_UNITS[unit][0]})",
             species_table(result, unit),
@@ -143,7 +147,8 @@ def sections(result: dict, unit: str) -> List[Section]:
         ),
     ]
     if have_energies(result):
-        tables.append(Section("Energies", energies_table(result, unit), texts, {"min_width": 10}))
+        energies = energies_table(result, unit)
+        tables.append(Section("Energies", energies, titles(energies), {"min_width": 10}))
     return tables + ([Section(_TITLE_OF_FRAMES, frames_table(result), (label,), {})] if "ood" in result else [])
 
 

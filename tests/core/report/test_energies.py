@@ -40,6 +40,9 @@ def test_table_of_energies(write, with_energies, make_frames, compared):
     assert any(line.startswith("| Pairs: MAE (meV) | low |  |") for line in lines)
     for words in ("Energies", "Frames: Coverage at 95 %", "Pairs: CRPS (meV)"):
         assert words in done.stdout
+    # Nothing is cut off, however narrow the terminal is.
+    printed = done.stdout.split("Energies")[1]
+    assert all(text in printed for text in (f"{FRAMES}", "190", f"{1e3 * pairs['crps']:.2f}"))
     _, _, table = compared("e2ip.xyz", "--unit", "kcal")
     low, high = frames["interval95"]["nll_kcal"]
     assert f"| Frames: NLL (nats) | low | {frames['nll_kcal']:.3f} ({low:.3f} to {high:.3f}) |" in table.splitlines()
