@@ -164,8 +164,8 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
     gathered = gather_objects((parts, log_std))
     tables = [table for of_process, _ in gathered for table in of_process]
     names = tables[0] if tables else {}
-    columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
-    return columns, sum(sums for _, sums in gathered)
+    joined = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    return joined, np.sum([sums for _, sums in gathered], axis=0)
 
 
 def _fit_stress(frames: _Table, std: np.ndarray) -> Optional[FittedStress]:

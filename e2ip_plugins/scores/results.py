@@ -130,7 +130,7 @@ def committee_results(
     arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
     of_energies = [float(outputs.get(ENERGY_UNCERTAINTY.name, torch.zeros(1))[0]) for _, outputs in members]
     if len(np.ravel(energies)) == len(members) and min(of_energies) > 0.0:
-        variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(energies, ddof=1)
+        variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(np.asarray(energies), ddof=1)
         arrays[ENERGY_UNCERTAINTY.name] = float(np.sqrt(variance))
     return arrays
 
