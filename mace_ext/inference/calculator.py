@@ -19,6 +19,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FORCE_VIEWS, LEVERAGE
+from e2ip_plugins.predictions.ase_properties import ImplementedProperties
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
@@ -69,7 +70,7 @@ def init(
         keys = self._uq_families[0].output_keys() if self.num_models == 1 else FORCE_VIEWS
         keys += (LEVERAGE,) if all(map(has_leverage, self.models)) else ()
         # A new list: the stock one extends the list that all ASE calculators share.
-        self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+        self.implemented_properties = ImplementedProperties(self.implemented_properties, (key.name for key in keys))
         for model in self.models:
             warn_if_unfitted(find_readout(model))
     elif any(families):
