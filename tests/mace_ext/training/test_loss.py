@@ -87,8 +87,8 @@ def test_masked_atoms_count_nowhere(labelled):
 
 
 @pytest.mark.parametrize("forces", ["likelihood", "host", "fixed"])
-@pytest.mark.parametrize("weight", ["weight", "forces_weight"])
-def test_force_term_is_as_if_frames_of_weight_zero_had_no_atoms(labelled, weight, forces):
+@pytest.mark.parametrize(("weight", "value"), [("weight", 0.0), ("forces_weight", 0.0), ("forces_weight", -1.0)])
+def test_force_term_is_as_if_frames_without_weight_had_no_atoms(labelled, weight, value, forces):
     from mace import modules
 
     from mace_ext.training.loss import E2IPLoss
@@ -104,20 +104,20 @@ def test_force_term_is_as_if_frames_of_weight_zero_had_no_atoms(labelled, weight
         (gradient,) = torch.autograd.grad(value, coefficients, retain_graph=True)
         return value.item(), gradient, stock(ref=batch, pred=output).item()
 
-    batch[weight][1] = 0.0
+    batch[weight][1] = value
     whole = per_atom(batch, output, settings)
     atoms = batch.batch != 1
     alone = (7.0 * (batch.weight * batch.forces_weight)[batch.batch] * whole)[atoms].mean()
     (expected,) = torch.autograd.grad(alone, coefficients, retain_graph=True)
     _, _, energy = evaluated(3.0, 0.0)
-    value, gradient, stock = evaluated(3.0, 7.0)
+    found, gradient, stock = evaluated(3.0, 7.0)
     wanted = {"likelihood": energy + alone.item(), "host": stock, "fixed": alone.item()}
-    assert value == pytest.approx(wanted[forces], rel=1e-12)
+    assert found == pytest.approx(wanted[forces], rel=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
     # No atom at all counts.
     batch[weight][:] = 0.0
-    value, gradient, stock = evaluated(3.0, 7.0)
-    assert value == (0.0 if forces == "fixed" else stock) and not gradient.any()
+    found, gradient, stock = evaluated(3.0, 7.0)
+    assert found == (0.0 if forces == "fixed" else stock) and not gradient.any()
 
 
 def test_processes_average_to_the_mean_over_all_their_atoms(labelled, monkeypatch):
