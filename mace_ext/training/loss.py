@@ -1,7 +1,7 @@
 """The training loss: MACE's own loss with its force term replaced by that of a predictive family."""
 
 import copy
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mace.tools import TensorDict
@@ -56,7 +56,8 @@ class E2IPLoss(nn.Module):
     def _force_term(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
         forces = pred["forces"].detach() if self.settings.detached else pred["forces"]
         per_atom, counted = force_loss(self.family, reference_forces(ref), forces, pred)
-        return self.stock.forces_weight * _mean(atom_weights(ref) * per_atom, counted, ddp)
+        weight: Any = self.stock.forces_weight
+        return weight * _mean(atom_weights(ref) * per_atom, counted, ddp)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.settings.options.items())
