@@ -37,7 +37,7 @@ from e2ip_plugins.keys import (
 )
 from e2ip_plugins.predictions import energy_columns
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
-from e2ip_plugins.predictions.labelled import weight_of
+from e2ip_plugins.predictions.labelled import weight_in_words, weight_of
 from e2ip_plugins.predictions.trajectories import read_all
 
 
@@ -212,15 +212,19 @@ def read_predictions(
 
 
 def _weighted(p: Predictions, frames: np.ndarray, forces: np.ndarray, energies: np.ndarray) -> Predictions:
-    """Leave out what has weight 0, given the weights (F,) of frames, their forces and their energies."""
+    """Leave out what has no weight above 0, given the weights (F,) of frames, their forces and their energies."""
     counted, chosen = frames * forces > 0.0, np.flatnonzero(frames > 0.0)
     if not len(chosen):
-        raise InputError(f"{p.path}: all of its frames have weight zero (config_weight), and count nowhere")
+        raise InputError(
+            f"{p.path}: all of its frames have {weight_in_words(frames)} (config_weight), and count nowhere"
+        )
     remarks = []
     if len(chosen) < p.total:
-        remarks.append(f"{_frames(p.total - len(chosen))} of weight zero (config_weight) left out")
+        word = weight_in_words(frames[frames <= 0.0])
+        remarks.append(f"{_frames(p.total - len(chosen))} of {word} (config_weight) left out")
     if without := int((~counted[chosen]).sum()):
-        remarks.append(f"forces of {_frames(without)} have weight zero (config_forces_weight) and are left out")
+        word = weight_in_words(forces[chosen][~counted[chosen]])
+        remarks.append(f"forces of {_frames(without)} have {word} (config_forces_weight) and are left out")
     reference_energy = np.where(frames * energies > 0.0, p.reference_energy, np.nan)
     weighted = replace(p, reference_energy=reference_energy, remarks=tuple(remarks)).with_forces_of(counted)
     return weighted.only(chosen)

@@ -19,6 +19,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FORCE_VIEWS, FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.predictions.ase_properties import ImplementedProperties
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
@@ -71,7 +72,7 @@ def init(
         if all(map(has_energies, self.models)):
             keys += frame_outputs(self.models[0]) if self.num_models == 1 else (ENERGY_UNCERTAINTY,)
         # A new list: the stock one extends the list that all ASE calculators share.
-        self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+        self.implemented_properties = ImplementedProperties(self.implemented_properties, (key.name for key in keys))
         for model in self.models:
             warn_if_unfitted(find_readout(model))
     elif any(families):
