@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from e2ip_plugins import __version__
-from e2ip_plugins.cli import active, benchmarks, checks, models, reports, runs
+from e2ip_plugins.cli import active, benchmarks, checks, energies, models, reports, runs
 from e2ip_plugins.errors import InputError
 
 
@@ -54,6 +54,8 @@ def _options(
 app.command("compare")(reports.compare_command)
 app.command("ensemble")(reports.ensemble_command)
 app.command("calibrate")(reports.calibrate_command)
+app.command("difference")(energies.difference_command)
+app.command("members")(energies.members_command)
 app.command("bench")(benchmarks.bench_command)
 app.command("fetch")(benchmarks.fetch_command)
 app.command("fit")(models.fit_command)
