@@ -132,6 +132,8 @@ def write_atoms(host: str, model: str, sets: dict[str, str], out: Path) -> None:
             forces = calculator.results["forces"]
             atoms |= {"residual": reference - forces, "forces": forces, "species": frame.numbers}
             atoms |= {"frame": np.full(len(frame), index), "pairs": atoms["pairs"] + first}
+            energy = frame.info.get("REF_energy", np.nan) - calculator.results["energy"]
+            atoms |= {"energy_error": np.array([energy])}
             for key, value in atoms.items():
                 rows.setdefault(key, []).append(value)
             first += len(frame)

@@ -49,8 +49,12 @@ FRAME_OUTPUTS = (*ENERGY_OUTPUTS, STRESS_UNCERTAINTY, STRESS_COV)
 #: Output of every readout on an atom's environment, whatever its family: at least 0, `UNFITTED` until it is fitted.
 LEVERAGE = OutputKey("e2ip_leverage", (), "1", "distance from the training set, 1: like a training atom on average")
 
-#: Scalars of an atom that follow from the outputs (`e2ip_plugins.scores.frame_maxima`), never written to files.
+#: Scalars of an atom that follow from the outputs (`e2ip_plugins.scores.frame_maxima`), and one of the frame; they are
+#: never written to files.
 PRINCIPAL_STD = OutputKey("forces_principal_std", (), "eV/Å", "sqrt of the largest eigenvalue of forces_cov")
+ENERGY_PER_ATOM = OutputKey(
+    "energy_uncertainty_per_atom", (), "eV/atom", "energy_uncertainty / number of atoms of the frame"
+)
 CONFORMAL_EXTENT = OutputKey(
     "forces_conformal_extent", (), "eV/Å", "longest half axis of the conformal region: radius · forces_principal_std"
 )

@@ -80,7 +80,6 @@ CALLED = {
     ),
     "mace.modules.blocks": ("RadialEmbeddingBlock.forward(edge_lengths, node_attrs, edge_index, atomic_numbers)",),
     "mace.modules.utils": ("get_edge_vectors_and_lengths(positions, edge_index, shifts, ...)",),
-    "mace.modules.loss": ("reduce_loss(raw_loss, ddp)",),
     "mace.tools": ("AtomicNumberTable", "TensorDict"),
     "mace.tools.torch_geometric": ("Batch.from_data_list",),
     "mace.tools.torch_geometric.dataloader": ("DataLoader",),

@@ -104,6 +104,12 @@ def load_script():
     return load
 
 
+@pytest.fixture(scope="session")
+def energy_checks(load_script):
+    """What holds of energies' error bars in both hosts."""
+    return load_script("tests/energy_checks.py")
+
+
 WITHOUT_PLUGIN = """
 import importlib.metadata, sys
 

@@ -1,4 +1,4 @@
-"""Scores by which ``e2ip select`` takes frames, one after another: by leverage, at random, farthest points.
+"""Scores by which ``e2ip select`` takes frames, one after another: leverage, chance, distance, energy.
 
 By leverage: the frame with the largest one is taken, its atoms enter the moments of the training set, and all other
 frames are scored anew. Frames like it are no longer far then, so that copies drop out. The next frame is therefore far
@@ -10,6 +10,7 @@ from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 import torch
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features
 from e2ip_plugins.fitting.moments import Moments, leverages, norms_of
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
@@ -125,6 +126,44 @@ def by_distance(
         nearest[best] = -np.inf
 
 
+def by_energy(
+    training: Features, candidates: Features, number: int, weight: Optional[float] = None, seed: int = 0
+) -> Iterator[Tuple[int, float]]:
+    """Take the frames with the largest standard deviation of the energy per atom, each of which is known afterwards.
+
+    Energies err as u · r with one unknown r ~ N(0, 1) (`e2ip_plugins.leverage.energies`). The energy of a frame that
+    was taken tells the part of r along its u: what is left of the other vectors is orthogonal to it. A copy of a frame
+    has nothing left.
+
+    Yields
+    ------
+    index : int
+        Number of a candidate.
+    score : float
+        |u| / number of atoms in eV, with the energies of all frames taken before known.
+
+    Raises
+    ------
+    InputError
+        The model has no uncertainties of energies.
+    """
+    if candidates.vectors is None:
+        raise InputError(
+            "--method energy: the model has no uncertainties of energies, which are fitted to validation energies at "
+            "the end of a training and by e2ip fit"
+        )
+    left = candidates.vectors / np.bincount(candidates.frames, minlength=candidates.count)[:, None]
+    free = np.ones(candidates.count, dtype=bool)
+    for _ in range(number):
+        score = np.linalg.norm(left, axis=1)
+        best = int(np.argmax(np.where(free, score, -np.inf)))
+        yield best, float(score[best])
+        free[best] = False
+        if score[best] > 0.0:
+            known = left[best] / score[best]
+            left = left - np.outer(left @ known, known)
+
+
 def _descriptors(features: Features, moments: Moments, new: Sequence[int]) -> np.ndarray:
     """Return (frames, new + species × D); a species that a frame lacks is at 0, the mean of the training set."""
     columns = [1e3 * np.isin(np.arange(features.count), features.frames[features.kinds == k])[:, None] for k in new]
@@ -149,4 +188,5 @@ SELECTION_METHODS = {
     "leverage": Method(by_leverage, "mean leverage, with all before counted in"),
     "random": Method(at_random, "mean leverage"),
     "farthest": Method(by_distance, "distance from the nearest"),
+    "energy": Method(by_energy, "energy uncertainty per atom in eV, with all before known"),
 }

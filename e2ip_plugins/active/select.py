@@ -79,7 +79,7 @@ class Selection:
     frames : list of Candidate
         Frames in the order in which they were taken.
     scores : list of float
-        Score of each frame when it was taken: leverage or, with ``farthest``, distance.
+        Score of each frame when it was taken: leverage; with ``farthest`` distance, with ``energy`` eV per atom.
     rejected : Counter
         Number of invalid frames, by reason.
     valid : int

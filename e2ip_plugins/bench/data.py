@@ -10,7 +10,7 @@ import warnings
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from e2ip_plugins.bench.catalogue import FETCHED, DataSet
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import Chunk, check_whole, chunks, open_frames, to_atoms
-from e2ip_plugins.predictions.labelled import labelled
+from e2ip_plugins.predictions.labelled import LabelledFrame, labelled, weight_in_words
 
 #: Seed of the rotations of `rotated`.
 SEED = 0
@@ -35,30 +35,33 @@ def read_json(path: Path) -> Any:
 def read_verbatim(source: Path, count: "int | None" = None) -> List[str]:
     """Frames of an extxyz file verbatim, the first ``count``; ASE would round numbers.
 
-    Frames of weight zero are left out, with a warning: MACE does not train on them, and NequIP knows no weights.
+    Frames of weight zero are left out, with a warning: MACE does not train on them, and NequIP knows no weights. So are
+    frames of negative weight, from which MACE would move away.
     """
     used: List[Chunk] = []
-    left_out = 0
+    left_out: List[float] = []
     with open_frames(source) as file:
         for chunk in chunks(file, source):
             if len(used) == count:
                 break
-            if _counts(chunk, source):
+            frame = _weighted(chunk, source)
+            if frame is None or frame.counts:
                 used.append(chunk)
             else:
-                left_out += 1
+                left_out.append(frame.least_weight)
     for chunk in used[-1:]:
         check_whole(chunk, source)
     if left_out:
-        warnings.warn(f"{source}: {left_out} frames of weight zero left out", UncertaintyWarning, stacklevel=2)
+        text = f"{source}: {len(left_out)} frames of {weight_in_words(left_out)} left out"
+        warnings.warn(text, UncertaintyWarning, stacklevel=2)
     return [chunk.text.decode() for chunk in used]
 
 
-def _counts(chunk: Chunk, source: Path) -> bool:
-    """Whether a training learns from a frame."""
+def _weighted(chunk: Chunk, source: Path) -> Optional[LabelledFrame]:
+    """Return a frame that names a weight; None of others, which are not parsed."""
     if not chunk.complete or b"_weight" not in chunk.text.split(b"\n", 2)[1]:
-        return True
-    return labelled(to_atoms(chunk, source), f"{source}, frame {chunk.number}").counts
+        return None
+    return labelled(to_atoms(chunk, source), f"{source}, frame {chunk.number}")
 
 
 def find(name: str, roots: Sequence[Path], where: str = "") -> Path:

@@ -15,7 +15,9 @@ def select_command(
     train: Annotated[List[Path], typer.Option(help="Frames that the model was trained on; may be repeated.")],
     number: Annotated[int, typer.Option(min=1, help="Number of frames to select.")],
     output: Annotated[Path, typer.Option(help="Selected frames, in order of selection.")] = Path("selected.extxyz"),
-    method: Annotated[str, typer.Option(metavar="leverage|random|farthest", help="Method of selection.")] = "leverage",
+    method: Annotated[
+        str, typer.Option(metavar="leverage|random|farthest|energy", help="Method of selection.")
+    ] = "leverage",
     every: Annotated[int, typer.Option(min=1, help="Take only every N-th frame into account.")] = 1,
     min_distance: Annotated[float, typer.Option(help="Smallest distance, in sums of covalent radii.")] = 0.6,
     max_force: Annotated[float, typer.Option(help="Largest predicted force on an atom, in eV/Å.")] = 50.0,
@@ -37,7 +39,8 @@ def select_command(
 
     With leverage, the frame with the largest mean leverage is taken, its atoms enter the moments of the training set,
     and all others are scored anew. A frame like one that was taken therefore drops out. random and farthest
-    (farthest-point selection, in the same features) serve for comparison.
+    (farthest-point selection, in the same features) serve for comparison. energy takes the frame with the largest
+    energy uncertainty per atom, and then those of which the energies of the frames taken tell least.
     """
     import ase.io
 

@@ -60,6 +60,9 @@ def compare_command(
     well leverage and epistemic uncertainty find the frames out of distribution. Those frames need
     no reference forces; without them their errors and coverages stay empty.
 
+    Of models with uncertainties of energies a table shows how good those of energies are, and those of
+    differences between frames of one composition.
+
     With --calibration, files of `e2ip calibrate` are applied to the predictions. To see a model
     with and without its calibration, name its file twice and give none for the first.
     """
@@ -120,7 +123,8 @@ def ensemble_command(
     """Combine predictions of several models into those of their ensemble.
 
     Forces and energies are means. The covariance is that of the members' forces (K - 1 in the
-    denominator) plus, for members with uncertainties, the mean of theirs. `e2ip compare` reads the result.
+    denominator) plus, for members with uncertainties, the mean of theirs; so is the variance of the energy where all
+    members have one. `e2ip compare` reads the result.
     """
     from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
@@ -148,6 +152,7 @@ def calibrate_command(
         typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
     ] = None,
     ref_forces: RefForces = None,
+    ref_energy: RefEnergy = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
 ) -> None:
     """Fit a calibration of predicted covariances to validation frames.
@@ -160,13 +165,17 @@ def calibrate_command(
     coverage at 90 % is 90 %. conformal finds the radii, in units of the covariance, that hold a
     random atom of a new configuration with at least the probability of their level.
 
+    Energies whose uncertainties the file has get constants of their own: a factor on their standard
+    deviations, that of maximum likelihood, with every method but conformal alone; and with conformal
+    the radii in units of them that hold the error of a new frame's energy.
+
     With every method the file also has quantiles of the largest uncertainty in a frame, from which
     e2ip_plugins.md.Monitor can take its thresholds.
     """
     from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.predictions.copies import distinct
     from e2ip_plugins.predictions.prediction_files import read_predictions
-    from e2ip_plugins.scores import calibration_fit, frame_maxima
+    from e2ip_plugins.scores import calibration_fit, energy_fit, frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.scores.sample import Sample
 
@@ -176,10 +185,11 @@ def calibrate_command(
     calibration_fit.check(methods, levels)
     if level and "conformal" not in methods:
         raise InputError("--level: only --method conformal has levels")
-    predictions = distinct(read_predictions(file, ref_forces))
+    predictions = distinct(read_predictions(file, ref_forces, ref_energy))
     for text in predictions.remarks:
         checks.warn(f"{file}: {text}")
     calibration = calibration_fit.calibrate(Sample.of(predictions), methods, levels)
+    calibration = energy_fit.with_energies(calibration, predictions, levels)
     calibration = dataclasses.replace(calibration, frame_maxima=frame_maxima.of_predictions(predictions, calibration))
     calibration.write(output)
     for text in calibration.notes:

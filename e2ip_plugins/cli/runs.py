@@ -15,7 +15,8 @@ WatchTexts = Annotated[
     typer.Option(
         metavar="NAME=NUMBER|NAME=q0.99",
         help="Threshold of an uncertainty, or quantile of held-out frames, for example e2ip_leverage=q0.99; may be "
-        "repeated.",
+        "repeated. Names: forces_epistemic_std, e2ip_leverage, forces_principal_std, forces_conformal_extent, "
+        "energy_uncertainty_per_atom.",
     ),
 ]
 HeldOut = Annotated[

@@ -3,9 +3,11 @@
 from e2ip_plugins.energies.averages import MemberAverages, Reweighted, reweight
 from e2ip_plugins.energies.differences import covariance, difference
 from e2ip_plugins.energies.draws import members, random_directions
+from e2ip_plugins.energies.member_calculator import MemberCalculator
 
 __all__ = [
     "MemberAverages",
+    "MemberCalculator",
     "Reweighted",
     "covariance",
     "difference",

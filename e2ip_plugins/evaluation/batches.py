@@ -17,7 +17,7 @@ from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.chunks import Chunk, to_atoms
 from e2ip_plugins.predictions.columns import keep_references, put_uncertainties, uncertainties
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import energy_results
+from e2ip_plugins.scores.results import calibrated_energies, energy_results
 
 #: Info of every frame that is written: its number in the input, from 0.
 FRAME_KEY = "input_frame"
@@ -91,6 +91,7 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
         of_frame[CALIBRATION_KEY] = Path(options.calibration.path).name
     of_frame = {name: value for name, value in of_frame.items() if value is not None}
     energies = {key.name: outputs[key.name].cpu() for key in options.frame_outputs if key.name in outputs}
+    energies.update(calibrated_energies(options.calibration, energies))
     start, known = 0, uncertainties()
     for i, (number, where, atoms, *_) in enumerate(batch):
         values: Dict[str, Any] = {name: column[start : start + len(atoms)] for name, column in columns.items()}

@@ -117,7 +117,7 @@ def fit_energies(
         spread = max(ratios.std(ddof=1) / ratios.mean(), math.sqrt(2.0))
         error = 0.5 * length * spread / math.sqrt(len(ratios))
         report.energies[head] = FittedLength(length, error, len(ratios))
-        energies.lengths[head], energies.floors[head] = length, floor
+        energies.set_head(head, length, floor)
         fitted = _fit_stress(frames, length * np.sqrt(squares))
         if fitted is not None:
             if not len(energies.stress_factors):
@@ -130,13 +130,13 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
     """Return a table of frames, and by head sum and number of the logarithms of σ, the same in every process."""
     energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
     parts: List[_Table] = []
-    log_std = np.zeros((len(energies.lengths), 2))
+    log_std = np.zeros((len(energies.floors), 2))
     with record_calls(readout) as call, torch.no_grad():
         for errors in batches:
             support, kinds, count = call["support"], call["kinds"], len(errors.residual)
             lacking = torch.zeros(count, dtype=torch.bool, device=kinds.device)
             lacking[errors.frames[readout.leverage.regions()[kinds] == 0]] = True
-            std = torch.linalg.vector_norm(call["outputs"]["forces_uncertainty"], dim=-1, keepdim=True)
+            std = torch.linalg.vector_norm(call["outputs"]["forces_uncertainty"], dim=-1)
             std, species = std.to(support.whitened.dtype), kinds % per_head
             grown = energies.amplitudes(support, std, torch.zeros_like(std), readout.family.takes_support)
             vectors = [
@@ -146,7 +146,7 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
             heads = torch.zeros(count, dtype=torch.long, device=kinds.device)
             heads[errors.frames] = call["heads"]
             composition = torch.zeros(count, per_head, dtype=torch.double, device=kinds.device)
-            composition.index_put_((errors.frames, species), torch.ones_like(std[:, 0]).double(), accumulate=True)
+            composition.index_put_((errors.frames, species), torch.ones_like(std).double(), accumulate=True)
             columns = {
                 **{"residual": errors.residual, "head": heads, "counts": composition},
                 **{"grown": vectors[0].square().sum(1), "level": vectors[1].square().sum(1)},
@@ -157,15 +157,15 @@ def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table,
             columns["volumes"] = stress[:, 0, 0] if errors.volumes is None else errors.volumes.double()
             usable = torch.isfinite(errors.residual) & ~lacking
             parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
-            logarithms = (std[:, 0].double() * energies.per_component).log()
+            logarithms = (std.double() * energies.per_component).log()
             for head in range(len(log_std)):
                 of_head = logarithms[(call["heads"] == head) & torch.isfinite(logarithms)]
                 log_std[head] += [float(of_head.sum()), len(of_head)]
     gathered = gather_objects((parts, log_std))
     tables = [table for of_process, _ in gathered for table in of_process]
     names = tables[0] if tables else {}
-    columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
-    return columns, sum(sums for _, sums in gathered)
+    joined = {name: np.concatenate([table[name] for table in tables]) for name in names}
+    return joined, np.sum([sums for _, sums in gathered], axis=0)
 
 
 def _fit_stress(frames: _Table, std: np.ndarray) -> Optional[FittedStress]:

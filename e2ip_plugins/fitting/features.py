@@ -13,7 +13,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.force_errors import record_calls
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 
@@ -62,6 +62,8 @@ class Features:
         In eV/Å; NaN where they were not wanted.
     count : int
         Frames.
+    vectors : (count, M) or None
+        Error vectors of the frames' energies in eV; None for models without uncertainties of energies.
     """
 
     scalars: np.ndarray
@@ -70,6 +72,7 @@ class Features:
     leverage: np.ndarray
     forces: np.ndarray
     count: int
+    vectors: Optional[np.ndarray] = None
 
     def take(self, chosen: Sequence[int]) -> "Features":
         """Return the features of some frames, in this order."""
@@ -78,7 +81,8 @@ class Features:
         which = np.concatenate([np.empty(0, int), *atoms]).astype(int)
         frames = np.repeat(np.arange(len(atoms)), [len(part) for part in atoms]).astype(int)
         scalars, kinds = self.scalars[which], self.kinds[which]
-        return Features(scalars, kinds, frames, self.leverage[which], self.forces[which], len(atoms))
+        vectors = None if self.vectors is None else self.vectors[np.array(chosen, dtype=int)]
+        return Features(scalars, kinds, frames, self.leverage[which], self.forces[which], len(atoms), vectors)
 
 
 def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False) -> Features:
@@ -98,6 +102,7 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
         Species that the model does not know.
     """
     parts: Dict[str, List[np.ndarray]] = {"scalars": [], "kinds": [], "leverage": [], "forces": []}
+    vectors: List[np.ndarray] = []
     with record_calls(model.readout) as call:
         for predicted in model.run(frames, forces):
             atoms = len(call["kinds"])
@@ -107,7 +112,11 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
             parts["forces"].append(
                 np.full((atoms, 3), np.nan) if predicted is None else predicted.detach().cpu().double().numpy()
             )
+            if ENERGY_ERROR_VECTOR.name in call["outputs"]:
+                vectors.append(call["outputs"][ENERGY_ERROR_VECTOR.name].cpu().double().numpy())
     columns = {name: np.concatenate(values) for name, values in parts.items()}
+    # They are zero where they were never fitted.
+    have_vectors = sum(map(len, vectors)) == len(frames) and any(part.any() for part in vectors)
     return Features(
         columns["scalars"].astype(np.float64),
         columns["kinds"],
@@ -115,6 +124,7 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
         columns["leverage"].astype(np.float64),
         columns["forces"],
         len(frames),
+        np.concatenate(vectors) if have_vectors else None,
     )
 
 

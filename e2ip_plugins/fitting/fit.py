@@ -57,7 +57,7 @@ def fit_leverage(
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
-    energies: Iterable[EnergyErrors] = (),
+    energies: Optional[Iterable[EnergyErrors]] = None,
 ) -> FitReport:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -81,8 +81,9 @@ def fit_leverage(
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
-    energies : iterable of EnergyErrors
-        The validation set once more, for the error bars of energies: taken last, when forces have theirs.
+    energies : iterable of EnergyErrors, optional
+        The validation set once more, for the error bars of energies: taken last, when forces have theirs. None: these
+        are not fitted.
 
     Raises
     ------
@@ -111,8 +112,9 @@ def fit_leverage(
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
     leverage.fitted.fill_(True)
-    fit_energies(readout, energies, report, species)
-    report.warn_of_offsets()
+    if energies is not None:
+        fit_energies(readout, energies, report, species)
+        report.warn_of_offsets()
     return report
 
 

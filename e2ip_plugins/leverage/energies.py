@@ -40,7 +40,7 @@ FEW_BLOCKS, MANY_WAVES, FEW_WAVES = 4, 32, 16
 
 
 class EnergyErrors(nn.Module):
-    """Error vectors u (F, M) in eV of frames; buffers only, no weights.
+    """Error vectors u (F, M) in eV of frames, and covariances of their stresses; buffers only, no weights.
 
     Parameters
     ----------
@@ -51,17 +51,19 @@ class EnergyErrors(nn.Module):
     Attributes
     ----------
     blocks, length : int
-        Of a vector: M is their product.
+        Blocks of a vector, and numbers in each: M is their product.
     """
 
     blocks: Final[int]
     length: Final[int]
-    power: Final[float] = POWER
+    #: 1/√3 of σ and (1/2)^(1/4) of d, in one.
+    factor: Final[float] = 3**-0.5 * 0.5**POWER
     per_component: Final[float] = 3**-0.5
+    power: Final[float] = POWER
     directions: Tensor  # (D, length): one wave for its cosine, the same one for its sine
     phases: Tensor  # (length,)
+    lengths: Tensor  # (blocks, kinds): ℓ in Å / √(length/2) in the block of a kind (head and species); 0: not fitted
     block_of_species: Tensor  # (species,)
-    lengths: Tensor  # (heads,): ℓ in Å, 0 where it was not fitted
     floors: Tensor  # (heads,): f in units of a force
     stress_factors: Tensor  # (heads, 2), hydrostatic and deviatoric; (0, 2) where none were fitted
     projectors: Tensor  # (2, 36): on these parts of a stress in Voigt's order
@@ -75,9 +77,10 @@ class EnergyErrors(nn.Module):
         drawn = torch.randn(num_scalars, waves, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         drawn *= math.sqrt(FORM.soft / num_scalars) / WIDTH
         self.register_buffer("directions", drawn.repeat(1, 2).to(torch.get_default_dtype()))
+        # cos(x - π/2) = sin x: one operation.
         self.register_buffer("phases", torch.tensor([0.0, -0.5 * math.pi]).repeat_interleave(waves))
+        self.register_buffer("lengths", torch.zeros(self.blocks, num_heads * num_species))
         self.register_buffer("block_of_species", torch.arange(num_species) % self.blocks)
-        self.register_buffer("lengths", torch.zeros(num_heads))
         self.register_buffer("floors", torch.zeros(num_heads))
         self.register_buffer("stress_factors", torch.zeros(0, 2))
         # Covariances of components: of one pressure, and of five traceless components of equal variance.
@@ -101,7 +104,7 @@ class EnergyErrors(nn.Module):
         Parameters
         ----------
         support : Support
-        std : (N, 1)
+        std : (N,)
             √(tr Σ), in units of a force.
         species : (N,) int
         heads : (N,) int, optional
@@ -111,35 +114,56 @@ class EnergyErrors(nn.Module):
         grows : bool
             Whether amplitudes grow with the leverage; False for readouts that do not use it.
         """
-        lengths, floors = self.lengths, self.floors
-        if heads is not None and lengths.shape[0] > 1:
-            lengths, floors = lengths[heads].unsqueeze(1), floors[heads].unsqueeze(1)
-        return self.sums(support, lengths * self.amplitudes(support, std, floors, grows), species, frames, num_frames)
+        kinds, floors = species, self.floors
+        if heads is not None and floors.shape[0] > 1:
+            kinds, floors = heads * self.block_of_species.shape[0] + species, floors[heads]
+        amplitudes = self.amplitudes(support, std, floors, grows)
+        if num_frames == 1:
+            # Few and small operations: on a small molecule each costs what a thousand atoms would.
+            weights = self.lengths.index_select(1, kinds) * amplitudes
+            return torch.mm(weights, self.waves(support)).reshape(1, -1)
+        lengths = self.lengths.sum(0).index_select(0, kinds) * (0.5 * self.length) ** 0.5
+        return self.sums(support, lengths * amplitudes, species, frames, num_frames)
 
     def amplitudes(self, support: Support, std: Tensor, floors: Tensor, grows: bool) -> Tensor:
-        """Return s (N, 1)."""
+        """Return s (N,)."""
         if not grows:
             return torch.add(floors, std, alpha=self.per_component)
-        growth = (0.5 * support.distance).pow(self.power).unsqueeze(1)
-        return torch.addcmul(floors, std, growth, value=self.per_component)
+        # The mean of an atom's leverage and of those around it, which is finite in models that were not fitted, too.
+        return torch.addcmul(floors, std, support.distance.pow(self.power), value=self.factor)
+
+    def waves(self, support: Support) -> Tensor:
+        """Return the block (N, length) of φ that is not 0, times √(length/2): a cosine and its sine have length 1."""
+        return torch.addmm(self.phases, support.whitened, self.directions).cos()
 
     def sums(
         self, support: Support, amplitudes: Tensor, species: Tensor, frames: Optional[Tensor], num_frames: int
     ) -> Tensor:
-        """Return Σ_i s_i φ(z_i) (F, M) for amplitudes (N, 1)."""
-        # cos(x - π/2) = sin x: one operation.
-        waves = torch.addmm(self.phases, support.whitened, self.directions).cos()
+        """Return Σ_i s_i φ(z_i) (F, M) for amplitudes (N,)."""
         place = self.block_of_species.index_select(0, species)
         if frames is not None:
             place = torch.add(place, frames, alpha=self.blocks)
+        waves = self.waves(support)
         sums = waves.new_zeros(num_frames * self.blocks, self.length)
-        # A wave and its sine have length 1 together.
         unit = (0.5 * self.length) ** -0.5
-        return sums.index_add_(0, place, waves * amplitudes, alpha=unit).reshape(num_frames, -1)
+        return sums.index_add_(0, place, waves * amplitudes.unsqueeze(1), alpha=unit).reshape(num_frames, -1)
+
+    def set_head(self, head: int, length: float, floor: float) -> None:
+        """Fill in the fitted ℓ in Å and f of a head."""
+        species = torch.arange(len(self.block_of_species), device=self.lengths.device)
+        self.lengths[self.block_of_species, head * len(species) + species] = length * (0.5 * self.length) ** -0.5
+        self.floors[head] = floor
+
+    def take_head(self, source: "EnergyErrors", head: int) -> None:
+        """Become what ``source`` is for one of its heads."""
+        species = len(self.block_of_species)
+        self.lengths = source.lengths[:, head * species : (head + 1) * species].clone()
+        for name in ("floors", "stress_factors"):
+            setattr(self, name, getattr(source, name)[head : head + 1].clone())
 
     def make_stress_factors(self) -> None:
         """Make room for the factors of stresses, 0 for now."""
-        self.stress_factors = self.lengths.new_zeros(len(self.lengths), 2)
+        self.stress_factors = self.floors.new_zeros(len(self.floors), 2)
 
     def reset(self) -> None:
         """Become unfitted."""
@@ -172,6 +196,6 @@ class EnergyErrors(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "stress_factors")
-        if saved is not None and saved.shape[1:] == (2,) and saved.shape[0] in (0, self.lengths.shape[0]):
+        if saved is not None and saved.shape[1:] == (2,) and saved.shape[0] in (0, self.floors.shape[0]):
             self.stress_factors = self.stress_factors.new_zeros(saved.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -193,8 +193,7 @@ class Leverage(nn.Module):
             setattr(self, name, getattr(source, name)[kinds].clone())
         self.growth, self.surplus = (values[head : head + 1].clone() for values in (source.growth, source.surplus))
         self.fitted = source.fitted.clone()
-        for name in ("lengths", "floors", "stress_factors"):
-            setattr(self.energies, name, getattr(source.energies, name)[head : head + 1].clone())
+        self.energies.take_head(source.energies, head)
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any) -> None:
         centres = state_dict.get(prefix + "centres")

@@ -9,6 +9,8 @@ from ase.calculators.calculator import CalculationFailed, Calculator, PropertyNo
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import LEVERAGE, UNFITTED
+from e2ip_plugins.predictions.ase_properties import ImplementedProperties
+from e2ip_plugins.predictions.columns import uncertainties
 
 #: Uncertainties that a bias can be made of, and the unit of its width.
 BIAS_KEYS = {"forces_epistemic_std": "eV/Å", LEVERAGE.name: "1"}
@@ -66,8 +68,10 @@ class BiasedCalculator(Calculator):
         if not (isinstance(width, _NUMBERS) and math.isfinite(width) and width > 0.0):
             raise InputError(f"width={width!r}: a number above 0, in the unit of {key} ({BIAS_KEYS[key]})")
         self.calculator, self.strength, self.width, self.key = calculator, float(strength), float(width), key
-        names = [name for name in calculator.implemented_properties if name not in _WITHOUT]
-        self.implemented_properties = [*names, "energy_unbiased", "forces_unbiased", "energy_bias"]
+        hidden = [name for name in uncertainties() if name in calculator.implemented_properties]
+        names = [name for name in calculator.implemented_properties if name not in (*_WITHOUT, *hidden)]
+        names += ["energy_unbiased", "forces_unbiased", "energy_bias"]
+        self.implemented_properties = ImplementedProperties(names, hidden)
         super().__init__()
 
     def get_property(self, name: str, atoms: Optional[Atoms] = None, allow_calculation: bool = True) -> Any:

@@ -33,7 +33,7 @@ class HeldOut:
     calibration : str or None
         Name of the calibration that the covariances have had.
     changes : bool
-        Whether that calibration changes covariances at all.
+        Whether that calibration changes uncertainties at all.
     uq_model : str or None
         Name of the model, where it is known.
     frames : int
@@ -66,8 +66,7 @@ class HeldOut:
         """
         if Path(path).suffix == ".json":
             c, name = Calibration.read(path), Path(path).name
-            changes = c.floor.value > 0.0 or any(constant.value != 1.0 for constant in c.factor.values())
-            return cls(str(path), c.uq_family, c.frame_maxima, c.radii, name, changes, c.uq_model, len(c.frames))
+            return cls(str(path), c.uq_family, c.frame_maxima, c.radii, name, c.changes, c.uq_model, len(c.frames))
         predictions = distinct(read_predictions(path, required=False))
         for text in predictions.remarks:
             warnings.warn(f"{path}: {text}", UncertaintyWarning, stacklevel=2)

@@ -1,6 +1,7 @@
 """Results of a frame's calculator, also where ASE has mixed a model with others, such as a dispersion correction.
 
-ASE adds up whatever all calculators of a `SumCalculator` have: of two models with readouts also ν, which means nothing.
+ASE adds up whatever properties all calculators of a `SumCalculator` show. Those of this project hide the uncertainties
+(`ImplementedProperties`); other calculators may show them, and a sum of ν means nothing.
 """
 
 from typing import Any, Dict, List, Tuple

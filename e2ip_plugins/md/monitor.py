@@ -11,7 +11,7 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.keys import CONFORMAL_EXTENT, LEVERAGE, PRINCIPAL_STD
+from e2ip_plugins.keys import CONFORMAL_EXTENT, ENERGY_PER_ATOM, ENERGY_UNCERTAINTY, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.md.frames import non_finite, with_results
 from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.md.mixtures import results_of
@@ -21,6 +21,19 @@ from e2ip_plugins.predictions.trajectories import append_frame, check_end, check
 from e2ip_plugins.scores.frame_maxima import principal_std
 
 ACTIONS = ("warn", "collect", "stop")
+
+#: Results from which what is watched follows, where these have another name.
+_SOURCES = {
+    PRINCIPAL_STD.name: "forces_cov",
+    CONFORMAL_EXTENT.name: "forces_cov",
+    ENERGY_PER_ATOM.name: ENERGY_UNCERTAINTY.name,
+}
+
+#: What a model needs beside a readout.
+_FITTED = {
+    LEVERAGE.name: ", whose leverage has been fitted",
+    ENERGY_PER_ATOM.name: ", whose uncertainties of energies have been fitted to validation energies",
+}
 
 Action = Union[str, Callable[[Atoms], Any]]
 
@@ -78,9 +91,9 @@ class Monitor:
     Attributes
     ----------
     thresholds : dict of (N,) arrays
-        Thresholds in force.
+        Thresholds in force; (1,) of ``energy_uncertainty_per_atom``, a number of the whole frame.
     values : dict of (N,) arrays
-        Values of the last check, smoothed.
+        Values of the last check, smoothed; (1,) likewise.
     checks, excursions : int
         Number of checks, and of frames above a threshold that followed one that was not.
 
@@ -178,20 +191,27 @@ class Monitor:
         problem = non_finite(atoms, "positions", atoms.positions)
         problem = problem or non_finite(atoms, "forces", atoms.get_forces(apply_constraint=False))
         values = {} if problem else {name: self._value(name) for name in self._names}
-        # Infinity is a value, of a leverage for example.
-        problems = (problem, *(non_finite(atoms, name, numbers, infinite=True) for name, numbers in values.items()))
+        problems = (problem, *(self._problem(name, numbers) for name, numbers in values.items()))
         return next(filter(None, problems), ""), values
 
+    def _problem(self, name: str, values: np.ndarray) -> str:
+        """Return a sentence on values that are NaN; infinity is a value, of a leverage for example."""
+        if name == ENERGY_PER_ATOM.name:
+            return f"{name} is not a number" if np.isnan(values).any() else ""
+        return non_finite(self.atoms, name, values, infinite=True)
+
     def _value(self, name: str) -> np.ndarray:
-        source = "forces_cov" if name in (PRINCIPAL_STD.name, CONFORMAL_EXTENT.name) else name
+        source = _SOURCES.get(name, name)
         result = results_of(self.atoms).get(source)
         if result is None:
-            fitted = ", whose leverage has been fitted" if name == LEVERAGE.name else ""
+            fitted = _FITTED.get(name, "")
             needed = f"it needs a model with a readout of e2ip-plugins{fitted}; e2ip fit gives a stock model one"
             raise InputError(f"the calculator gives no {source}: {needed}")
         values = np.asarray(result, dtype=np.float64)
         if source == "forces_cov":
             return principal_std(values) * (self._radius if name == CONFORMAL_EXTENT.name else 1.0)
+        if source == ENERGY_UNCERTAINTY.name:
+            return values.reshape(1) / len(self.atoms)
         return values
 
     def _excess(self, name: str) -> str:
@@ -204,6 +224,9 @@ class Monitor:
         worst = int(np.argmax(np.divide(values, limits, out=np.zeros(len(values)), where=above)))
         unit = "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
         smoothed = f", median of {len(self._window)} checks" if len(self._window) > 1 else ""
+        if name == ENERGY_PER_ATOM.name:
+            remark = f" ({smoothed[2:]})" if smoothed else ""
+            return f"{name} is {values[0]:.4g}{unit}, threshold {limits[0]:.4g}{remark}"
         return (
             f"{name} of atom {worst} ({self.atoms.symbols[worst]}) is {values[worst]:.4g}{unit}, threshold "
             f"{limits[worst]:.4g} ({int(above.sum())} of {len(values)} atoms above{smoothed})"

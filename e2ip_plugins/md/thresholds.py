@@ -9,14 +9,17 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 import numpy as np
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.keys import CONFORMAL_EXTENT, FORCE_VIEWS, LEVERAGE, PRINCIPAL_STD, OutputKey
+from e2ip_plugins.keys import CONFORMAL_EXTENT, ENERGY_PER_ATOM, FORCE_VIEWS, LEVERAGE, PRINCIPAL_STD, OutputKey
 from e2ip_plugins.md.heldout import HeldOut
 from e2ip_plugins.scores.frame_maxima import ALL_ATOMS
 
 _EPISTEMIC_STD = next(key for key in FORCE_VIEWS if key.name == "forces_epistemic_std")
 
-#: Uncertainties that a monitor can watch: scalars of an atom that do not change when a structure is turned.
-WATCHED: Dict[str, OutputKey] = {key.name: key for key in (_EPISTEMIC_STD, LEVERAGE, PRINCIPAL_STD, CONFORMAL_EXTENT)}
+#: Uncertainties that a monitor can watch: scalars of an atom, and one of the frame, that do not change when a structure
+#: is turned.
+WATCHED: Dict[str, OutputKey] = {
+    key.name: key for key in (_EPISTEMIC_STD, LEVERAGE, PRINCIPAL_STD, CONFORMAL_EXTENT, ENERGY_PER_ATOM)
+}
 
 #: A number is very likely in another unit if it is above the largest value of held-out frames or below their median by
 #: the first factor, below all values of the first frame by the second, or above all of them by the third.
@@ -63,7 +66,10 @@ class Limits:
             raise InputError(f"{name!r} cannot be watched; choose from {watchable()}")
         self.name, by_species = name, isinstance(thresholds, Mapping)
         self.values: Dict[str, Threshold] = dict(thresholds) if by_species else {ALL_ATOMS: thresholds}
-        self.groups = symbols if by_species else [ALL_ATOMS] * len(symbols)
+        of_frame = name == ENERGY_PER_ATOM.name
+        if of_frame and by_species:
+            raise InputError(f"thresholds of {name}: it is a number of the whole frame; give one threshold for it")
+        self.groups = symbols if by_species else [ALL_ATOMS] * (1 if of_frame else len(symbols))
         needed, known = set(self.groups), set(self.values)
         for species, text in ((known - needed, "are not in the structure"), (needed - known, "are missing")):
             if species:
@@ -83,13 +89,15 @@ class Limits:
     def resolve(self, held_out: Optional[HeldOut], radius: float, first: np.ndarray) -> np.ndarray:
         """Return the thresholds of the atoms (N,); warn of numbers that are hardly in the right unit.
 
+        There is one (1,) for a number of the frame.
+
         Parameters
         ----------
         held_out : HeldOut, optional
             Needed for quantiles.
         radius : float
             Conformal radius, by which quantiles of `CONFORMAL_EXTENT` are multiplied.
-        first : (N,)
+        first : (N,) or (1,)
             Values of the first frame.
 
         Raises

@@ -1,6 +1,6 @@
 """Uncertainties among the results of an ASE calculator, where ASE's own calls accept them."""
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, List, Mapping
 
 import ase.outputs
 from ase.calculators import singlepoint
@@ -46,6 +46,36 @@ class CalculatorResults(Dict[str, Any]):
     def copy(self) -> "CalculatorResults":
         """Return a copy that has the names, too."""
         return CalculatorResults({**self, **self.names})
+
+
+class ImplementedProperties(List[str]):
+    """Names of what a calculator computes, in which iteration gives all but the uncertainties.
+
+    ASE's mixing calculators (`SumCalculator` and others) iterate over these names and add up what all their parts have:
+    of two models with readouts that would be ν, too. `get_property` asks with ``in``, and finds the uncertainties.
+
+    Parameters
+    ----------
+    stock : iterable of str
+        Properties that iteration gives.
+    uncertainties : iterable of str
+        Properties that ``in`` alone finds, and that the attribute of this name lists.
+
+    Examples
+    --------
+    >>> names = ImplementedProperties(["energy", "forces"], ["e2ip_nu"])
+    >>> "e2ip_nu" in names, list(names), names.uncertainties
+    (True, ['energy', 'forces'], ['e2ip_nu'])
+    """
+
+    uncertainties: List[str]
+
+    def __init__(self, stock: Iterable[str], uncertainties: Iterable[str]) -> None:
+        super().__init__(stock)
+        self.uncertainties = list(uncertainties)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.uncertainties
 
 
 def register_with_ase() -> None:

@@ -35,7 +35,8 @@ class Label(NamedTuple):
     key : str
         Name that it has in the user's file.
     weight : float
-        Product of the frame's weight and that of the property. A label of weight 0 counts nowhere.
+        Product of the frame's weight and that of the property. A label of weight 0 counts nowhere, nor does one of
+        negative weight, from which MACE would move away.
     predicted : bool
         Whether the values are a model's output and no reference.
     """
@@ -47,7 +48,7 @@ class Label(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the label is a reference whose weight is not zero."""
+        """Whether the label is a reference whose weight is above zero."""
         return self.weight > 0.0 and not self.predicted
 
 
@@ -80,7 +81,7 @@ class LabelledFrame(NamedTuple):
     def counted_forces(self) -> np.ndarray:
         """Reference forces (N, 3) in eV/Å.
 
-        NaN everywhere unless there is a reference whose weight is not zero, and of atoms with a component that is not
+        NaN everywhere unless there is a reference whose weight is above zero, and of atoms with a component that is not
         finite.
         """
         counted = np.full((len(self.atoms), 3), np.nan)
@@ -103,12 +104,17 @@ class LabelledFrame(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether a training learns from the frame: its weight, and the weight of one of its labels, is not zero.
+        """Whether a training learns from the frame: its weight, and the weight of one of its labels, is above zero.
 
         A frame without any label is as good as one whose labels are elsewhere.
         """
         labels = [label for label in (self.forces, self.energy, self.stress) if label is not None]
         return self.weight > 0.0 and (not labels or any(label.weight > 0.0 for label in labels))
+
+    @property
+    def least_weight(self) -> float:
+        """Smallest of the weights of the frame and of its labels."""
+        return min(self.weight, *(x.weight for x in (self.forces, self.energy, self.stress) if x is not None), 1.0)
 
     @property
     def mark(self) -> Tuple[str, Hashable]:
@@ -169,15 +175,18 @@ def _read_file(
         raise InputError(f"{path}: has no frames")
     counting = [frame for frame in frames if frame.counts]
     if not counting:
-        raise InputError(f"{path}: all of its frames have weight zero (config_weight), and count nowhere")
+        word = weight_in_words(frame.least_weight for frame in frames)
+        raise InputError(f"{path}: all of its frames have {word} (config_weight), and count nowhere")
     if len(counting) < len(frames):
-        on_note(f"{path}: {_number(len(frames) - len(counting))} of weight zero left out")
-    without = [frame for frame in counting if frame.forces is not None and frame.forces.weight <= 0.0]
+        word = weight_in_words(frame.least_weight for frame in frames if not frame.counts)
+        on_note(f"{path}: {_number(len(frames) - len(counting))} of {word} left out")
+    without = [frame.forces.weight for frame in counting if frame.forces is not None and frame.forces.weight <= 0.0]
+    word = weight_in_words(without)
     if without:
-        on_note(f"{path}: forces of {_number(len(without))} have weight zero (config_forces_weight) and are left out")
+        on_note(f"{path}: forces of {_number(len(without))} have {word} (config_forces_weight) and are left out")
     _check_predicted(path, counting, need_forces, on_note)
     if need_forces and len(without) == len(counting):
-        raise InputError(f"{path}: the forces of all of its frames have weight zero (config_forces_weight)")
+        raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
     if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
         wanted = f"'{keys[0]}'" if keys[0] else f"any of {', '.join(FORCES_KEYS)}"
         raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
@@ -200,6 +209,16 @@ def _check_predicted(
     if need_forces:
         raise InputError(f"{first.where}: {problem}")
     on_note(f"{path}: the forces of {_number(len(predicted))} are not used: {problem}")
+
+
+def weight_in_words(weights: Iterable[float]) -> str:
+    """Return what weights are, of which none is above zero.
+
+    >>> weight_in_words([0.0, 0.0]), weight_in_words([-1.0]), weight_in_words([0.0, -1.0])
+    ('weight zero', 'negative weight', 'zero or negative weight')
+    """
+    negative = {weight < 0.0 for weight in weights}
+    return "zero or negative weight" if len(negative) > 1 else "negative weight" if True in negative else "weight zero"
 
 
 def _number(frames: int) -> str:

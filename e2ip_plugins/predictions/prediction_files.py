@@ -7,9 +7,10 @@ predicted forces       ``forces``                             ``MACE_forces`` (a
 reference forces       ``original_dataset_forces``            the data set's, e.g. ``REF_forces``
 parameters             ``e2ip_log_sigma0``, …                 ``MACE_e2ip_log_sigma0``, …
 leverage, if any       ``e2ip_leverage``                      ``MACE_e2ip_leverage``
+energy's, if any       ``energy_uncertainty``, …              ``MACE_energy_uncertainty``, …
 =====================  =====================================  ==================================
 
-The names of energies and leverage have the prefix of the predicted forces.
+The names of energies, their uncertainties and the leverage have the prefix of the predicted forces.
 """
 
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,9 @@ from e2ip_plugins.keys import (
     UNFITTED,
     WEIGHT_KEYS,
 )
+from e2ip_plugins.predictions import energy_columns
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
-from e2ip_plugins.predictions.labelled import weight_of
+from e2ip_plugins.predictions.labelled import weight_in_words, weight_of
 from e2ip_plugins.predictions.trajectories import read_all
 
 
@@ -77,6 +79,10 @@ class Predictions:
         Frames in the file.
     remarks : tuple of str
         What was left out: frames of weight 0, and by `distinct` frames that the file has more than once.
+    energy_uncertainty : (F,)
+        Standard deviation of the energy in eV; NaN where a frame has none.
+    energy_error_vector : (F, M) or None
+        In eV, see `e2ip_plugins.leverage.energies`; NaN where a frame has none. None where the file has none.
     """
 
     path: Path
@@ -97,11 +103,18 @@ class Predictions:
     counted: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
     total: int = 0
     remarks: Tuple[str, ...] = ()
+    energy_uncertainty: np.ndarray = field(default_factory=lambda: np.empty(0))
+    energy_error_vector: Optional[np.ndarray] = None
 
     @property
     def labelled(self) -> bool:
         """Whether any atom has a finite reference force."""
         return bool(np.isfinite(self.reference_forces).all(-1).any())
+
+    @property
+    def has_energy_uncertainties(self) -> bool:
+        """Whether any frame has an uncertainty of its energy."""
+        return bool(np.isfinite(self.energy_uncertainty).any())
 
     @property
     def frame_of_atom(self) -> np.ndarray:
@@ -121,14 +134,16 @@ class Predictions:
     def only(self, chosen: np.ndarray) -> "Predictions":
         """Return the predictions for some of the frames (M,), in their order in the file."""
         atoms = np.isin(self.frame_of_atom, chosen)
-        fields: Dict[str, Any] = {name: getattr(self, name)[chosen] for name in _OF_FRAMES}
+        fields: Dict[str, Any] = {
+            name: values[chosen] for name in _OF_FRAMES if (values := getattr(self, name)) is not None
+        }
         fields |= {name: values[atoms] for name in _OF_ATOMS if (values := getattr(self, name)) is not None}
         parameters = {name: values[atoms] for name, values in self.parameters.items()}
         return replace(self, frames=tuple(self.frames[i] for i in chosen), parameters=parameters, **fields)
 
 
 #: Arrays of `Predictions` with an entry for every frame, and for every atom.
-_OF_FRAMES = ("sizes", "reference_energy", "energy", "index", "counted")
+_OF_FRAMES = ("sizes", "index", "counted", *energy_columns.FIELDS)
 _OF_ATOMS = ("species", "positions", "reference_forces", "forces", "leverage")
 
 
@@ -152,8 +167,9 @@ def read_predictions(
     Raises
     ------
     InputError
-        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage invalid;
-        forces that are not those which were predicted; no frame of a weight other than 0.
+        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage or
+        uncertainties of energies invalid; forces that are not those which were predicted; no frame of a weight other
+        than 0.
     """
     path = Path(path)
     file = _File(path, [_FrameColumns.of(atoms) for atoms in read_all(path, "extxyz")])
@@ -174,6 +190,7 @@ def read_predictions(
     forces = file.column(prefix + "forces", (3,))
     file.refuse(~np.isfinite(forces), f"{prefix}forces is not finite")
     file.check_sizes(prefix, forces)
+    energy_name = ref_energy or reference[: -len("forces")] + "energy" if reference else ""
     predictions = Predictions(
         path=path,
         sizes=file.sizes,
@@ -181,8 +198,6 @@ def read_predictions(
         positions=file.column("positions", (3,)),
         reference_forces=file.column(reference, (3,), np.nan) if reference else np.full_like(forces, np.nan),
         forces=forces,
-        reference_energy=file.energies(ref_energy or reference[: -len("forces")] + "energy" if reference else ""),
-        energy=file.energies(prefix + "energy"),
         family=family,
         parameters=parameters,
         leverage=_leverage(file, prefix + LEVERAGE.name),
@@ -191,20 +206,25 @@ def read_predictions(
         uq_model=file.agreed(prefix, MODEL_KEY),
         index=np.arange(len(file.frames)),
         total=len(file.frames),
+        **energy_columns.read_all(path, [frame.info for frame in file.frames], prefix, energy_name),
     )
     return _weighted(predictions, *file.weights())
 
 
 def _weighted(p: Predictions, frames: np.ndarray, forces: np.ndarray, energies: np.ndarray) -> Predictions:
-    """Leave out what has weight 0, given the weights (F,) of frames, their forces and their energies."""
+    """Leave out what has no weight above 0, given the weights (F,) of frames, their forces and their energies."""
     counted, chosen = frames * forces > 0.0, np.flatnonzero(frames > 0.0)
     if not len(chosen):
-        raise InputError(f"{p.path}: all of its frames have weight zero (config_weight), and count nowhere")
+        raise InputError(
+            f"{p.path}: all of its frames have {weight_in_words(frames)} (config_weight), and count nowhere"
+        )
     remarks = []
     if len(chosen) < p.total:
-        remarks.append(f"{_frames(p.total - len(chosen))} of weight zero (config_weight) left out")
+        word = weight_in_words(frames[frames <= 0.0])
+        remarks.append(f"{_frames(p.total - len(chosen))} of {word} (config_weight) left out")
     if without := int((~counted[chosen]).sum()):
-        remarks.append(f"forces of {_frames(without)} have weight zero (config_forces_weight) and are left out")
+        word = weight_in_words(forces[chosen][~counted[chosen]])
+        remarks.append(f"forces of {_frames(without)} have {word} (config_forces_weight) and are left out")
     reference_energy = np.where(frames * energies > 0.0, p.reference_energy, np.nan)
     weighted = replace(p, reference_energy=reference_energy, remarks=tuple(remarks)).with_forces_of(counted)
     return weighted.only(chosen)
@@ -270,16 +290,6 @@ class _File(NamedTuple):
                 )
             columns.append(values)
         return np.concatenate(columns).astype(np.float64)
-
-    def energies(self, name: str) -> np.ndarray:
-        """Return the energy of every frame, NaN where it has none."""
-        values = np.full(len(self.frames), np.nan)
-        for i, frame in enumerate(self.frames):
-            try:
-                values[i] = np.asarray(frame.info.get(name, np.nan), dtype=np.float64).item()
-            except ValueError as error:
-                raise InputError(f"{self.path}: '{name}' of frame {i} is not a number") from error
-        return values
 
     def weights(self) -> Tuple[np.ndarray, ...]:
         """Return the weights (F,) of frames, their forces and their energies, 1 where the file has none."""

@@ -148,10 +148,13 @@ class Readout(nn.Module):
             outputs = self.family(coefficients, force_unit, support)
             outputs["e2ip_coefficients"] = coefficients
         if num_frames > 0 and "forces_uncertainty" in outputs:
-            std = torch.linalg.vector_norm(outputs["forces_uncertainty"], dim=-1, keepdim=True).to(scalars.dtype)
+            std = torch.linalg.vector_norm(outputs["forces_uncertainty"], dim=-1)
+            if std.dtype != scalars.dtype:
+                std = std.to(scalars.dtype)
             grows = self.family.takes_support
             vectors = self.leverage.energies(support, std, species, node_heads, frames, num_frames, grows)
-            vectors = vectors.to(coefficients.dtype)
+            if vectors.dtype != coefficients.dtype:
+                vectors = vectors.to(coefficients.dtype)
             outputs["energy_error_vector"] = vectors
             std = torch.linalg.vector_norm(vectors, dim=1)
             outputs["energy_uncertainty"] = std

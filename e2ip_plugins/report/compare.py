@@ -9,7 +9,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.report.same_frames import difference, read_same_frames
 from e2ip_plugins.report.scored_model import ScoredModel, score
-from e2ip_plugins.report.summary import SUMMARY_UNITS, frame_auroc, summary
+from e2ip_plugins.report.summary import ENERGY_UNITS, SUMMARY_UNITS, frame_auroc, summary
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
 
@@ -141,13 +141,15 @@ def compare(models: List[ScoredModel], ood: Sequence[ScoredModel] = ()) -> dict:
     Forces are in eV/Å and energies in eV; NLL and energy score also in kcal/mol/Å (``*_kcal``). What cannot be
     computed, such as the NLL of a deterministic model, is None. Coverages and calibration errors have 95 % intervals
     (``interval95``), and ``file_calibration`` names the calibration that had been applied when a file was written.
+    Models with uncertainties of energies have ``energies``: figures of ``frames``, and of ``pairs`` of frames of one
+    composition, all with 95 % intervals.
 
     With the same models' predictions out of distribution, in the same order, ``ood`` holds the same figures for these
     (``models``), and how well each model distinguishes the frames of both sets (``frame_auroc``).
     """
     result = {
         "e2ip_version": __version__,
-        "units": SUMMARY_UNITS,
+        "units": SUMMARY_UNITS | (ENERGY_UNITS if any(model.energy_residuals for model in [*models, *ood]) else {}),
         "levels": CALIBRATION_LEVELS.tolist(),
         "models": [summary(model) for model in models],
     }

@@ -15,7 +15,7 @@ from e2ip_plugins.families.ensemble import Ensemble
 from e2ip_plugins.families.interface import force_views
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.files import replacing
-from e2ip_plugins.keys import FAMILY_KEY, LEVERAGE, MODEL_KEY, PREDICTED_KEY, UNFITTED, WEIGHT_KEYS
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FAMILY_KEY, LEVERAGE, MODEL_KEY, PREDICTED_KEY, UNFITTED, WEIGHT_KEYS
 from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
 from e2ip_plugins.predictions.fingerprints import STATE, force_sizes
 from e2ip_plugins.predictions.prediction_files import Predictions
@@ -50,6 +50,24 @@ def moments(forces: np.ndarray, covariances: np.ndarray, epistemic: np.ndarray) 
     return (covariances - epistemic).mean(0), spread + epistemic.mean(0)
 
 
+def energy_std(energies: np.ndarray, stds: np.ndarray) -> np.ndarray:
+    """Return the standard deviations of the energies of an equally weighted mixture (F,), in eV.
+
+    Law of total variance, as for forces (`moments`): variance of the means, with K - 1, plus mean of the variances.
+
+    Parameters
+    ----------
+    energies, stds : (K, F)
+        Energies of the members and their standard deviations in eV; K ≥ 2. NaN where a frame of a member has none.
+
+    Examples
+    --------
+    >>> energy_std(np.array([[0.0], [2.0]]), np.array([[1.0], [3.0]])).round(4)
+    array([2.6458])
+    """
+    return np.sqrt(energies.var(0, ddof=1) + np.square(stds).mean(0))
+
+
 def combine(
     files: Sequence[Path],
     output: Path,
@@ -66,8 +84,8 @@ def combine(
     output
         extxyz file with ``forces``, the mean of the members' distributions; ``energy``; the parameters of `Ensemble`;
         covariances, of which each part is that of the members; references, where the members have some, as
-        ``REF_forces`` and ``REF_energy``; the mean leverage of members that have one; and a ``uq_model`` if a member
-        has one.
+        ``REF_forces`` and ``REF_energy``; the mean leverage of members that have one; ``energy_uncertainty`` if all
+        members have it, without an error vector; and a ``uq_model`` if a member has one.
     isotropic : bool
         Whether every covariance is replaced by a third of its trace times the unit matrix: one number per atom, as
         committees are mostly used. A few members determine that better than the shape of a matrix.
@@ -98,6 +116,9 @@ def combine(
         columns["REF_forces"] = members[0].reference_forces
     energies = {"energy": np.mean([member.energy for member in members], axis=0)}
     energies["REF_energy"] = members[0].reference_energy
+    if all(member.has_energy_uncertainties for member in members):
+        stds = np.stack([member.energy_uncertainty for member in members])
+        energies[ENERGY_UNCERTAINTY.name] = energy_std(np.stack([member.energy for member in members]), stds)
     _write(output, members[0], columns, energies, _name(members, isotropic))
     return warnings
 

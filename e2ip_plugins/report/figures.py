@@ -63,6 +63,9 @@ def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[Score
             panels += _leverage_panels(a, b, look)
         judged = [m for m in ood if "error" in m.scores]
         panels.append(partial(_errors_per_species, models=models, ood=judged, look=look))
+        with_energies, ood_energies = ([m for m in shown if "frames" in m.energy_residuals] for shown in (models, ood))
+        if with_energies or ood_energies:
+            panels.append(partial(_errors_of_energies, models=with_energies, ood=ood_energies, look=look))
 
         # Three in a row, or four where that leaves less room empty.
         columns = min(min((3, 4), key=lambda n: -len(panels) % n), len(panels))
@@ -335,3 +338,23 @@ def _errors_per_species(ax: Axes, models: List[ScoredModel], ood: Sequence[Score
     if ood:
         ax.margins(y=0.15)
         _remark(ax, 0.03, 0.97, "outlines: out of distribution", va="top")
+
+
+def _errors_of_energies(ax: Axes, models: List[ScoredModel], ood: Sequence[ScoredModel], look: _Look) -> None:
+    """Draw every frame's error against its standard deviation, both per atom."""
+    ax.set_title("Errors of energies, both sets" if ood else "Errors of energies")
+    spans = []
+    for shown, marker in ((models, "o"), (ood, "x")):
+        for m in shown:
+            r = m.energy_residuals["frames"]
+            std, error = look.factor * r.std / r.atoms, look.factor * np.abs(r.error) / r.atoms
+            ax.plot(std, error, marker, color=look.colours[m.label], markersize=4, alpha=0.5)
+            spans.append((std.min(), std.max(), error.max()))
+    low, high = np.min(spans) / 10.0, np.max(spans) * 1.3
+    ax.plot([low, high], [low, high], **_IDEAL | {"zorder": 3})
+    unit = look.force.replace("/Å", "/atom")
+    ax.set(xscale="log", yscale="log", xlim=(np.min(spans) / 1.3, high), ylim=(low, high))
+    _plain_ticks(ax.xaxis, ax.yaxis)
+    ax.set(xlabel=f"predicted standard deviation ({unit})", ylabel=f"|error| ({unit})")
+    if ood:
+        _remark(ax, 0.97, 0.03, "crosses: out of distribution", ha="right")

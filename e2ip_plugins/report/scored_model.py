@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 import numpy as np
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import Predictions
-from e2ip_plugins.scores import references
+from e2ip_plugins.scores import energies, references
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import AtomScores, score_atoms
@@ -57,6 +57,12 @@ class ScoredModel:
         """Intervals of the coverages over all atoms; None without a distribution or with one configuration."""
         return coverage_band(self.scores["pit"], self.frame) if "pit" in self.scores else None
 
+    @cached_property
+    def energy_residuals(self) -> Dict[str, energies.EnergyResiduals]:
+        """Errors of energies with uncertainties: of ``frames``, and of ``pairs`` where there are error vectors."""
+        found = {"frames": energies.of_frames(self.predictions), "pairs": energies.of_pairs(self.predictions)}
+        return {name: residuals for name, residuals in found.items() if residuals is not None}
+
     @property
     def left_out(self) -> List[str]:
         """Warnings: what the scores leave out, and doubts."""
@@ -78,6 +84,8 @@ class ScoredModel:
                 f"covariances of {singular} atoms have no full rank, as those of ensembles of two or three: their NLL "
                 "and coverages mean nothing; e2ip ensemble --isotropic, or a calibration with method floor, mends that"
             )
+        if self.energy_residuals and (doubt := energies.reference_doubt(p)):
+            texts.append(doubt)
         missing = np.count_nonzero(~np.isfinite(p.reference_energy))
         if 0 < missing < len(p.sizes):
             texts.append(f"{missing} frames without a finite reference energy left out of the energy MAE")
@@ -117,4 +125,10 @@ def _calibrated(p: Predictions, calibration: Calibration) -> Predictions:
     calibration.check(p.family, p.species, str(p.path), p.uq_model)
     calibration.check_frames(p.frames, str(p.path))
     assert p.family is not None
-    return replace(p, parameters=calibration.apply_numpy(p.family, p.parameters, p.species))
+    factor, vectors = calibration.energy_factor, p.energy_error_vector
+    return replace(
+        p,
+        parameters=calibration.apply_numpy(p.family, p.parameters, p.species),
+        energy_uncertainty=factor * p.energy_uncertainty,
+        energy_error_vector=None if vectors is None else factor * vectors,
+    )

@@ -9,6 +9,8 @@ from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.report.scored_model import ScoredModel
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
+from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.energies import energy_figures, energy_intervals
 from e2ip_plugins.scores.metrics import COVERAGE_LEVELS, auroc, frame_scores, observed_coverage, summarise
 
 #: Units of the figures.
@@ -26,6 +28,11 @@ SUMMARY_UNITS = {
     "total_std": "eV/Å, mean over atoms",
     "leverage": "1, mean over atoms",
     "everything else": "1",
+}
+
+#: Units of the figures of energies with uncertainties, of frames and of pairs.
+ENERGY_UNITS = {
+    "energies": "frames: mae and crps in eV/atom; pairs: in eV; nll in nats, density in 1/eV; nll_kcal in mol/kcal"
 }
 
 
@@ -47,7 +54,28 @@ def summary(model: ScoredModel) -> dict:
         "interval95": _intervals(model, species),
         "file_calibration": p.calibration,
         "calibration": _of_calibration(model),
+        **({"energies": _of_energies(model)} if model.energy_residuals else {}),
     }
+
+
+def _of_energies(model: ScoredModel) -> dict:
+    """Return the figures of energies, of ``frames`` and of ``pairs``, with their 95 % intervals."""
+    of_kinds = {}
+    for kind, residuals in model.energy_residuals.items():
+        figures, intervals = energy_figures(residuals), energy_intervals(residuals)
+        # A density in mol/kcal is KCAL times the one in 1/eV.
+        shift = -float(np.log(KCAL_PER_MOL))
+        figures["nll_kcal"] = figures["nll"] + shift
+        if intervals is not None and "nll" in intervals:
+            low, high = intervals["nll"]
+            intervals["nll_kcal"] = (low + shift, high + shift)
+        of_kinds[kind] = {
+            "number": len(residuals.error),
+            "possible": residuals.possible,
+            **_finite(figures),
+            "interval95": None if intervals is None else {name: list(ends) for name, ends in intervals.items()},
+        }
+    return of_kinds
 
 
 def frame_auroc(inside: ScoredModel, outside: ScoredModel) -> dict:
@@ -112,13 +140,27 @@ def _of_calibration(model: ScoredModel) -> Optional[dict]:
             if np.isfinite(radius):
                 coverage = float(np.mean(np.bincount(frame, distance <= radius) / atoms))
                 conformal[f"{level:g}"] = {"radius": radius, "coverage": coverage}
+    of_energies = {} if calibration.energies is None else {"energies": _of_energy_calibration(model, calibration)}
     return {
+        **of_energies,
         "file": calibration.path,
         "methods": list(calibration.methods),
         "factor": {symbol: constant.value for symbol, constant in calibration.factor.items()},
         "floor": calibration.floor.value,
         "conformal": conformal,
     }
+
+
+def _of_energy_calibration(model: ScoredModel, calibration: Calibration) -> dict:
+    """Return the factor on standard deviations of energies, and the coverage of their conformal intervals."""
+    assert calibration.energies is not None
+    conformal = {}
+    if residuals := model.energy_residuals.get("frames"):
+        distance = np.abs(residuals.error) / residuals.std
+        for level, radius in calibration.energies.radii.items():
+            if np.isfinite(radius):
+                conformal[f"{level:g}"] = {"radius": radius, "coverage": float(np.mean(distance <= radius))}
+    return {"factor": calibration.energy_factor, "conformal": conformal}
 
 
 def _finite(figures: dict) -> dict:

@@ -69,6 +69,19 @@ REPORT_UNITS = {
     "kcal": ("kcal/mol/Å", "kcal/mol/atom", 1.0 / KCAL_PER_MOL, 4),
 }
 
+#: Figures of energies, of frames and of pairs. The kind ``energy`` is per atom for frames, of the whole for pairs.
+ENERGY_ROWS = (
+    ReportRow("mae", "MAE", "low", "energy"),
+    ReportRow("nll", "NLL", "low", "nll"),
+    ReportRow("crps", "CRPS", "low", "energy"),
+    ReportRow("calibration_error", "Calibration error CE", "0", "number"),
+    ReportRow("coverage95", "Coverage at 95 %", "0.95", "number"),
+    ReportRow("spearman", "Spearman", "high", "number"),
+)
+
+#: Titles of the kinds of figures of energies, as in a report's ``energies``.
+ENERGY_KINDS = {"frames": "Frames", "pairs": "Pairs"}
+
 _TITLE_OF_FRAMES = "Finding out-of-distribution frames"
 
 _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "header_style": "bold", "pad_edge": False}
@@ -117,10 +130,14 @@ class Section(NamedTuple):
 def sections(result: dict, unit: str) -> List[Section]:
     """Return the tables of a report."""
     overall, label = overall_table(result, unit), {"overflow": "fold", "min_width": 12}
-    width = max(len(row[0]) for row in overall[1:])
-    texts = ({"no_wrap": True, "min_width": width}, {"no_wrap": True, "style": "dim"})
+
+    def titles(table: List[List[str]]) -> Tuple[Dict[str, Any], ...]:
+        # Rich takes columns that must not wrap for as narrow as their longest word.
+        title, ideal = (max(len(row[i]) for row in table) for i in (0, 1))
+        return {"no_wrap": True, "min_width": title}, {"no_wrap": True, "min_width": ideal, "style": "dim"}
+
     tables = [
-        Section("Over all atoms", overall, texts, {"overflow": "fold", "min_width": 9}),
+        Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}),
         Section(
             f"Per species (forces in {REPORT_UNITS[unit][0]})",
             species_table(result, unit),
@@ -129,6 +146,9 @@ def sections(result: dict, unit: str) -> List[Section]:
             grouped=True,
         ),
     ]
+    if have_energies(result):
+        energies = energies_table(result, unit)
+        tables.append(Section("Energies", energies, titles(energies), {"min_width": 10}))
     return tables + ([Section(_TITLE_OF_FRAMES, frames_table(result), (label,), {})] if "ood" in result else [])
 
 
@@ -167,19 +187,25 @@ def overall_table(result: dict, unit: str) -> List[List[str]]:
     header = ["", "ideal", *(name for name, _ in reports)]
     rows = [r for r in REPORT_ROWS if r.key != "leverage" or _have_leverage(result)]
     table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
-    for level in _conformal_levels(result):
-        shares = [_conformal(m).get(level) for _, m in reports]
-        cells = ["" if share is None else f"{share['coverage']:.3f}" for share in shares]
-        table.append([f"Conformal coverage at {100 * float(level):g} %", f">= {level}", *cells])
-    return table
+    return table + _conformal_rows([_conformal(m) for _, m in reports])
 
 
 def _conformal(report: dict) -> Dict[str, dict]:
     return (report["calibration"] or {}).get("conformal", {})
 
 
-def _conformal_levels(result: dict) -> List[str]:
-    return sorted({level for _, m in named_reports(result) for level in _conformal(m)}, key=float)
+def _conformal_of_energies(report: dict) -> Dict[str, dict]:
+    return (report["calibration"] or {}).get("energies", {}).get("conformal", {})
+
+
+def _conformal_rows(of_models: List[Dict[str, dict]], name: str = "") -> List[List[str]]:
+    """Return one row per level that any model has a conformal radius for."""
+    rows = []
+    for level in sorted({level for of_model in of_models for level in of_model}, key=float):
+        shares = [of_model.get(level) for of_model in of_models]
+        cells = ["" if share is None else f"{share['coverage']:.3f}" for share in shares]
+        rows.append([f"{name}Conformal coverage at {100 * float(level):g} %", f">= {level}", *cells])
+    return rows
 
 
 def _have_leverage(result: dict) -> bool:
@@ -196,6 +222,53 @@ def species_table(result: dict, unit: str) -> List[List[str]]:
         for name, m in reports
         if symbol in m["species"]
     ]
+
+
+def have_energies(result: dict) -> bool:
+    """Return whether any model has figures of energies with uncertainties."""
+    return any("energies" in m for _, m in named_reports(result))
+
+
+def energies_table(result: dict, unit: str) -> List[List[str]]:
+    """Return one row per figure of energies and of their differences, one column per model and set."""
+    reports = named_reports(result)
+    table = [["", "ideal", *(name for name, _ in reports)]]
+    for kind, name in ENERGY_KINDS.items():
+        of_models = [m.get("energies", {}).get(kind) for _, m in reports]
+        if not any(of_models):
+            continue
+        numbers = ["" if figures is None else _number_of(figures) for figures in of_models]
+        table.append([f"{name}: number", "", *numbers])
+        for row in ENERGY_ROWS:
+            cells = ["" if figures is None else _energy_cell(row, figures, kind, unit) for figures in of_models]
+            table.append([f"{name}: {_energy_title(row, kind, unit)}", row.ideal, *cells])
+        if kind == "frames":
+            table += _conformal_rows([_conformal_of_energies(m) for _, m in reports], f"{name}: ")
+    return table
+
+
+def _number_of(figures: dict) -> str:
+    number, possible = figures["number"], figures["possible"]
+    return f"{number}" if number == possible else f"{number} of {possible}"
+
+
+def _energy_title(row: ReportRow, kind: str, unit: str) -> str:
+    title_per_atom = title(row, unit)
+    return title_per_atom.replace("/atom", "") if kind == "pairs" else title_per_atom
+
+
+def _energy_cell(row: ReportRow, figures: dict, kind: str, unit: str) -> str:
+    """Return one figure with its interval, where it has one."""
+    key = "nll_kcal" if row.kind == "nll" and unit == "kcal" else row.key
+    if figures[key] is None:
+        return ""
+    _, _, factor, digits = REPORT_UNITS[unit]
+    factor = factor if row.kind == "energy" else 1.0
+    if row.kind != "energy":
+        digits = 4 if key == "calibration_error" else 3
+    value, interval = figures[key], (figures["interval95"] or {}).get(key)
+    ends = "" if interval is None else " ({:.{d}f} to {:.{d}f})".format(*(factor * x for x in interval), d=digits)
+    return f"{factor * value:.{digits}f}{ends}"
 
 
 def frames_table(result: dict) -> List[List[str]]:
@@ -240,12 +313,14 @@ def markdown(result: dict, unit: str, figure: str) -> str:
     present = {
         "all": True,
         "leverage": _have_leverage(result),
-        "conformal": _conformal_levels(result),
+        "conformal": any(_conformal(m) for _, m in named_reports(result)),
         "ood": "ood" in result,
+        "energies": have_energies(result),
     }
     notes = "".join(text for name, text in _notes().items() if present[name])
-    density = "(eV/Å)⁻³" if unit == "eV" else "(kcal/mol/Å)⁻³"
-    lines += ["", f"![Figure page]({figure})", "", "## What the numbers mean", "", notes.format(density=density)]
+    densities = ("(eV/Å)⁻³", "eV⁻¹") if unit == "eV" else ("(kcal/mol/Å)⁻³", "(kcal/mol)⁻¹")
+    notes = notes.format(density=densities[0], energy_density=densities[1])
+    lines += ["", f"![Figure page]({figure})", "", "## What the numbers mean", "", notes]
     return "\n".join(lines)
 
 

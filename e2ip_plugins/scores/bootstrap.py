@@ -87,6 +87,12 @@ def coverage_band(pit: np.ndarray, frame: np.ndarray) -> Optional[CoverageBand]:
     drawn = drawn.astype(inside.dtype)
     observed = (drawn @ inside) / (drawn @ sizes)[:, None]
     low, high = np.quantile(observed, [0.025, 0.975], axis=0)
-    error = calibration_error(pit)
-    upper = float(np.quantile(np.abs(observed - CALIBRATION_LEVELS).mean(axis=1), 0.975))
-    return CoverageBand(low, high, (max(0.0, 2.0 * error - upper), max(error, upper)))
+    return CoverageBand(
+        low, high, error_interval(calibration_error(pit), np.abs(observed - CALIBRATION_LEVELS).mean(axis=1))
+    )
+
+
+def error_interval(error: float, resampled: np.ndarray) -> Tuple[float, float]:
+    """Return the 95 % interval of a calibration error from those of resamples (R,), as `CoverageBand` describes it."""
+    upper = float(np.quantile(resampled, 0.975))
+    return max(0.0, 2.0 * error - upper), max(error, upper)

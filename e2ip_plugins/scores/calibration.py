@@ -5,6 +5,9 @@ evaluation tools of MACE and NequIP apply them. The covariance of an atom become
 a factor for its species; the mean and the shape of its distribution stay. A calibration may also have conformal radii:
 the radius q of a level p is such that (y - γ)ᵀ covariance⁻¹ (y - γ) ≤ q² holds for a random atom of a new configuration
 with a probability of at least p.
+
+Energies have constants of their own, where the validation file has energies with uncertainties: a factor on standard
+deviations and error vectors, and conformal radii in units of the calibrated standard deviation.
 """
 
 import json
@@ -52,6 +55,29 @@ class CalibrationConstant:
 
 
 @dataclass(frozen=True)
+class EnergyCalibration:
+    """Constants for energies, fitted by `e2ip_plugins.scores.energy_fit`.
+
+    Attributes
+    ----------
+    factor : CalibrationConstant
+        What the standard deviation of an energy, and its error vector, are multiplied by.
+    radii : dict
+        Conformal radius by level: |e| ≤ radius · σ holds for a new frame with a probability of at least the level.
+        Infinite where the frames were too few. May be empty.
+    frames : int
+        Number of frames that they were fitted to.
+    scores : dict
+        Figures of the energies of the validation file ``before`` and ``after``.
+    """
+
+    factor: CalibrationConstant
+    radii: Dict[float, float]
+    frames: int
+    scores: Dict[str, Dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Constants fitted to a validation file.
 
@@ -83,6 +109,8 @@ class Calibration:
         `e2ip_plugins.scores.frame_maxima.of_predictions`.
     uq_model : str or None
         Name of the readout of these predictions; None where they had none.
+    energies : EnergyCalibration or None
+        None where the validation file had no energies with uncertainties.
     """
 
     methods: Tuple[str, ...]
@@ -99,6 +127,18 @@ class Calibration:
     path: str = "the calibration"
     frame_maxima: Tables = field(default_factory=dict)
     uq_model: Optional[str] = None
+    energies: Optional[EnergyCalibration] = None
+
+    @property
+    def energy_factor(self) -> float:
+        """Factor on ``energy_uncertainty`` and ``energy_error_vector``; 1 where none was fitted."""
+        return 1.0 if self.energies is None else self.energies.factor.value
+
+    @property
+    def changes(self) -> bool:
+        """Whether any uncertainty is another one with the calibration."""
+        constants = (self.energy_factor, *(constant.value for constant in self.factor.values()))
+        return self.floor.value > 0.0 or any(value != 1.0 for value in constants)
 
     @property
     def species(self) -> Tuple[str, ...]:
@@ -120,9 +160,16 @@ class Calibration:
         for level, radius in self.radii.items():
             if math.isfinite(radius):
                 lines.append(f"conformal radius for {level:g}: {radius:.3f}")
-        for name, title in (("nll", "NLL"), ("calibration_error", "CE"), ("coverage90", "coverage at 90 %")):
-            before, after = (self.scores[when][name] for when in ("before", "after"))
-            lines.append(f"{title} of these frames: {before:.4f} -> {after:.4f}")
+        lines += _effects(self.scores, "frames")
+        if self.energies is not None:
+            energies, (low, high) = self.energies, self.energies.factor.interval
+            lines.append(f"energies of {energies.frames} frames")
+            if self.methods != ("conformal",):
+                lines.append(f"factor on their standard deviations: {self.energy_factor:.4g} ({low:.4g} to {high:.4g})")
+            for level, radius in energies.radii.items():
+                if math.isfinite(radius):
+                    lines.append(f"conformal radius of energies for {level:g}: {radius:.3f}")
+            lines += _effects(energies.scores, "energies")
         return lines
 
     def check(
@@ -215,7 +262,8 @@ class Calibration:
             "version": CALIBRATION_VERSION,
             "e2ip_version": __version__,
             "unit": CALIBRATION_UNIT,
-            **{name: _to_json(value) for name, value in vars(self).items() if name not in ("path", "frames")},
+            **{name: _to_json(getattr(self, name)) for name in _FIELDS if name != "frames"},
+            **({} if self.energies is None else {"energies": _to_json(self.energies)}),
             # At the end, because there may be thousands.
             "frames": " ".join(self.frames),
         }
@@ -247,7 +295,10 @@ class Calibration:
         if content.get("unit") != CALIBRATION_UNIT:
             raise InputError(f"{path}: is for forces in {content.get('unit')}, not in {CALIBRATION_UNIT}")
         try:
-            calibration = cls(path=str(path), **{name: read(content[name]) for name, read in _FIELDS.items()})
+            fields = {name: read(content[name]) for name, read in _FIELDS.items()}
+            # Files from before there were uncertainties of energies have no such entry.
+            energies = _energies(content["energies"]) if "energies" in content else None
+            calibration = cls(path=str(path), energies=energies, **fields)
             _check_values(calibration)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -257,19 +308,31 @@ class Calibration:
 
 def _check_values(calibration: Calibration) -> None:
     """Raise ``ValueError`` for constants and radii that mean nothing."""
-    factors, radii = calibration.factor.values(), calibration.radii
+    factors = calibration.factor.values()
     if not factors or any(constant.value <= 0.0 for constant in factors) or calibration.floor.value < 0.0:
         raise ValueError("factors must be positive, the floor not negative")
-    if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
-        raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
-    if [radii[level] for level in sorted(radii)] != sorted(radii.values()):
-        raise ValueError("conformal radii must grow with their levels")
+    if calibration.energy_factor <= 0.0:
+        raise ValueError("the factor of energies must be positive")
+    for radii in (calibration.radii, *([] if calibration.energies is None else [calibration.energies.radii])):
+        if not all(0.0 < level < 1.0 and radius >= 0.0 for level, radius in radii.items()):
+            raise ValueError("conformal radii must not be negative, and their levels between 0 and 1")
+        if [radii[level] for level in sorted(radii)] != sorted(radii.values()):
+            raise ValueError("conformal radii must grow with their levels")
+
+
+def _effects(scores: Dict[str, Dict[str, float]], what: str) -> List[str]:
+    """Return lines of text on figures before and after."""
+    titles = {"nll": "NLL", "calibration_error": "CE", "coverage90": "coverage at 90 %"}
+    pairs = {name: [scores[when][name] for when in ("before", "after")] for name in titles}
+    return [f"{titles[name]} of these {what}: {before:.4f} -> {after:.4f}" for name, (before, after) in pairs.items()]
 
 
 def _to_json(value: Any) -> Any:
     """Return a field as it is written: a constant with its interval, levels as text, infinite values as None."""
     if isinstance(value, CalibrationConstant):
         return {"value": value.value, "interval95": value.interval}
+    if isinstance(value, EnergyCalibration):
+        return {name: _to_json(entry) for name, entry in vars(value).items()}
     if isinstance(value, dict):
         return {f"{key:.12g}" if isinstance(key, float) else key: _to_json(entry) for key, entry in value.items()}
     return None if value == math.inf else value
@@ -290,6 +353,11 @@ def _number(entry: Any) -> float:
 
 def _levels(entries: Dict[str, Optional[float]]) -> Dict[float, float]:
     return {float(level): math.inf if value is None else _number(value) for level, value in entries.items()}
+
+
+def _energies(entry: Dict[str, Any]) -> EnergyCalibration:
+    numbers = int(entry["frames"]), dict(entry["scores"])
+    return EnergyCalibration(_constant(entry["factor"]), _levels(entry["radii"]), *numbers)
 
 
 def _methods(entry: Any) -> Tuple[str, ...]:

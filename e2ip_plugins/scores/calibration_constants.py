@@ -75,7 +75,7 @@ def fit_floor(sample: Sample, notes: List[str]) -> Fitted:
             "stays as it is; method scale can narrow it"
         )
     ones, _ = unchanged(sample, notes)
-    return ones, CalibrationConstant(value, _interval(floor, count))
+    return ones, CalibrationConstant(value, bootstrap_interval(floor, count))
 
 
 def _needed_floor(sample: Sample, level: float) -> np.ndarray:
@@ -148,11 +148,11 @@ def _holds(constant: CalibrationConstant, value: float) -> bool:
 def _factor(sample: Sample, towards: float) -> Tuple[float, CalibrationConstant]:
     """Return the factor of least calibration error, and the constant that is left of it after shrinkage."""
     log_factor, (low, high) = _log_factor(sample)
-    value = math.exp(_shrunk(log_factor, math.log(towards), high - low))
+    value = math.exp(shrunk(log_factor, math.log(towards), high - low))
     return math.exp(log_factor), CalibrationConstant(value, (math.exp(low), math.exp(high)))
 
 
-def _shrunk(log_factor: float, towards: float, width: float) -> float:
+def shrunk(log_factor: float, towards: float, width: float) -> float:
     """Return a log-factor drawn ``towards`` another, from which it differs by x: of x the share 1 - (s/x)² is left.
 
     s is the standard error, and the share is not negative. Without this, the noise of few configurations would go into
@@ -202,7 +202,7 @@ def _log_factor(sample: Sample) -> Tuple[float, Tuple[float, float]]:
             at = int(np.clip(places[-1], 1, len(grid) - 2))
             return rough + float(grid[at] + _FINE[_least(_BETWEEN @ observed[at - 1 : at + 2])])
 
-        value, interval = best(np.arange(count)), _interval(best, count)
+        value, interval = best(np.arange(count)), bootstrap_interval(best, count)
         return value, interval, not 0 < min(places) <= max(places) < len(grid) - 1
 
     for reach in _REACH:
@@ -222,7 +222,7 @@ def _area(pit: np.ndarray) -> float:
     return float(np.abs(np.sort(pit, axis=None) - (np.arange(pit.size) + 0.5) / pit.size).mean())
 
 
-def _interval(of_configurations: Callable[[np.ndarray], float], count: int) -> Tuple[float, float]:
+def bootstrap_interval(of_configurations: Callable[[np.ndarray], float], count: int) -> Tuple[float, float]:
     """Return the 95 % interval of a constant when ``count`` configurations are drawn with replacement."""
     interval = bootstrap(
         (np.arange(count),),

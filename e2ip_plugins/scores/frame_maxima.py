@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE, PRINCIPAL_STD
+from e2ip_plugins.keys import ENERGY_PER_ATOM, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores.calibration import Calibration, Tables
 
@@ -87,6 +87,9 @@ def of_predictions(
 ) -> Tables:
     """Return tables of ``forces_epistemic_std``, `PRINCIPAL_STD` and, if every atom has one, the leverage.
 
+    Where frames have uncertainties of their energies, also of `ENERGY_PER_ATOM`, a number of the frame: of the group of
+    all atoms alone.
+
     Parameters
     ----------
     predictions : Predictions
@@ -114,4 +117,11 @@ def of_predictions(
     }
     if p.leverage is not None and not np.isnan(p.leverage).any():
         scalars[LEVERAGE.name] = p.leverage[known]
-    return {name: table(values, p.frame_of_atom[known], p.species[known], levels) for name, values in scalars.items()}
+    tables = {name: table(values, p.frame_of_atom[known], p.species[known], levels) for name, values in scalars.items()}
+    if p.has_energy_uncertainties:
+        counted = p.counted & np.isfinite(p.energy_uncertainty)
+        factor = 1.0 if calibration is None else calibration.energy_factor
+        per_atom = factor * (p.energy_uncertainty / p.sizes)[counted]
+        if len(per_atom):
+            tables[ENERGY_PER_ATOM.name] = {ALL_ATOMS: {level: quantile(per_atom, level) for level in sorted(levels)}}
+    return tables

@@ -130,7 +130,7 @@ def committee_results(
     arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
     of_energies = [float(outputs.get(ENERGY_UNCERTAINTY.name, torch.zeros(1))[0]) for _, outputs in members]
     if len(np.ravel(energies)) == len(members) and min(of_energies) > 0.0:
-        variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(energies, ddof=1)
+        variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(np.asarray(energies), ddof=1)
         arrays[ENERGY_UNCERTAINTY.name] = float(np.sqrt(variance))
     return arrays
 
@@ -180,7 +180,7 @@ def _in_units(
     units[STRESS_UNCERTAINTY.name] = force_factor**3 / energy_factor**2
     units[STRESS_COV.name] = units[STRESS_UNCERTAINTY.name] ** 2
     energies = {name: unit * outputs[name] for name, unit in units.items() if name in outputs}
-    return {**views, **others, **energies}
+    return {**views, **others, **energies, **calibrated_energies(calibration, energies)}
 
 
 def calibrated_columns(
@@ -194,7 +194,8 @@ def calibrated_columns(
         One that has been checked for family and species.
     family : subclass of Family
     columns : dict
-        Arrays or tensors of N atoms in eV and Å, the family's parameters among them, in any shape.
+        Arrays or tensors of N atoms in eV and Å, the family's parameters among them, in any shape; and of
+        frames `ENERGY_OUTPUTS` in eV.
     species : iterable of str
         Chemical symbols of the atoms.
     """
@@ -203,7 +204,18 @@ def calibrated_columns(
         for key in family.parameter_keys
     }
     views = calibration.in_units(family, parameters, 1.0, species)
-    return {name: value.reshape(columns[name].shape) for name, value in views.items() if name in columns}
+    changed = {name: value.reshape(columns[name].shape) for name, value in views.items() if name in columns}
+    return {**changed, **calibrated_energies(calibration, columns)}
+
+
+def calibrated_energies(calibration: Optional[Calibration], columns: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the uncertainty and the error vector of energies among the ``columns``, times a calibration's factor.
+
+    Nothing is returned without a calibration, and of one that has no factor for energies.
+    """
+    if calibration is None or calibration.energies is None:
+        return {}
+    return {key.name: calibration.energy_factor * columns[key.name] for key in ENERGY_OUTPUTS if key.name in columns}
 
 
 def warn_if_unfitted(readout: Any, where: str = "") -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FORCE_VIEWS, FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.predictions.ase_properties import ImplementedProperties
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
@@ -71,7 +72,7 @@ def init(
         if all(map(has_energies, self.models)):
             keys += frame_outputs(self.models[0]) if self.num_models == 1 else (ENERGY_UNCERTAINTY,)
         # A new list: the stock one extends the list that all ASE calculators share.
-        self.implemented_properties = [*self.implemented_properties, *(key.name for key in keys)]
+        self.implemented_properties = ImplementedProperties(self.implemented_properties, (key.name for key in keys))
         for model in self.models:
             warn_if_unfitted(find_readout(model))
     elif any(families):
@@ -96,7 +97,7 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
     factor = self.energy_units_to_eV / self.length_units_to_A
     if len(members) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.
-        forces, energies = (working.results[name] for name in ("forces_comm", "energies"))
+        forces, energies = (working.results[name] for name in ("forces_comm", "energy_comm"))
         working.results.update(committee_results(members, factor, forces, self.energy_units_to_eV, energies))
     else:
         options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}

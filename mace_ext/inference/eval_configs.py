@@ -26,7 +26,7 @@ from e2ip_plugins.keys import (
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import calibrated_columns, energy_results
+from e2ip_plugins.scores.results import calibrated_columns, calibrated_energies, energy_results
 from mace_ext.model.files import embedded
 from mace_ext.model.readout import find_name, find_readout
 
@@ -131,6 +131,7 @@ class Columns:
         for atoms, columns, of_frame in zip(atoms_list, self.frames, self.of_frames, strict=True):
             if not atoms.pbc.all():
                 of_frame = {key.name: of_frame[key.name] for key in ENERGY_OUTPUTS if key.name in of_frame}
+            of_frame = {**of_frame, **calibrated_energies(self.calibration, of_frame)}
             names: Dict[str, Any] = {**of_frame, FAMILY_KEY: self.family.uq_family, MODEL_KEY: self.uq_model}
             if self.calibration is not None:
                 calibrated = calibrated_columns(self.calibration, self.family, columns, atoms.symbols)

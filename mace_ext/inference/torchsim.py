@@ -16,7 +16,7 @@ from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import warn_if_unfitted
+from e2ip_plugins.scores.results import calibrated_energies, warn_if_unfitted
 from mace_ext.model.files import open_file
 from mace_ext.model.readout import find_family, find_readout, frame_outputs
 
@@ -96,6 +96,7 @@ class TorchSimModel(MaceModel):
             species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]
             self._calibration.check_species(species, "the batch")
             outputs.update(self._calibration.in_units(self._family, outputs, 1.0, species))
+            outputs.update(calibrated_energies(self._calibration, outputs))
         return {**results, **outputs}
 
     def _check(self, state: Any) -> None:

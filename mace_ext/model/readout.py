@@ -48,8 +48,9 @@ def has_energies(model: Any) -> bool:
 def frame_outputs(model: Any) -> Tuple[OutputKey, ...]:
     """Return the outputs of whole frames that a model with a readout has."""
     readout = find_readout(model)
-    energies = () if readout is None or not has_energies(model) else ENERGY_OUTPUTS
-    return FRAME_OUTPUTS if energies and len(readout.leverage.energies.stress_factors) else energies
+    if readout is None or not has_energies(model):
+        return ()
+    return FRAME_OUTPUTS if len(readout.leverage.energies.stress_factors) else ENERGY_OUTPUTS
 
 
 def build_readout(model: Any, settings: Settings, seed: int) -> Readout:

@@ -248,7 +248,13 @@ def _tell_of_labels(frames: Sequence[LabelledFrame], where: str) -> None:
     text = masked_forces(sum((~atoms).sum() for atoms in forces), sum(map(len, forces)), where)
     if text:
         logging.warning(text)
-    unused, lacking = count_labels(frames)
+    negative = sum(frame.least_weight < 0.0 for frame in frames)
+    if negative:
+        logging.warning(
+            f"{negative} of {len(frames)} frames {where} have a negative weight: MACE moves away from such energies "
+            "and stresses; the readout does not learn from such forces, nor does anything that is fitted"
+        )
+    unused, lacking = count_labels(frame for frame in frames if frame.least_weight >= 0.0)
     if unused:
         level = logging.INFO if unused < len(frames) else logging.WARNING
         logging.log(level, f"{unused} of {len(frames)} frames {where} have weight zero and count nowhere")

@@ -156,7 +156,10 @@ def with_labels(config: Any) -> Any:
 
 
 def count_labels(frames: Iterable[LabelledFrame]) -> Tuple[int, Dict[str, int]]:
-    """Return how many frames have weight zero, and how many of the others have no forces, and no energy, that count."""
+    """Return how many frames have weight zero, and how many of the others have no forces, and no energy, that count.
+
+    The frames are to have no negative weight.
+    """
     unused, lacking = 0, {FORCES: 0, ENERGY: 0}
     for frame in frames:
         unused += not frame.counts

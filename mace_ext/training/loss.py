@@ -1,14 +1,14 @@
 """The training loss: MACE's own loss with its force term replaced by that of a predictive family."""
 
 import copy
-from typing import Optional
+from typing import Any, Optional
 
 import torch
-from mace.modules.loss import reduce_loss
 from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
+from e2ip_plugins.fitting.training_atoms import distributed
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
 from mace_ext.training.labels import atom_weights, reference_forces
@@ -36,7 +36,11 @@ class E2IPLoss(nn.Module):
         self.family = settings.build()
 
     def forward(self, ref: Batch, pred: TensorDict, ddp: Optional[bool] = None) -> Tensor:
-        """Return the scalar loss; atoms with a NaN or infinite reference force count like atoms of weight zero."""
+        """Return the scalar loss.
+
+        The force term is as if frames without forces, and frames or forces of weight zero, had no atoms, and so are
+        atoms with a NaN or infinite reference force. MACE's own force term counts them as zeros.
+        """
         if self.settings.forces == "fixed":
             return self._force_term(ref, pred, ddp)
         # The stock force term of atoms whose forces are equal on both sides is exactly zero, whatever its form.
@@ -51,9 +55,23 @@ class E2IPLoss(nn.Module):
 
     def _force_term(self, ref: Batch, pred: TensorDict, ddp: Optional[bool]) -> Tensor:
         forces = pred["forces"].detach() if self.settings.detached else pred["forces"]
-        per_atom, _ = force_loss(self.family, reference_forces(ref), forces, pred)
-        return self.stock.forces_weight * reduce_loss(atom_weights(ref) * per_atom, ddp)
+        per_atom, counted = force_loss(self.family, reference_forces(ref), forces, pred)
+        weight: Any = self.stock.forces_weight
+        return weight * _mean(atom_weights(ref) * per_atom, counted, ddp)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.settings.options.items())
         return f"{self.__class__.__name__}({self.stock}, readout={self.settings.family}{options})"
+
+
+def _mean(values: Tensor, counted: Tensor, ddp: Optional[bool]) -> Tensor:
+    """Return the mean of values (N,) over the atoms that count (N,), 0 where none does.
+
+    In a distributed training it is this process' share, as MACE's ``reduce_loss`` returns it: the mean over the
+    processes, which their gradients are averaged to, is the mean over the atoms of all of them.
+    """
+    count, processes = counted.sum(), 1
+    if ddp is not False and distributed():
+        processes = torch.distributed.get_world_size()
+        torch.distributed.all_reduce(count)
+    return processes * values.sum() / count.clamp(min=1)

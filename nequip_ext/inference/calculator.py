@@ -13,7 +13,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
-from e2ip_plugins.predictions.ase_properties import CalculatorResults, register_with_ase
+from e2ip_plugins.predictions.ase_properties import CalculatorResults, ImplementedProperties, register_with_ase
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
 from e2ip_plugins.readout.gradient import Uncertainty
@@ -28,10 +28,10 @@ from nequip_ext.registration import register
 from nequip_ext.training.labels import known_species
 
 
-def _properties(of: Iterable[Type[Family]]) -> List[str]:
+def _properties(of: Iterable[Type[Family]]) -> ImplementedProperties:
     names = [key.name for family in of for key in family.output_keys()]
     names += [key.name for key in (LEVERAGE, *FRAME_OUTPUTS)]
-    return list(dict.fromkeys([*NequIPCalculator.implemented_properties, *names]))
+    return ImplementedProperties(NequIPCalculator.implemented_properties, dict.fromkeys(names))
 
 
 register_with_ase()

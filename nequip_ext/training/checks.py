@@ -32,7 +32,7 @@ from nequip_ext.training.data_sets import (
 from nequip_ext.training.frozen_features import forget, remember
 from nequip_ext.training.loss import ForceLoss
 from nequip_ext.training.metrics import ForceFigure
-from nequip_ext.training.reference import WRAP
+from nequip_ext.training.reference import WRAP, check_ignored
 from nequip_ext.training.restarts import check_restart
 from nequip_ext.training.writers import mend_writers
 
@@ -62,6 +62,7 @@ class E2IPInputCheck(lightning.Callback):
             check_files_written(trainer.callbacks, readout)
         if stage == "fit":
             if readout is not None:
+                check_ignored(pl_module.hparams)
                 check_callbacks(trainer.callbacks, pl_module.loss)
                 set_up_forces(pl_module, settings_of(readout).forces)
             if trainer.datamodule is not None:

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import FAMILY_KEY
 from e2ip_plugins.predictions.checks import check_finite
+from e2ip_plugins.predictions.columns import ASE_RESULTS
 from e2ip_plugins.predictions.data_sets import check_frame
 from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from nequip_ext.compat import metric_entries
@@ -147,14 +148,23 @@ def check_labels(frame: LabelledFrame, labels: Mapping[str, bool], apart: bool =
         if label.predicted:
             raise InputError(
                 f"{frame.where}: its {name} are predictions of a model ({FAMILY_KEY} is in the frame), no reference. "
-                f"NequIP reads columns named energy, forces and stress before those that key_mapping names: give "
-                "exclude_keys=[energy,forces,stress] in the data section and name the references in key_mapping, or "
-                "take other frames"
+                f"{_way_to_references(label.key)}; where the file has no references, take other frames"
             )
         if field in labels:
             values = np.where(np.isnan(label.values), 0.0, label.values) if labels[field] else label.values
             way_out = f"NaN is left out where loss and metrics both have 'ignore_nan: {{{field}: true}}'"
             check_finite(values, frame.where, name, way_out)
+
+
+def _way_to_references(column: str) -> str:
+    """Return how a training reads references instead of predictions, which a column of the file holds."""
+    if column not in ASE_RESULTS:
+        return f"key_mapping names the column '{column}': name the references there instead"
+    return (
+        "NequIP reads columns named energy, forces and stress before those that key_mapping names: where the file has "
+        "references, too, give 'exclude_keys: [energy, forces, stress]' in the data section, and name them in "
+        "key_mapping"
+    )
 
 
 def configurations(datasets: Iterable[Dataset]) -> Iterator[LabelledFrame]:

@@ -181,11 +181,13 @@ def labelled_frames(dataset: Dataset, where: str = "data") -> Iterator[LabelledF
         data = dict(data)
         for transform in transforms if numbers is not None or known is None else ():
             data = transform(data)
-        yield labelled(data, name, predicted.get(index, set()))
+        yield labelled(data, name, predicted.get(index, {}))
 
 
-def labelled(data: AtomicDataDict.Type, where: str = "", predicted: Iterable[str] = ()) -> LabelledFrame:
-    """Return a frame as a training gets it; ``predicted`` are the names of labels that are predictions."""
+def labelled(
+    data: AtomicDataDict.Type, where: str = "", predicted: Optional[Mapping[str, str]] = None
+) -> LabelledFrame:
+    """Return a frame as a training gets it; ``predicted`` are the columns of labels that are predictions, by name."""
     positions = data[AtomicDataDict.POSITIONS_KEY].numpy()
     species = AtomicDataDict.ATOMIC_NUMBERS_KEY if AtomicDataDict.ATOMIC_NUMBERS_KEY in data else None
     numbers = _array(data, species or AtomicDataDict.ATOM_TYPE_KEY)
@@ -196,7 +198,10 @@ def labelled(data: AtomicDataDict.Type, where: str = "", predicted: Iterable[str
     def label(field: str, *shape: int) -> Optional[Label]:
         values = data.get(field)
         name = FIELDS[field]
-        return None if values is None else Label(values.numpy().reshape(shape), field, predicted=name in predicted)
+        if values is None:
+            return None
+        column = (predicted or {}).get(name)
+        return Label(values.numpy().reshape(shape), column or field, predicted=column is not None)
 
     forces, energy = label(AtomicDataDict.FORCE_KEY, -1, 3), label(AtomicDataDict.TOTAL_ENERGY_KEY)
     return LabelledFrame(atoms, where, forces, energy, label(AtomicDataDict.STRESS_KEY, 3, 3))
@@ -207,8 +212,9 @@ def _array(data: AtomicDataDict.Type, field: str) -> np.ndarray:
     return data[field].reshape(-1).numpy() if field in data else np.zeros(0, dtype=int)
 
 
-def predicted_labels(dataset: Any) -> Dict[int, Set[str]]:
-    """Return which labels of which frames of a data set are predictions of a model, and no references.
+def predicted_labels(dataset: Any) -> Dict[int, Dict[str, str]]:
+    """Return which labels of which frames of a data set are predictions of a model, and no references, with the columns
+    of the file that they are read from.
 
     Files with predictions hold these under ASE's own names, and NequIP takes columns with these names before those that
     ``key_mapping`` names.
@@ -216,14 +222,15 @@ def predicted_labels(dataset: Any) -> Dict[int, Set[str]]:
     path = getattr(dataset, "file_path", None)
     if path is None or not _mentions(split_slice(Path(path))[0], FAMILY_KEY.encode()):
         return {}
-    found: Dict[int, Set[str]] = {}
+    found: Dict[int, Dict[str, str]] = {}
     for index, atoms in enumerate(read_all(Path(path))):
         columns = {**atoms.arrays, **atoms.info, **(atoms.calc.results if atoms.calc is not None else {})}
         data = dataset.data_list[index]
         for prefix in (name.removesuffix("forces") for name in columns if str(name).endswith("forces")):
             if are_predictions(atoms.info, np.asarray(columns[f"{prefix}forces"]), prefix):
-                names = {name for field, name in FIELDS.items() if _same(columns.get(prefix + name), data.get(field))}
-                found.setdefault(index, set()).update(names)
+                pairs = [(name, prefix + name, data.get(field)) for field, name in FIELDS.items()]
+                same = {name: column for name, column, loaded in pairs if _same(columns.get(column), loaded)}
+                found.setdefault(index, {}).update(same)
     return found
 
 

@@ -1,7 +1,7 @@
 """What losses and metrics compare: outputs of a model with references, each present or a clear error."""
 
 import math
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from nequip.data import AtomicDataDict, BaseModifier, PerAtomModifier
 from nequip.train import MeanSquaredError
@@ -10,6 +10,9 @@ from torchmetrics import Metric
 
 from e2ip_plugins.errors import InputError
 from nequip_ext.training.labels import reference_forces
+
+#: Labels that ``ignore_nan`` may name.
+IGNORABLE = (AtomicDataDict.TOTAL_ENERGY_KEY, AtomicDataDict.FORCE_KEY, AtomicDataDict.STRESS_KEY)
 
 #: What to say where the model has no readout.
 WRAP = "wrap the model in the config as 'model: {_target_: nequip_ext.E2IPModel, model: {...}}'"
@@ -35,6 +38,34 @@ def check_coeffs(coeffs: Any, owner: str) -> None:
         raise InputError(
             f"coeffs of {owner} must be finite numbers, or null for what is only logged; got {', '.join(wrong)}"
         )
+
+
+def check_ignored(hparams: Mapping[str, Any]) -> None:
+    """Raise `InputError` for names in ``ignore_nan`` of losses and metrics that NequIP does not look up.
+
+    Parameters
+    ----------
+    hparams : mapping
+        Hyperparameters of NequIP's training module: its sections of the config.
+    """
+    for section in ("loss", "train_metrics", "val_metrics", "test_metrics"):
+        for names in _ignored(hparams.get(section)):
+            unknown = [str(name) for name in names if name not in IGNORABLE]
+            if unknown:
+                raise InputError(
+                    f"ignore_nan of {section} names {', '.join(unknown)}, which leaves nothing out; it may name "
+                    f"{', '.join(IGNORABLE)}"
+                )
+
+
+def _ignored(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every ``ignore_nan`` of a section that goes by name; entries of ``extra_metrics`` have true or false."""
+    if isinstance(node, Mapping):
+        if isinstance(node.get("ignore_nan"), Mapping):
+            yield node["ignore_nan"]
+        node = list(node.values())
+    for part in node if isinstance(node, (list, tuple)) else ():
+        yield from _ignored(part)
 
 
 class FiniteForces(BaseModifier):

@@ -64,8 +64,8 @@ def run_in(folder, change, *options):
             ["mace.tools.train has no gone", f"mace-torch {INSTALLED} is installed; tested: 0.3.13, "],
         ),
         (
-            "seams.CALLED['mace.modules.loss'] = ('reduce_loss(raw_loss)',)",
-            ["mace.modules.loss.reduce_loss takes (raw_loss, ddp), not (raw_loss)"],
+            "seams.CALLED['mace.modules.blocks'] = ('RadialEmbeddingBlock.forward(edge_lengths, node_attrs)',)",
+            ["forward takes (edge_lengths, node_attrs, edge_index, atomic_numbers), not (edge_lengths, node_attrs)"],
         ),
         (
             "import mace.cli.run_train as r; r.get_swa = lambda *args: None",

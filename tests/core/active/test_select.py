@@ -1,11 +1,13 @@
 """Selection, on features whose right answer is known, and on a model that is nothing but a readout."""
 
+from dataclasses import replace
+
 import ase
 import numpy as np
 import pytest
 import torch
 
-from e2ip_plugins.active.scoring import by_distance, by_leverage
+from e2ip_plugins.active.scoring import by_distance, by_energy, by_leverage
 from e2ip_plugins.active.select import Candidate, SelectOptions, select
 from e2ip_plugins.active.validity import Validity
 from e2ip_plugins.errors import InputError
@@ -117,6 +119,19 @@ def test_a_species_that_the_training_set_lacks_is_far_from_all_others_and_not_fr
     assert second == 0 and then < 20
 
 
+def test_energies_that_tell_each_other():
+    """A copy has nothing left; what is orthogonal stays; a frame of twice the atoms counts per atom."""
+    candidates = features([axis(0, 1.0)] * 4)
+    vectors = np.array([[3.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 1.0], [2.0, 1.5, 0.0]])
+    found = list(by_energy(training(), replace(candidates, vectors=vectors), 4))
+    assert [index for index, _ in found[:3]] == [0, 3, 2]
+    np.testing.assert_allclose([score for _, score in found], np.array([3.0, 1.5, 1.0, 0.0]) / 3, atol=1e-12)
+    part = replace(candidates, vectors=vectors).take([2, 0])
+    np.testing.assert_array_equal(part.vectors, vectors[[2, 0]])
+    with pytest.raises(InputError, match="--method energy: the model has no uncertainties of energies"):
+        list(by_energy(training(), candidates, 1))
+
+
 # On a model
 
 
@@ -132,7 +147,9 @@ def model(fitted=True):
             x = torch.from_numpy(np.pad(np.square(x), ((0, 0), (0, 5))))
             kinds = torch.from_numpy(np.concatenate([f.atoms.numbers == 1 for f in batch]).astype(int))
             none = torch.zeros(0)
-            readout(x, x, kinds, Neighbours(none, none, none.long(), none.long()))
+            of_frame = torch.arange(len(batch)).repeat_interleave(3)
+            pairs = Neighbours(none, none, none.long(), none.long())
+            readout(x, x, kinds, pairs, frames=of_frame, num_frames=len(batch))
             yield 20.0 * x[:, :3] if forces else None
 
     found = Passes("my.model", readout, run)
@@ -193,6 +210,19 @@ def test_random_frames_follow_the_seed():
         for seed in (1, 1, 2)
     ]
     assert found[0] == found[1] != found[2] and len(set(found[0])) == 5
+
+
+def test_energies_of_a_model_decide():
+    found = model()
+    atoms = [water(400 + i, width=0.02 * i) for i in range(5)]
+    with pytest.raises(InputError, match="no uncertainties of energies"):
+        select(found, rattled(30), candidates(*atoms), SelectOptions(2, "energy"))
+    found.readout.leverage.energies.lengths.fill_(1.0)
+    chosen = select(found, rattled(30), candidates(*atoms), SelectOptions(5, "energy"))
+    vectors = collect(found, [LabelledFrame(frame, "") for frame in atoms]).vectors
+    assert chosen.frames[0].index == np.linalg.norm(vectors, axis=1).argmax()
+    assert chosen.scores == sorted(chosen.scores, reverse=True)
+    assert "energy uncertainty per atom in eV" in chosen.lines()[1]
 
 
 def test_what_cannot_be_selected(refused):

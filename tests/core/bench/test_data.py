@@ -57,6 +57,10 @@ def test_frames_of_weight_zero_are_in_no_split(root):
     with pytest.warns(UncertaintyWarning, match="train.extxyz: 2 frames of weight zero left out"):
         files = data.prepare("toy", toy(), [root], root / "out", None)
     assert energies(files["train"]) == [0, 1, *range(4, 14)] and energies(files["valid"]) == [14, 15, 16, 17]
+    frames[2].info["config_weight"] = -1.0
+    ase.io.write(root / "train.extxyz", frames, format="extxyz")
+    with pytest.warns(UncertaintyWarning, match="train.extxyz: 2 frames of zero or negative weight left out"):
+        assert energies(data.prepare("toy", toy(), [root], root / "more", None)["train"]) == [0, 1, *range(4, 14)]
 
 
 def test_spread_and_own_validation_frames(root):

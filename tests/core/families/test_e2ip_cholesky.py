@@ -82,7 +82,9 @@ def test_derivatives_of_its_outputs(evidence, unit, build, example):
     module = build("e2ip-cholesky", evidence=evidence)
     coefficients = example(module, count=4, spread=0.7)[0].detach().requires_grad_()
     ones = torch.ones(4, dtype=F64)
-    support = Support(3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, torch.tensor(True))
+    support = Support(
+        3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, torch.tensor(True), ones[:, None]
+    )
 
     def uncertainties(c):
         outputs = module(c, torch.tensor(UNIT, dtype=F64), support)

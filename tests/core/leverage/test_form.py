@@ -22,6 +22,10 @@ def family(evidence="leverage", **options):
     return E2IP(E2IP.resolve({"evidence": evidence, **options}))
 
 
+#: What the formulas of forces do not read.
+WHITENED = torch.zeros(1, 1, dtype=F64)
+
+
 def coefficients(count=20, seed=0):
     return torch.randn(count, 8, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
@@ -45,6 +49,7 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
         log_variance=own + relative,
         log_scale=log_scale * full,
         fitted=torch.tensor(fitted),
+        whitened=full[:, None],
     )
 
 
@@ -73,7 +78,9 @@ def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, 
     one = torch.ones(1, dtype=dtype)
     own = (-5.0 * one).requires_grad_()
     far = (distance * one).requires_grad_()
-    support = Support(one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True))
+    support = Support(
+        one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True), WHITENED
+    )
     log_factor, excess = inflate(support, own)
     assert 0.999 / 1e6 <= excess.item() <= 1.001 * 1e6 and log_factor.isfinite()
     for gradient in torch.autograd.grad(excess.log().sum(), (own, far)):
@@ -84,7 +91,7 @@ def test_an_alternative_form_is_the_form_with_other_constants():
     """Only what the constant is about changes: near the training set hardly anything, far out the reach."""
     distance = torch.tensor([0.1, 2e4], dtype=F64)
     one = torch.ones_like(distance)
-    support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True))
+    support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True), WHITENED)
     (_, usual), (_, excess) = inflate(support, 0 * one), inflate(support, 0 * one, FORM._replace(reach=0.9))
     torch.testing.assert_close(excess[0], usual[0], rtol=1e-3, atol=0)
     assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 1.6e7) ** 0.05, rel=1e-6)
@@ -105,7 +112,9 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
 @pytest.mark.parametrize("own", [-6.0, 0.0, 6.0])
 def test_far_away_mostly_the_species_variance_counts(own):
     """What the network says there is an extrapolation, up or down."""
-    support = Support(*torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True))
+    support = Support(
+        *torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True), WHITENED
+    )
     log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
     grown = ((1.0 + 2.5 * 6e4 / (1.0 + 1.44e8) ** 0.2) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
@@ -117,7 +126,7 @@ def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
     """However little variance it says: a fifth of the logarithm counts, also past the bound of the ratio."""
     own = torch.linspace(-30.0, 0.0, 31, dtype=dtype)
     one = torch.ones_like(own)
-    support = Support(one, 2e6 * one, 0.5 * one, 0.0 * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    support = Support(one, 2e6 * one, 0.5 * one, 0.0 * one, 0.0 * one, 0.0 * one, torch.tensor(True), WHITENED)
     log_factor, excess = inflate(support, own)
     log_epistemic = own + log_factor + excess.log()
     torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
@@ -131,7 +140,7 @@ def test_factor_grows_everywhere(own, surplus):
     """Also where its slope is least, and for atoms whose variance has grown by itself to 20 times their species'."""
     distance = torch.linspace(0.1, 200.0, 4000, dtype=F64)
     one = torch.ones_like(distance)
-    support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True))
+    support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True), WHITENED)
     _, excess = inflate(support, own * one)
     assert (excess.diff() > 0).all()
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.calculators.calculator import CalculationFailed, Calculator, PropertyNotImplementedError, all_changes
+from ase.calculators.mixing import SumCalculator
 from ase.io.trajectory import Trajectory
 
 from e2ip_plugins.md import BiasedCalculator, with_results
@@ -73,6 +74,15 @@ def test_forces_are_those_of_the_energy(atoms, key, width, strength):
         assert forces[i, j] == pytest.approx(-(ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
+def test_a_sum_of_two_has_no_sum_of_uncertainties(atoms):
+    one, two = BiasedCalculator(Far(), 1.0, 0.4), BiasedCalculator(Far(), 2.0, 0.4)
+    assert one.get_property("forces_epistemic_std", atoms).shape == (3,)
+    atoms.calc = SumCalculator([one, two])
+    assert atoms.get_potential_energy() == pytest.approx(one.results["energy"] + two.results["energy"])
+    assert "energy_bias" in atoms.calc.results
+    assert not [name for name in atoms.calc.results if name.startswith(("forces_epistemic", "e2ip_"))]
+
+
 def test_what_the_bias_has_no_part_of(atoms, tmp_path):
     atoms.calc = BiasedCalculator(Far(), 1.0, 0.4)
     with pytest.raises(
@@ -80,7 +90,8 @@ def test_what_the_bias_has_no_part_of(atoms, tmp_path):
     ):
         atoms.get_stress()
     atoms.get_forces()
-    assert not {"stress", "energies"} & {*atoms.calc.results, *atoms.calc.implemented_properties}
+    names = atoms.calc.implemented_properties
+    assert not {"stress", "energies"} & {*atoms.calc.results, *names, *names.uncertainties}
     # Files keep what the uncertainties belong to.
     frame = with_results(atoms)
     assert frame.get_potential_energy() == atoms.calc.results["energy_unbiased"]

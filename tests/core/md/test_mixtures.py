@@ -11,7 +11,7 @@ from e2ip_plugins.md import Monitor, combined_force, with_results
 
 STD, LEVERAGE = "forces_epistemic_std", "e2ip_leverage"
 
-#: Every output of the family is among the properties, as of the calculators of MACE and NequIP.
+#: Every output of the family is among the properties that ASE sees: the worst case, of another project's calculator.
 PARAMETERS = ["e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa"]
 PROPERTIES = ["energy", "free_energy", "forces", "forces_cov", *PARAMETERS, STD, LEVERAGE]
 

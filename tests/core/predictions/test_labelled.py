@@ -179,6 +179,19 @@ def test_what_has_weight_zero_counts_nowhere(write):
         read_frames([write("c.xyz", frames[0])], need_forces=False)
 
 
+def test_negative_weights_are_called_so(write):
+    frames = labelled(*range(4))
+    frames[0].info["config_weight"] = -1.0
+    frames[1].info["config_forces_weight"] = -0.5
+    frames[1].info["REF_energy"] = -1.0
+    notes, path = [], write("a.xyz", *frames)
+    assert [frame.where[-1] for frame in read_frames([path], on_note=notes.append)] == ["1", "2", "3"]
+    forces = "forces of 1 frame have negative weight (config_forces_weight) and are left out"
+    assert notes == [f"{path}: 1 frame of negative weight left out", f"{path}: {forces}"]
+    with pytest.raises(InputError, match=r"b\.xyz: all of its frames have negative weight"):
+        read_frames([write("b.xyz", frames[0])])
+
+
 @pytest.mark.parametrize(
     ("value", "message"), [("none", "is 'none', which is no number"), (np.nan, "is nan; a weight")]
 )

@@ -263,6 +263,12 @@ def test_frames_and_forces_of_weight_zero(read):
         atoms.info["config_weight"] = 0.0
     with pytest.raises(InputError, match=r"p\.xyz: all of its frames have weight zero"):
         read(frames)
+    frames[0].info.update(config_weight=1.0, config_forces_weight=-2.0)
+    frames[1].info["config_weight"] = -1.0
+    assert read(frames).remarks == (
+        "2 frames of zero or negative weight (config_weight) left out",
+        "forces of 1 frame have negative weight (config_forces_weight) and are left out",
+    )
     frames[1].info["config_weight"] = "much"
     with pytest.raises(InputError, match=r"p\.xyz, frame 1: config_weight is 'much', which is no number"):
         read(frames)

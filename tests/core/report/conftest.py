@@ -37,6 +37,26 @@ def make_frames():
 
 
 @pytest.fixture
+def with_energies(make_frames):
+    """Function that gives frames whose energies err as their error vectors say, ``size`` times as much."""
+
+    def make(noise=0, size=1.0, vectors=True, prefix="MACE_", **options):
+        frames = make_frames(noise, **options)
+        rng = np.random.default_rng([noise, options.get("seed", 0), 7])
+        shared = np.random.default_rng(noise).normal(size=8)
+        for atoms in frames:
+            vector = 0.02 * rng.normal(size=8)
+            atoms.info["REF_energy"] = 10.0
+            atoms.info[f"{prefix}energy"] = 10.0 - size * float(vector @ shared)
+            atoms.info[f"{prefix}energy_uncertainty"] = float(np.linalg.norm(vector))
+            if vectors:
+                atoms.info[f"{prefix}energy_error_vector"] = vector
+        return frames
+
+    return make
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Working folder of the test."""
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,7 @@
 """Uncertainties as calculators and prediction files have them: units, calibration, names, columns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
-from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.calibration import Calibration, CalibrationConstant, EnergyCalibration
 from e2ip_plugins.scores.results import calibrated_columns, committee_results, in_units, model_results, warn_if_unfitted
 
 E2IP = families.get("e2ip")
@@ -68,6 +70,27 @@ def test_calibrated_columns_keep_their_shapes(outputs, write_calibration):
     assert set(found) == set(columns) - {"e2ip_leverage"}
     np.testing.assert_allclose(found["forces_cov"], 2.0 * columns["forces_cov"])
     assert found["e2ip_nu"].shape == (3, 1)
+
+
+def test_calibrated_energies(outputs, write_calibration):
+    """Those of the frames, by a factor of their own; nothing without one."""
+    columns = {name: value.numpy() for name, value in outputs.items()}
+    columns |= {"energy_uncertainty": np.array([[0.5]]), "energy_error_vector": np.array([[0.3, -0.4]])}
+    calibration = Calibration.read(write_calibration())
+    assert not {"energy_uncertainty", "energy_error_vector"} & set(
+        calibrated_columns(calibration, E2IP, columns, "HHH")
+    )
+    energies = EnergyCalibration(CalibrationConstant(3.0, (2.0, 4.0)), {}, 9)
+    found = calibrated_columns(replace(calibration, energies=energies), E2IP, columns, "HHH")
+    np.testing.assert_allclose(found["energy_uncertainty"], [[1.5]])
+    np.testing.assert_allclose(found["energy_error_vector"], [[0.9, -1.2]])
+    # A calculator's, after the units.
+    outputs |= {name: torch.from_numpy(columns[name].reshape(1, -1)) for name in found if name.startswith("energy")}
+    outputs["energy_uncertainty"] = outputs["energy_uncertainty"].reshape(1)
+    options = {"calibration": replace(calibration, energies=energies), "species": "HHH", "energy_factor": 10.0}
+    results = model_results(E2IP, outputs, 1.0, **options)
+    assert results["energy_uncertainty"] == pytest.approx(15.0)
+    np.testing.assert_allclose(results["energy_error_vector"], [9.0, -12.0])
 
 
 def test_an_unfitted_leverage_is_a_warning_about_the_callers_line():

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from ase import units
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.mixing import AverageCalculator, MixedCalculator, SumCalculator
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
 from e3nn.util import jit
@@ -40,11 +42,17 @@ def results_of(atoms, models, **settings):
     return atoms.calc.results, atoms.calc
 
 
+def properties_of(calculator):
+    """Uncertainties that `get_property` takes; ASE's mixing calculators would add up those that iteration gives."""
+    assert not NAMES & set(calculator.implemented_properties)
+    return {name for name in NAMES if name in calculator.implemented_properties}
+
+
 def test_every_output_key_is_a_property_and_equals_the_models(make_model, make_batch, frames):
     model = make_model()
     results, calculator = results_of(frames[2], model)
     expected = model(make_batch([frames[2]]))
-    assert NAMES <= set(calculator.implemented_properties)
+    assert NAMES == properties_of(calculator)
     assert results["uq_family"] == "niw"
     for key in E2IP.output_keys():
         assert results[key.name].shape == (len(frames[2]), *key.shape)
@@ -92,8 +100,23 @@ def test_committee_obeys_the_law_of_total_variance(toy_family, make_model, frame
         np.testing.assert_allclose(committee[name], expected, rtol=1e-10, atol=1e-14)
     # The stock committee results stay.
     assert {"forces_comm", "energy_var"} <= set(committee)
-    assert VIEWS == NAMES & set(committee) == NAMES & set(calculator.implemented_properties)
+    assert VIEWS == NAMES & set(committee) == properties_of(calculator)
     assert not {"uq_family", "isotropic_log_std"} & set(committee)
+
+
+@pytest.mark.parametrize("mixture", [SumCalculator, AverageCalculator, lambda calcs: MixedCalculator(*calcs, 0.3, 0.7)])
+def test_mixtures_of_ase_add_up_no_uncertainties(make_model, frames, mixture):
+    calculators = [results_of(frames[0], make_model(seed=seed))[1] for seed in (0, 1)]
+    stock = [results_of(frames[0], make_model(readout=None, seed=seed))[1] for seed in (0, 1)]
+    mixed, expected = frames[0].copy(), frames[0].copy()
+    mixed.calc, expected.calc = mixture(calculators), mixture(stock)
+    np.testing.assert_array_equal(mixed.get_forces(), expected.get_forces())
+    assert mixed.get_potential_energy() == expected.get_potential_energy()
+    assert set(mixed.calc.results) == set(expected.calc.results)
+    assert set(mixed.calc.implemented_properties) == set(expected.calc.implemented_properties)
+    with pytest.raises(PropertyNotImplementedError, match="e2ip_nu property not implemented"):
+        mixed.calc.get_property("e2ip_nu", mixed)
+    assert calculators[0].get_property("e2ip_nu", mixed).shape == (len(mixed),)
 
 
 def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_model, frames, caplog):
@@ -101,7 +124,7 @@ def test_committee_with_a_stock_member_has_no_uncertainties_and_says_so(make_mod
         with caplog.at_level(logging.WARNING):
             results, calculator = results_of(frames[1], models)
         assert "1 of 2 models have an e2ip readout" in caplog.text
-        assert not NAMES & set(results) and not NAMES & set(calculator.implemented_properties)
+        assert not NAMES & set(results) and not properties_of(calculator)
         caplog.clear()
 
 

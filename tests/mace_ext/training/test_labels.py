@@ -13,6 +13,7 @@ from mace.tools.torch_geometric.dataloader import DataLoader
 
 from e2ip_plugins.readout.settings import Settings
 from mace_ext.training import labels
+from mace_ext.training.data_sets import _tell_of_labels
 
 E2IP = "--readout=e2ip"
 ENERGIES = "{1: -3.0, 8: -2.0}"
@@ -34,6 +35,20 @@ def with_calculators(data_files, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def make_atoms_with_weights(frames):
+    """Function that gives a labelled frame as MACE has read it, with MACE's weights in its info."""
+
+    def make(**weights):
+        atoms = frames[1].copy()
+        atoms.info.update(REF_energy=-1.0, **weights)
+        atoms.arrays["REF_forces"] = 0.1 * atoms.positions
+        specification = data.KeySpecification.from_defaults()
+        return labels.labelled_frame(data.config_from_atoms(atoms, key_specification=specification))
+
+    return make
 
 
 @contextmanager
@@ -91,6 +106,14 @@ def test_loss_of_frames_that_lack_forces(make_model, with_calculators, forces):
     labelled.forces = torch.where(torch.arange(36)[:, None] % 6 < 3, batch.forces, torch.full_like(batch.forces, 7.0))
     assert values["forces"] == pytest.approx(alone(ref=labelled, pred=output).item(), rel=1e-12)
     assert values["both"] == pytest.approx(values["energy"] + values["forces"], rel=1e-12)
+    # The batch of a file without these frames. MACE's own term, which is the value with `host`, counts them as zeros.
+    path = with_calculators("forces")
+    ase.io.write(path, ase.io.read(path, "::2"))
+    others = batch_of(path)
+    atoms, tensors = torch.arange(36) % 6 < 3, {k: v for k, v in output.items() if torch.is_tensor(v)}
+    output = {k: v[atoms] if len(v) == 36 else v[::2] for k, v in tensors.items() if len(v) in (36, 12)}
+    value = alone(ref=others, pred=output).item()
+    assert values["forces"] == pytest.approx(value * (0.5 if forces == "host" else 1.0), rel=1e-12)
 
 
 @pytest.mark.parametrize("lacking", ["forces", "energy"])
@@ -140,6 +163,18 @@ def test_frames_of_weight_zero_count_nowhere(train, data_files, tmp_path):
     for name, values in expected.items():
         torch.testing.assert_close(fitted[name], values, rtol=1e-6, atol=1e-12)
     assert "1 of 4 frames of the validation set (head Default) have weight zero and count nowhere" in runs[1].text
+
+
+def test_negative_weights_are_called_so(make_atoms_with_weights, caplog):
+    """MACE trains with them: not a word about weight zero, nor that they count nowhere."""
+    frames = [make_atoms_with_weights(**weights) for weights in ({}, {"config_weight": -1.0}, {"config_weight": 0.0})]
+    frames.append(make_atoms_with_weights(config_forces_weight=-1.0))
+    with caplog.at_level("INFO"):
+        _tell_of_labels(frames, "of the training set")
+    negative, zero = caplog.messages
+    assert negative.startswith("2 of 4 frames of the training set have a negative weight: MACE moves away from")
+    assert zero == "1 of 4 frames of the training set have weight zero and count nowhere"
+    assert [labels.count_labels([frame])[0] for frame in frames] == [0, 1, 1, 0]
 
 
 def test_prepared_data_without_forces(with_calculators, tmp_path):

@@ -67,7 +67,7 @@ def test_other_terms_are_stock_and_forces_are_weighted_per_atom(labelled, name, 
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_masked_atoms_count_like_atoms_of_weight_zero(labelled):
+def test_masked_atoms_count_nowhere(labelled):
     from mace import modules
 
     from mace_ext.training.loss import E2IPLoss
@@ -80,10 +80,66 @@ def test_masked_atoms_count_like_atoms_of_weight_zero(labelled):
     kept[4] = 0.0
     weights = (batch.weight * batch.forces_weight)[batch.batch]
     found = loss(ref=batch, pred=output)
-    assert found.item() == pytest.approx((kept * weights * whole).mean().item(), rel=1e-12)
+    assert found.item() == pytest.approx((kept * weights * whole).sum().item() / (len(kept) - 1), rel=1e-12)
     found.backward()
     # The reference itself is not touched.
     assert torch.isnan(batch.forces[4, 1])
+
+
+@pytest.mark.parametrize("forces", ["likelihood", "host", "fixed"])
+@pytest.mark.parametrize(("weight", "value"), [("weight", 0.0), ("forces_weight", 0.0), ("forces_weight", -1.0)])
+def test_force_term_is_as_if_frames_without_weight_had_no_atoms(labelled, weight, value, forces):
+    from mace import modules
+
+    from mace_ext.training.loss import E2IPLoss
+
+    batch, output = labelled
+    settings = Settings.of("e2ip", {}, 0.05, forces)
+    coefficients = output["e2ip_coefficients"]
+
+    def evaluated(energy_weight, forces_weight):
+        """Loss, and its gradient in the coefficients of the readout."""
+        stock = modules.WeightedEnergyForcesLoss(energy_weight=energy_weight, forces_weight=forces_weight)
+        value = E2IPLoss(stock, settings)(ref=batch, pred=output)
+        (gradient,) = torch.autograd.grad(value, coefficients, retain_graph=True)
+        return value.item(), gradient, stock(ref=batch, pred=output).item()
+
+    batch[weight][1] = value
+    whole = per_atom(batch, output, settings)
+    atoms = batch.batch != 1
+    alone = (7.0 * (batch.weight * batch.forces_weight)[batch.batch] * whole)[atoms].mean()
+    (expected,) = torch.autograd.grad(alone, coefficients, retain_graph=True)
+    _, _, energy = evaluated(3.0, 0.0)
+    found, gradient, stock = evaluated(3.0, 7.0)
+    wanted = {"likelihood": energy + alone.item(), "host": stock, "fixed": alone.item()}
+    assert found == pytest.approx(wanted[forces], rel=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+    # No atom at all counts.
+    batch[weight][:] = 0.0
+    found, gradient, stock = evaluated(3.0, 7.0)
+    assert found == (0.0 if forces == "fixed" else stock) and not gradient.any()
+
+
+def test_processes_average_to_the_mean_over_all_their_atoms(labelled, monkeypatch):
+    from mace import modules
+
+    from mace_ext.training import loss
+
+    batch, output = labelled
+    stock = modules.WeightedEnergyForcesLoss(energy_weight=0.0, forces_weight=7.0)
+    batch.forces[4, 1] = float("nan")
+    expected = loss.E2IPLoss(stock, settings_of())(ref=batch, pred=output).item()
+    counted, weights = torch.isfinite(batch.forces).all(-1), batch.forces_weight.clone()
+    monkeypatch.setattr(loss, "distributed", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    shares = []
+    for frames in ([0], [1, 2]):  # of two processes, each of which has the atoms of its frames alone
+        mine = torch.isin(torch.arange(3), torch.tensor(frames))
+        batch.forces_weight = weights * mine
+        others = int((counted & ~mine[batch.batch]).sum())
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda count, others=others: count.add_(others))
+        shares.append(loss.E2IPLoss(stock, settings_of())(ref=batch, pred=output).item())
+    assert np.mean(shares) == pytest.approx(expected, rel=1e-12)
 
 
 def test_gradient_in_the_forces_is_that_of_the_mean_square_error_at_errors_of_one_unit(labelled):

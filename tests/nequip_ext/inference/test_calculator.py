@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import ase.io
 import numpy as np
 import pytest
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.mixing import SumCalculator
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.keys import MODEL_KEY
@@ -45,6 +47,22 @@ def test_ases_properties_are_those_of_nequips_calculator_and_the_uncertainties(e
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
     asked = evaluated.get_properties(["energy", "forces", "forces_cov"])
     np.testing.assert_allclose(asked["forces_cov"], evaluated.calc.results["forces_cov"], rtol=1e-12)
+
+
+def test_mixtures_of_ase_add_up_no_uncertainties(make_model, gnn_config, as_calculator, frames):
+    models = [make_model(gnn_config(seed=seed))[1] for seed in (0, 1)]
+    calculators = [as_calculator(model) for model in models]
+    stock = [NequIPCalculator(calc.model, "cpu", transforms=calc.transforms) for calc in calculators]
+    mixed, expected = frames[1].copy(), frames[1].copy()
+    mixed.calc, expected.calc = SumCalculator(calculators), SumCalculator(stock)
+    np.testing.assert_allclose(mixed.get_forces(), expected.get_forces(), atol=1e-12)
+    assert set(mixed.calc.results) == set(expected.calc.results)
+    assert set(mixed.calc.implemented_properties) == set(expected.calc.implemented_properties)
+    with pytest.raises(PropertyNotImplementedError, match="e2ip_nu property not implemented"):
+        mixed.calc.get_property("e2ip_nu", mixed)
+    for same in (calculators[0], copy.deepcopy(calculators[0]), pickle.loads(pickle.dumps(calculators[0]))):
+        assert same.get_property("e2ip_nu", mixed).shape == (len(mixed),)
+        assert "e2ip_nu" not in [*same.implemented_properties]
 
 
 def test_names_are_found_by_name(evaluated):

@@ -101,7 +101,7 @@ def test_predictions_are_no_references(tmp_path, keys):
     path = prediction_files(tmp_path, labelled_later=False)
     config = {"file_path": str(path)}
     data = ASEDataset(str(path), key_mapping=keys)
-    assert predicted_labels(data) == {i: {"forces", "energy"} for i in range(3)}
+    assert predicted_labels(data) == {i: {"forces": "forces", "energy": "energy"} for i in range(3)}
     for split in ("training", "validation", "test"):
         message = (
             rf"frame 0 of the {split} data \(.*predicted\.xyz\): its forces are predictions.*uq_family.*exclude_keys"
@@ -112,6 +112,41 @@ def test_predictions_are_no_references(tmp_path, keys):
     assert set(predicted_labels(part)) == {0, 1}
     names = ["energy", "forces", "stress"]
     check_datasets("training", [config], [ASEDataset(str(path), key_mapping=KEYS, exclude_keys=names)])
+
+
+def references_of(dataset):
+    return [dataset[i]["forces"].numpy().tolist() for i in range(len(dataset))]
+
+
+def test_the_ways_out_that_the_message_names(tmp_path):
+    """Of a file with references NequIP reads these then; columns that key_mapping itself names are not excluded so."""
+    path = prediction_files(tmp_path, labelled_later=False)
+    frames = ase.io.read(path, ":")
+    config = {"file_path": str(path)}
+    with pytest.raises(InputError) as error:
+        check_datasets("training", [config], [ASEDataset(str(path), key_mapping=KEYS)])
+    assert "where the file has references, too, give 'exclude_keys: [energy, forces, stress]'" in str(error.value)
+    way = {"exclude_keys": ["energy", "forces", "stress"], "key_mapping": KEYS}
+    dataset = ASEDataset(str(path), **way)
+    expected = [atoms.arrays["REF_forces"] for atoms in frames]
+    np.testing.assert_allclose(references_of(dataset), expected, atol=1e-6)
+    check_datasets("training", [config], [dataset])
+    # As MACE's and NequIP's own tools name predictions and references.
+    for atoms in frames:
+        atoms.arrays["MACE_forces"], atoms.info["MACE_energy"] = atoms.get_forces(), atoms.get_potential_energy()
+        atoms.info["MACE_uq_family"] = atoms.info.pop("uq_family")
+        atoms.calc = None
+    ase.io.write(path, frames, format="extxyz")
+    wrong = {"MACE_forces": "forces", "MACE_energy": "total_energy"}
+    message = (
+        "its forces are predictions.*key_mapping names the column 'MACE_forces': name the references there instead"
+    )
+    with pytest.raises(InputError, match=message) as error:
+        check_datasets("training", [config], [ASEDataset(str(path), key_mapping=wrong)])
+    assert "exclude_keys" not in str(error.value) and "has no references, take other frames" in str(error.value)
+    dataset = ASEDataset(str(path), key_mapping=KEYS)
+    np.testing.assert_allclose(references_of(dataset), expected, atol=1e-6)
+    check_datasets("training", [config], [dataset])
 
 
 def test_frames_that_were_labelled_afterwards_have_references(tmp_path):

@@ -115,6 +115,21 @@ def test_what_does_not_go_together(toy_family, options, loss, metrics, message):
         checks.bind(torch.nn.ModuleList([*parts, E2IPMetrics(**metrics)]))
 
 
+@pytest.mark.parametrize("kind", ["loss", "metrics"])
+def test_unknown_names_of_what_is_ignored(trainer, make_module, kind):
+    """NequIP would look at the NaN after all."""
+    section = {"loss": LOSS, "metrics": METRICS}[kind]
+    for name in ("total_energy", "forces", "stress"):
+        set_up(trainer, make_module({}, **{kind: {**section, "ignore_nan": {name: True}}}))
+    named = {"loss": "loss", "metrics": "val_metrics"}[kind]
+    for name in ("energy", "per_atom_energy"):
+        module = make_module({}, **{kind: {**section, "ignore_nan": {"forces": True, name: True}}})
+        message = f"ignore_nan of {named} names {name}, .*may name total_energy, forces, stress"
+        with pytest.raises(InputError, match=message):
+            set_up(trainer, module)
+        set_up(trainer, module, "test")  # a finished training is tested
+
+
 def linear(**final):
     return LinearLossCoefficientScheduler(final, transition_epochs=2, start_epoch=3)
 

@@ -1,0 +1,293 @@
+"""How honest error bars of energies and of their differences are, beside other ways to them on the same features.
+
+    python benchmarks/energies.py judge FOLDER … --out runs/energies.json
+    python benchmarks/energies.py table
+
+FOLDER has the atoms of one trained model, as `leverage.py atoms` writes them. Every way has one constant (two where
+two are added), which is fitted to the energies of the validation set: for Gaussian errors that of largest likelihood.
+
+The ways: a standard deviation that is the same for every atom and adds up like √N; the last-layer posterior of Bigi et
+al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; amplitudes of
+independent atoms; the error vector, and both it and LLPR; and other constants of the error vector.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from common import RESULTS, load, markdown, parser_of, save
+from e2ip_plugins.scores.energies import central_level, crps, negative_log_likelihood
+from leverage import load_atoms, refitted
+from scipy.optimize import minimize
+from scipy.stats import spearmanr
+
+from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.leverage.energies import FLOOR, POWER, WIDTH
+from e2ip_plugins.leverage.form import FORM, Support
+from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
+
+#: Regularisation of LLPR's covariance, in units of its mean eigenvalue.
+RIDGE = 1e-6
+#: Prior of the ratio of two constants: about equal shares, by factors of this many e-folds.
+SHARES = 1.5
+#: Pairs of a set.
+MAX_PAIRS = 4000
+
+
+class Atoms(NamedTuple):
+    """Atoms of a set: kinds (N,), raw and whitened features (N, D), σ (N,), h (N,), frames (N,); errors (F,) in eV."""
+
+    kind: np.ndarray
+    features: np.ndarray
+    white: np.ndarray
+    std: np.ndarray
+    leverage: np.ndarray
+    frame: np.ndarray
+    error: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.bincount(self.frame)
+
+    def sums(self, rows: np.ndarray, kinds: int = 1) -> np.ndarray:
+        """Return sums over the atoms of every frame, of each kind apart: (F, kinds * columns)."""
+        sums = np.zeros((len(self.error) * kinds, rows.shape[1]))
+        np.add.at(sums, self.frame * kinds + (self.kind if kinds > 1 else 0), rows)
+        return sums.reshape(len(self.error), -1)
+
+
+#: Vectors (F, M) of every set by name, whose norms are standard deviations but for a constant.
+Vectors = dict[str, np.ndarray]
+Way = Callable[[dict[str, Atoms]], list[Vectors]]
+
+
+def read(folder: Path) -> dict[str, Atoms]:
+    """Return the atoms of every set, with what the form of today makes of them."""
+    names = [path.stem for path in sorted(folder.glob("*.npz")) if path.stem not in ("nonsense", "rotated")]
+    data: dict[str, SimpleNamespace] = {name: load_atoms(folder, name) for name in names}
+    laws, _ = refitted("as shipped, here", data)
+    species = np.unique(np.concatenate([d.species for d in data.values()]))
+    train = data["train"]
+    kinds = {name: np.searchsorted(species, d.species) for name, d in data.items()}
+    features = {kind: train.features[kinds["train"] == kind] for kind in np.unique(kinds["train"]).tolist()}
+    leverage = Leverage(train.features.shape[1], len(species)).double()
+    Moments(features, FORM).store(leverage, features)
+    sets = {}
+    for name, d in data.items():
+        pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
+        support: Support = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, pairs)
+        white, h = FORM.soft**0.5 * support.whitened.numpy(), 0.5 * support.distance.numpy()
+        sets[name] = Atoms(kinds[name], d.features, white, laws[name].total_std(), h, d.frame, d.energy_error)
+    return sets
+
+
+def constant(sets: dict[str, Atoms]) -> list[Vectors]:
+    return [{name: np.sqrt(d.sizes)[:, None] for name, d in sets.items()}]
+
+
+def llpr(sets: dict[str, Atoms], by_species: bool = False) -> list[Vectors]:
+    """Return L⁻¹f with f the sum of a frame's features, and L Lᵀ the mean of (f/N)(f/N)ᵀ over training frames."""
+    kinds = 1 + max(int(d.kind.max()) for d in sets.values())
+
+    def summed(d: Atoms) -> np.ndarray:
+        return d.sums(d.white, kinds) if by_species else d.sums(d.features)
+
+    train = summed(sets["train"]) / sets["train"].sizes[:, None]
+    covariance = train.T @ train
+    values, axes = np.linalg.eigh(covariance + RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance)))
+    return [{name: summed(d) @ (axes / np.sqrt(values)) for name, d in sets.items()}]
+
+
+def amplitudes(sets: dict[str, Atoms], power: float, floor: float) -> dict[str, np.ndarray]:
+    level = floor * np.exp(np.log(sets["valid"].std).mean())
+    return {name: d.std * d.leverage**power + level for name, d in sets.items()}
+
+
+def independent(sets: dict[str, Atoms], power: float = POWER) -> list[Vectors]:
+    """Return vectors in which every atom has a direction of its own: only their norms mean something."""
+    of_atoms = amplitudes(sets, power, 0.0)
+    return [{name: np.sqrt(d.sums(of_atoms[name][:, None] ** 2)) for name, d in sets.items()}]
+
+
+def vector(
+    sets: dict[str, Atoms],
+    power: float = POWER,
+    floor: float = FLOOR,
+    width: float = WIDTH,
+    waves: int = 32,
+    coherent: float = 0.0,
+) -> list[Vectors]:
+    """Return error vectors; a share ``coherent`` of each atom's variance is common to all of its species."""
+    kinds = 1 + max(int(d.kind.max()) for d in sets.values())
+    features = sets["train"].white.shape[1]
+    drawn = torch.randn(features, waves, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    drawn /= width * np.sqrt(features)
+    of_atoms, vectors = amplitudes(sets, power, floor), {}
+    for name, d in sets.items():
+        phases = d.white @ drawn
+        phi = np.concatenate([np.cos(phases), np.sin(phases)], axis=1) * np.sqrt((1.0 - coherent) / waves)
+        phi = np.concatenate([phi, np.full((len(phi), 1), np.sqrt(coherent))], axis=1)
+        vectors[name] = d.sums(of_atoms[name][:, None] * phi, kinds)
+    return [vectors]
+
+
+WAYS: dict[str, Way] = {
+    "error vector, as shipped": vector,
+    "constant": constant,
+    "LLPR": llpr,
+    "LLPR, by species": lambda sets: llpr(sets, by_species=True),
+    "independent atoms": independent,
+    "independent atoms, power 0": lambda sets: independent(sets, 0.0),
+    **{f"power {power:g}": lambda sets, power=power: vector(sets, power=power) for power in (0.0, 0.15, 0.35, 0.5)},
+    **{f"floor {floor:g}": lambda sets, floor=floor: vector(sets, floor=floor) for floor in (0.0, 0.3, 1.0)},
+    **{f"width {width:g}": lambda sets, width=width: vector(sets, width=width) for width in (0.25, 0.5, 1.0)},
+    **{f"{waves} waves": lambda sets, waves=waves: vector(sets, waves=waves) for waves in (8, 16, 128)},
+    **{f"coherent {share:g}": lambda sets, share=share: vector(sets, coherent=share) for share in (0.05, 0.2)},
+    "error vector and LLPR": lambda sets: vector(sets) + llpr(sets),
+    "error vector and LLPR, by species": lambda sets: vector(sets) + llpr(sets, by_species=True),
+}
+
+
+def fit(vectors: list[Vectors], error: np.ndarray) -> np.ndarray:
+    """Return the squares of the constants, from the validation set."""
+    finite = np.isfinite(error)
+    squares = np.stack([np.square(part["valid"]).sum(1) for part in vectors], axis=1)[finite]
+    error = error[finite]
+    start = np.log(np.square(error).mean() / squares.shape[1] / squares.mean(0))
+    if squares.shape[1] == 1:
+        return np.array([(error**2 / squares[:, 0]).mean()])
+
+    def objective(logarithms: np.ndarray) -> float:
+        variance = squares @ np.exp(logarithms)
+        shares = logarithms - start - (logarithms - start).mean()
+        return float(0.5 * (error**2 / variance + np.log(variance)).sum() + 0.5 * np.square(shares / SHARES).sum())
+
+    return np.exp(minimize(objective, start, method="Nelder-Mead").x)
+
+
+def pairs_of(d: Atoms) -> tuple[np.ndarray, np.ndarray]:
+    """Return pairs of frames of the same composition, at most `MAX_PAIRS` of them."""
+    composition = d.sums(np.eye(1 + d.kind.max())[d.kind])
+    first, second = np.triu_indices(len(composition), 1)
+    same = (composition[first] == composition[second]).all(1) & np.isfinite(d.error[first] + d.error[second])
+    first, second = first[same], second[same]
+    if len(first) > MAX_PAIRS:
+        chosen = np.random.default_rng(0).choice(len(first), MAX_PAIRS, replace=False)
+        first, second = first[chosen], second[chosen]
+    return first, second
+
+
+def scores(error: np.ndarray, std: np.ndarray) -> dict[str, float]:
+    level = central_level(error, std)
+    rank = spearmanr(np.abs(error), std).statistic if np.ptp(std) > 1e-9 * std.max() else 0.0
+    return {
+        "nll": float(negative_log_likelihood(error, std).mean()),
+        "crps": float(crps(error, std).mean()),
+        "calibration_error": float(np.mean([abs((level <= q).mean() - q) for q in CALIBRATION_LEVELS])),
+        "coverage95": float((level <= 0.95).mean()),
+        "spearman": float(rank),
+        "rms": float(np.sqrt(np.square(error).mean())),
+        "number": len(error),
+    }
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    """Return scores of all ways, by set: of energies, and of their differences where the way has vectors."""
+    sets, result = read(folder), {}
+    for title, way in WAYS.items():
+        vectors = way(sets)
+        squares = fit(vectors, sets["valid"].error)
+        rows: dict[str, Any] = {"constants": np.sqrt(squares).tolist()}
+        for name, d in sets.items():
+            if name in ("train", "valid"):
+                continue
+            parts = [part[name] for part in vectors]
+            finite = np.isfinite(d.error)
+            std = np.sqrt(sum(square * np.square(part).sum(1) for square, part in zip(squares, parts, strict=True)))
+            rows[name] = {"energies": scores(d.error[finite], std[finite])}
+            first, second = pairs_of(d)
+            if len(first) and way not in (constant, independent) and "independent" not in title:
+                apart = [np.square(part[first] - part[second]).sum(1) for part in parts]
+                std = np.sqrt(sum(square * part for square, part in zip(squares, apart, strict=True)))
+                kept = std > 1e-6 * std.max()
+                rows[name]["differences"] = scores((d.error[first] - d.error[second])[kept], std[kept])
+        result[title] = rows
+    return result
+
+
+#: Sets by what they ask.
+GROUPS = {"in": ("test", "strain"), "out": ("ood", "warm", "2000K"), "surfaces": ("surface",)}
+SHOWN = ("nll", "crps", "calibration_error", "coverage95", "spearman")
+
+
+def table(content: dict[str, Any], kind: str) -> str:
+    """Return the means over models and sets of a group, and the least coverage."""
+    rows = []
+    for title in WAYS:
+        cells = []
+        for sets in GROUPS.values():
+            found = [
+                model[title][name][kind]
+                for model in content.values()
+                for name in sets
+                if title in model and kind in model[title].get(name, {})
+            ]
+            for figure in SHOWN:
+                mean = np.mean([scores[figure] for scores in found]) if found else np.nan
+                cells.append(f"{mean:.2f}" if figure in ("nll", "spearman") else f"{mean:.3f}")
+            cells[-2] += f" ({min((scores['coverage95'] for scores in found), default=np.nan):.2f})"
+        if "nan" not in cells[0]:
+            rows.append([title, *cells])
+    names = ("NLL", "CRPS", "CE", "coverage@95 (least)", "Spearman")
+    return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
+
+
+def by_set(content: dict[str, Any], title: str = "error vector, as shipped") -> str:
+    """Return the figures of one way for every model and set."""
+    rows = []
+    for model, ways in content.items():
+        for name, kinds in ways[title].items():
+            if name == "constants":
+                continue
+            cells = []
+            for kind in ("energies", "differences"):
+                found = kinds.get(kind)
+                shown = ("rms", *SHOWN) if kind == "energies" else SHOWN
+                cells += [f"{found[figure]:.3f}" for figure in shown] if found else [""] * len(shown)
+            rows.append([model, name, str(kinds["energies"]["number"]), *cells])
+    names = ("NLL", "CRPS", "CE", "coverage@95", "Spearman")
+    differences = (f"differences: {name}" for name in names)
+    return markdown(["model", "set", "frames", "RMSE in eV", *names, *differences], rows)
+
+
+def parse() -> argparse.Namespace:
+    parser = parser_of(__doc__ or "")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("judge", help="score the ways of finished models")
+    one.add_argument("folders", type=Path, nargs="+", help="folders of atoms; their names are those of the models")
+    two = commands.add_parser("table", help="print the tables")
+    for command in (one, two):
+        command.add_argument("--out", type=Path, default=RESULTS / "energies.json")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.command == "judge":
+        for folder in options.folders:
+            save(options.out, {folder.name: judge(folder)})
+            print(f"{folder.name}: done", flush=True)
+        return
+    content = load(options.out)
+    for kind in ("energies", "differences"):
+        print(f"{kind.capitalize()}, means over models and sets\n\n{table(content, kind)}\n")
+    print(by_set(content))
+
+
+if __name__ == "__main__":
+    main()
