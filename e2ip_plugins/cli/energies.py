@@ -43,9 +43,9 @@ def difference_command(
 ) -> None:
     """Print differences of energies, or other sums of them, with standard deviations.
 
-    Errors of like environments cancel: the standard deviation of a difference is 0 for a frame and itself, and mostly
-    far below those of both energies. Reaction energies, barriers and adsorption energies ("slab+CO - slab - CO") are
-    such sums. A warning names the species whose atoms do not cancel.
+    Errors of like environments cancel: the standard deviation of a difference goes to 0 where two frames become the
+    same. Reaction energies, barriers and adsorption energies ("slab+CO - slab - CO") are such sums. A warning names the
+    species whose atoms do not cancel.
     """
     import json
 
