@@ -26,7 +26,7 @@ def difference_command(
         typer.Option(
             metavar='"A - B"',
             help="Sum of energies; may be repeated. A and B are names of frames, or numbers of frames, which begin at "
-            "0 and go on from file to file. Spaces belong on both sides of + and -. Coefficients: 2*A, 1/2*A.",
+            "0 and go on from file to file. Spaces belong on both sides of + and -. Coefficients: `2*A`, `1/2*A`.",
         ),
     ],
     key: Annotated[
@@ -43,9 +43,9 @@ def difference_command(
 ) -> None:
     """Print differences of energies, or other sums of them, with standard deviations.
 
-    Errors of like environments cancel: the standard deviation of a difference is 0 for a frame and itself, and mostly
-    far below those of both energies. Reaction energies, barriers and adsorption energies ("slab+CO - slab - CO") are
-    such sums. A warning names the species whose atoms do not cancel.
+    Errors of like environments cancel: the standard deviation of a difference goes to 0 where two frames become the
+    same. Reaction energies, barriers and adsorption energies ("slab+CO - slab - CO") are such sums. A warning names the
+    species whose atoms do not cancel.
     """
     import json
 

@@ -134,7 +134,9 @@ def _read(frames: Source, of: Sums, key: Optional[str]) -> Tuple[FrameEnergies, 
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{of}: is no sum such as 'A - B', nor a list of coefficients, one for each frame") from error
+        raise InputError(
+            f"{of!r}: is no sum such as 'A - B', nor a list of coefficients, one for each frame"
+        ) from error
     if rows.ndim not in (1, 2) or rows.shape[-1] != len(read.atoms) or not np.isfinite(rows).all():
         raise InputError(
             f"coefficients of shape {rows.shape} for {len(read.atoms)} frames: give a finite number for each"
