@@ -144,3 +144,18 @@ def test_a_frame_costs_ten_more_operators():
 
     before = operators()
     assert 0 < operators(frames=torch.zeros(21, dtype=torch.long), num_frames=1) - before <= 10
+
+
+def test_one_head_of_several():
+    module, alone = energies(heads=2), energies()
+    module.set_head(1, 0.7, 0.02)
+    module.stress_factors = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=F64)
+    alone.take_head(module, 1)
+    x, species = draw(3), [0, 1, 2]
+    expected = vectors(module, x, species, heads=torch.ones(3, dtype=torch.long))
+    torch.testing.assert_close(vectors(alone, x, species), expected)
+    std, volumes = torch.ones(1, dtype=F64), torch.full((1,), 2.0, dtype=F64)
+    covariance = module.stress_covariance(
+        std, volumes, torch.ones(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    )
+    torch.testing.assert_close(alone.stress_covariance(std, volumes), covariance)

@@ -48,6 +48,7 @@ def test_settings_survive_a_rebuild(make_model):
         "e2ip_settings",
         "e2ip_axes",
         "e2ip_regions",
+        "e2ip_stress",
     }
 
 
