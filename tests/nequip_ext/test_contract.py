@@ -65,9 +65,9 @@ def test_every_family_is_registered(toy_family):
     registration.register()
     assert _key_registry.get_field_type("isotropic_log_std") == "node"
     target = _compile_utils.COMPILE_TARGET_DICT.pop("isotropic_ase")
-    assert (
-        target["output"][-2:] == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in target["output"]
-    )
+    of_atoms, of_frames = target["output"][-4:-2], target["output"][-2:]
+    assert of_atoms == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in target["output"]
+    assert of_frames == ["energy_uncertainty", "energy_error_vector"]
     for name in [name for name in _compile_utils.COMPILE_TARGET_DICT if name.startswith("isotropic_")]:
         del _compile_utils.COMPILE_TARGET_DICT[name]
 
@@ -83,7 +83,8 @@ def test_compile_targets_add_outputs(name):
         assert "shallow_pair_nequip" in _compile_utils.COMPILE_TARGET_DICT
         assert "shallow_pair_allegro" not in _compile_utils.COMPILE_TARGET_DICT
     stock, ours = (_compile_utils.COMPILE_TARGET_DICT[n] for n in (name, f"e2ip_{name}"))
-    assert ours["output"] == [*stock["output"], *(key.name for key in KEYS)]
+    of_frames = [] if name.startswith("pair") else ["energy_uncertainty", "energy_error_vector"]
+    assert ours["output"] == [*stock["output"], *(key.name for key in KEYS), *of_frames]
     assert ours["input"] == stock["input"]
     assert not any(key.name in stock["output"] for key in KEYS)
 
