@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import RESULTS, load, markdown, parser_of, save
-from e2ip_plugins.scores.energies import central_level, crps, negative_log_likelihood
 from leverage import load_atoms, refitted
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
@@ -29,6 +28,7 @@ from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.leverage.energies import FLOOR, POWER, WIDTH
 from e2ip_plugins.leverage.form import FORM, Support
 from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.scores.energies import central_level, crps, negative_log_likelihood
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
 
 #: Regularisation of LLPR's covariance, in units of its mean eigenvalue.

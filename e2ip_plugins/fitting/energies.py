@@ -20,6 +20,10 @@ LEAST_FRAMES = 2
 #: by electronvolts an atom, those of a model that has just been trained by less than they scatter.
 OFFSET = 5.0
 
+#: So many degrees of freedom must be left for that, because a few errors are alike by chance. Of fewer frames, errors of
+#: so many eV an atom are taken for an offset.
+LEAST_FREE, LARGE = 5, 0.5
+
 
 class EnergyErrors(NamedTuple):
     """Energy errors of a batch of frames.
@@ -218,9 +222,10 @@ def _offset(counts: np.ndarray, residual: np.ndarray) -> Optional[Dict[int, floa
     weight = 1.0 / np.sqrt(counts.sum(1))
     solution, _, rank, _ = np.linalg.lstsq(counts[:, present] * weight[:, None], residual * weight, rcond=None)
     free = len(residual) - int(rank)
-    if free < 1:
-        return None
     rest = (residual - counts[:, present] @ solution) * weight
-    if np.square(residual * weight).sum() <= OFFSET**2 * np.square(rest).sum() * len(residual) / free:
+    size = np.square(residual * weight).sum()
+    if free < LEAST_FREE and np.median(np.abs(residual) * weight**2) < LARGE:
+        return None
+    if size <= OFFSET**2 * np.square(rest).sum() * len(residual) / max(free, 1):
         return None
     return dict(zip(present.tolist(), solution.tolist(), strict=True))

@@ -120,6 +120,19 @@ def test_energies_that_say_nothing_are_named_and_leave_no_length(readout, residu
     assert not readout.leverage.energies.lengths.any()
 
 
+@pytest.mark.parametrize(("offset", "refused"), [(0.2, False), (2.0, True)])
+def test_a_few_errors_that_are_alike_are_an_offset_only_where_they_are_large(readout, offset, refused):
+    """Two frames of one composition, say, err alike by chance."""
+
+    def two_of(std, noise, c):
+        residual = offset * c.sum(1) + 1e-3 * noise
+        return torch.where(torch.arange(5) < 2, residual, math.nan)
+
+    report = fit(readout, two_of, count=5)
+    assert bool(report.energies) is not refused
+    assert any("of another reference" in text for text in report.warnings) is refused
+
+
 def test_a_bias_of_the_size_of_the_errors_is_an_error_and_no_offset(readout):
     report = fit(readout, lambda std, noise, c: 0.2 * std * (noise + 1.0), count=50)
     assert report.energies and not report.warnings
