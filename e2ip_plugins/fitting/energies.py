@@ -20,8 +20,8 @@ LEAST_FRAMES = 2
 #: by electronvolts an atom, those of a model that has just been trained by less than they scatter.
 OFFSET = 5.0
 
-#: So many degrees of freedom must be left for that, because a few errors are alike by chance. Of fewer frames, errors of
-#: so many eV an atom are taken for an offset.
+#: So many degrees of freedom must be left for that, because a few errors are alike by chance. With fewer, errors of so
+#: many eV an atom are taken for an offset.
 LEAST_FREE, LARGE = 5, 0.5
 
 
