@@ -6,7 +6,22 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from scipy.spatial.transform import Rotation
 
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
+
 VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
+
+
+def labelled_frames(atoms, count, seed, stress=False, spread=3.0):
+    """Return rattled copies of a structure with made-up labels, energies with a ``spread`` in eV."""
+    rng, frames = np.random.default_rng(seed), []
+    for i in range(count):
+        frame = atoms.copy()
+        frame.rattle(0.05, rng=rng)
+        energy = Label(np.array(rng.normal(scale=spread)))
+        forces = Label(rng.normal(scale=0.3, size=(len(frame), 3)))
+        tensor = rng.normal(scale=0.01, size=(3, 3))
+        frames.append(LabelledFrame(frame, f"{i}", forces, energy, Label(tensor + tensor.T) if stress else None))
+    return frames
 
 
 def results(calculator, atoms):

@@ -7,35 +7,21 @@ import torch
 from ase.build import bulk, molecule
 from mace.calculators import MACECalculator
 
-from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from mace_ext.fitting.file import fit_file
 
 
-def labelled_frames(atoms, count, seed, stress=False):
-    """Return rattled copies with made-up labels; the energies are near those of the tests' models."""
-    rng, frames = np.random.default_rng(seed), []
-    for i in range(count):
-        frame = atoms.copy()
-        frame.rattle(0.05, rng=rng)
-        energy = Label(np.array(rng.normal(scale=3.0)))
-        forces = Label(rng.normal(scale=0.3, size=(len(frame), 3)))
-        tensor = rng.normal(scale=0.01, size=(3, 3))
-        frames.append(LabelledFrame(frame, f"{i}", forces, energy, Label(tensor + tensor.T) if stress else None))
-    return frames
-
-
-def fitted(tmp_path_factory, make_model, atoms, **options):
+def fitted(energy_checks, tmp_path_factory, make_model, atoms, **options):
     """Return the path of a model whose energies have error bars, and the report."""
     folder = tmp_path_factory.mktemp("energies")
     torch.save(make_model(dtype=torch.float64), folder / "fresh.model")
-    sets = (labelled_frames(atoms, count, seed, **options) for count, seed in ((12, 0), (8, 1)))
+    sets = (energy_checks.labelled_frames(atoms, count, seed, **options) for count, seed in ((12, 0), (8, 1)))
     report = fit_file(folder / "fresh.model", *sets, folder / "fitted.model", batch_size=3)
     return folder / "fitted.model", report
 
 
 @pytest.fixture(scope="module")
-def of_molecule(tmp_path_factory, make_model):
-    return fitted(tmp_path_factory, make_model, molecule("CH3OH"))
+def of_molecule(energy_checks, tmp_path_factory, make_model):
+    return fitted(energy_checks, tmp_path_factory, make_model, molecule("CH3OH"))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +38,7 @@ def test_error_bars_of_a_molecule(energy_checks, calculator):
 def test_error_bars_of_a_crystal(energy_checks, tmp_path_factory, make_model):
     crystal = bulk("C", "diamond", cubic=True)
     crystal.rattle(0.03, seed=5)
-    path, report = fitted(tmp_path_factory, make_model, crystal, stress=True)
+    path, report = fitted(energy_checks, tmp_path_factory, make_model, crystal, stress=True)
     assert "deviatoric" in " ".join(report.lines())
     energy_checks.check_crystal(MACECalculator(model_paths=str(path), device="cpu", default_dtype="float64"), crystal)
 
@@ -62,7 +48,7 @@ def test_a_molecule_has_no_stress_error(energy_checks, calculator):
 
 
 def test_mace_eval_configs_writes_what_the_calculator_gives(energy_checks, of_molecule, calculator, predict, tmp_path):
-    frames = [frame.atoms for frame in labelled_frames(molecule("CH3OH"), 3, 7)]
+    frames = [frame.atoms for frame in energy_checks.labelled_frames(molecule("CH3OH"), 3, 7)]
     ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
     written = predict(of_molecule[0], tmp_path / "in.xyz", tmp_path / "out.xyz", default_dtype="float64")
     for frame, atoms in zip(written, frames, strict=True):

@@ -5,31 +5,20 @@ import numpy as np
 import pytest
 from ase.build import bulk, molecule
 
-from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from nequip_ext import E2IPCalculator
 from nequip_ext.fitting.passes import fit_frames
 
 
-def labelled_frames(atoms, count, seed, stress=False):
-    """Return rattled copies with made-up labels."""
-    rng, frames = np.random.default_rng(seed), []
-    for i in range(count):
-        frame = atoms.copy()
-        frame.rattle(0.05, rng=rng)
-        energy = Label(np.array(rng.normal(scale=30.0)))
-        forces = Label(rng.normal(scale=0.3, size=(len(frame), 3)))
-        tensor = rng.normal(scale=0.01, size=(3, 3))
-        frames.append(LabelledFrame(frame, f"{i}", forces, energy, Label(tensor + tensor.T) if stress else None))
-    return frames
-
-
 @pytest.fixture
-def fitted(make_model, as_calculator):
+def fitted(energy_checks, make_model, as_calculator):
     """Function that fits a model to labelled copies of a structure; the calculator and the report."""
 
     def fit(atoms, **options):
         model = make_model(evidence="leverage")[1].eval()
-        sets = [labelled_frames(atoms, count, seed, **options) for count, seed in ((12, 0), (8, 1))]
+        sets = [
+            energy_checks.labelled_frames(atoms, count, seed, spread=30.0, **options)
+            for count, seed in ((12, 0), (8, 1))
+        ]
         report = fit_frames(model, *sets, 3, True, lambda text: None)
         return as_calculator(model), report
 
