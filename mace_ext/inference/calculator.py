@@ -97,7 +97,9 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
     factor = self.energy_units_to_eV / self.length_units_to_A
     if len(members) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.
-        forces, energies = (working.results[name] for name in ("forces_comm", "energy_comm"))
+        forces = working.results["forces_comm"]
+        # A release may lack the first name; what the second holds counts only if it is a number for each member.
+        energies = working.results.get("energy_comm", working.results.get("energies", ()))
         working.results.update(committee_results(members, factor, forces, self.energy_units_to_eV, energies))
     else:
         options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}
