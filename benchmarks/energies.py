@@ -61,7 +61,7 @@ class Atoms(NamedTuple):
         return sums.reshape(len(self.error), -1)
 
 
-#: Vectors (F, M) of every set by name, whose norms are standard deviations but for a constant.
+#: Vectors (F, M) of every set by name. Their norms, times a constant that is fitted, are standard deviations.
 Vectors = dict[str, np.ndarray]
 Way = Callable[[dict[str, Atoms]], list[Vectors]]
 
@@ -231,16 +231,16 @@ def table(content: dict[str, Any], kind: str) -> str:
     for title in WAYS:
         cells = []
         for sets in GROUPS.values():
-            found = [
+            scores_of = [
                 model[title][name][kind]
                 for model in content.values()
                 for name in sets
                 if title in model and kind in model[title].get(name, {})
             ]
             for figure in SHOWN:
-                mean = np.mean([scores[figure] for scores in found]) if found else np.nan
+                mean = np.mean([scores[figure] for scores in scores_of]) if scores_of else np.nan
                 cells.append(f"{mean:.2f}" if figure in ("nll", "spearman") else f"{mean:.3f}")
-            cells[-2] += f" ({min((scores['coverage95'] for scores in found), default=np.nan):.2f})"
+            cells[-2] += f" ({min((scores['coverage95'] for scores in scores_of), default=np.nan):.2f})"
         if "nan" not in cells[0]:
             rows.append([title, *cells])
     names = ("NLL", "CRPS", "CE", "coverage@95 (least)", "Spearman")
@@ -256,9 +256,9 @@ def by_set(content: dict[str, Any], title: str = "error vector, as shipped") -> 
                 continue
             cells = []
             for kind in ("energies", "differences"):
-                found = kinds.get(kind)
+                scores_of = kinds.get(kind)
                 shown = ("rms", *SHOWN) if kind == "energies" else SHOWN
-                cells += [f"{found[figure]:.3f}" for figure in shown] if found else [""] * len(shown)
+                cells += [f"{scores_of[figure]:.3f}" for figure in shown] if scores_of else [""] * len(shown)
             rows.append([model, name, str(kinds["energies"]["number"]), *cells])
     names = ("NLL", "CRPS", "CE", "coverage@95", "Spearman")
     differences = (f"differences: {name}" for name in names)

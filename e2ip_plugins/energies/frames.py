@@ -58,9 +58,9 @@ def read_energies(source: Source) -> FrameEnergies:
         Files that cannot be read, frames without an energy or an error vector, and frames of different models.
     """
     atoms, places = _frames(source)
-    found = [_FrameEnergy.of(*frame) for frame in zip(atoms, places, strict=True)]
-    first = found[0]
-    for frame, place in zip(found, places, strict=True):
+    energies = [_FrameEnergy.of(*frame) for frame in zip(atoms, places, strict=True)]
+    first = energies[0]
+    for frame, place in zip(energies, places, strict=True):
         if frame.uq_model != first.uq_model:
             raise InputError(
                 f"{place}: its model (uq_model) is {frame.uq_model or 'not named'}, that of {places[0]} is "
@@ -72,7 +72,7 @@ def read_energies(source: Source) -> FrameEnergies:
                 f"{place}: its {ENERGY_ERROR_VECTOR.name} has {len(frame.vector)} numbers, that of {places[0]} "
                 f"{len(first.vector)}: predict all frames with one model"
             )
-    vectors = np.stack([frame.vector for frame in found])
+    vectors = np.stack([frame.vector for frame in energies])
     if not vectors.any():
         raise InputError(
             f"{places[0]}: all numbers of {ENERGY_ERROR_VECTOR.name} are zero: the model was never fitted; run e2ip "
@@ -83,7 +83,7 @@ def read_energies(source: Source) -> FrameEnergies:
             f"{places[0]}: no frame names its model ({MODEL_KEY}); error vectors of different models must not be mixed"
         )
         warnings.warn(text, UncertaintyWarning, stacklevel=3)
-    return FrameEnergies(atoms, places, np.array([frame.energy for frame in found]), vectors, first.uq_model)
+    return FrameEnergies(atoms, places, np.array([frame.energy for frame in energies]), vectors, first.uq_model)
 
 
 def _frames(source: Source) -> Tuple[List[Atoms], List[str]]:

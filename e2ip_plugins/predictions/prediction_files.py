@@ -134,9 +134,7 @@ class Predictions:
     def only(self, chosen: np.ndarray) -> "Predictions":
         """Return the predictions for some of the frames (M,), in their order in the file."""
         atoms = np.isin(self.frame_of_atom, chosen)
-        fields: Dict[str, Any] = {
-            name: values[chosen] for name in _OF_FRAMES if (values := getattr(self, name)) is not None
-        }
+        fields: Dict[str, Any] = {n: values[chosen] for n in _OF_FRAMES if (values := getattr(self, n)) is not None}
         fields |= {name: values[atoms] for name in _OF_ATOMS if (values := getattr(self, name)) is not None}
         parameters = {name: values[atoms] for name, values in self.parameters.items()}
         return replace(self, frames=tuple(self.frames[i] for i in chosen), parameters=parameters, **fields)
@@ -167,9 +165,8 @@ def read_predictions(
     Raises
     ------
     InputError
-        File missing or unreadable; forces, references or parameters missing, ambiguous or invalid; leverage or
-        uncertainties of energies invalid; forces that are not those which were predicted; no frame of a weight other
-        than 0.
+        File missing or unreadable; columns missing, ambiguous or invalid; forces that are not those which were
+        predicted; no frame of a weight other than 0.
     """
     path = Path(path)
     file = _File(path, [_FrameColumns.of(atoms) for atoms in read_all(path, "extxyz")])

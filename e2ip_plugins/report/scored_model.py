@@ -60,8 +60,8 @@ class ScoredModel:
     @cached_property
     def energy_residuals(self) -> Dict[str, energies.EnergyResiduals]:
         """Errors of energies with uncertainties: of ``frames``, and of ``pairs`` where there are error vectors."""
-        found = {"frames": energies.of_frames(self.predictions), "pairs": energies.of_pairs(self.predictions)}
-        return {name: residuals for name, residuals in found.items() if residuals is not None}
+        residuals_of = {"frames": energies.of_frames(self.predictions), "pairs": energies.of_pairs(self.predictions)}
+        return {name: residuals for name, residuals in residuals_of.items() if residuals is not None}
 
     @property
     def left_out(self) -> List[str]:
