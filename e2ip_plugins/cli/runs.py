@@ -1,5 +1,6 @@
 """Subcommands that move atoms with a model: md, lammps."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Optional
 
@@ -132,6 +133,12 @@ def lammps_command(
     window: Window = None,
     level: Level = None,
     frames: Annotated[Optional[Path], typer.Option(help="File of the monitor's frames. [default: monitor.xyz]")] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Leave the forces to the input's pair style; runs on many processes.")
+    ] = False,
+    every: Annotated[
+        Optional[int], typer.Option(help="Steps between two evaluations of --observe. [default: 10]")
+    ] = None,
     calibration: checks.Calibrated = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
@@ -141,19 +148,33 @@ def lammps_command(
 
     The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
     runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
-    the run ends it with exit status 3.
+    the run ends it with exit status 3. With --observe the forces are those of the pair style in the input file,
+    and `mpiexec -n 4 e2ip lammps … --observe` uses four processes.
     """
     from e2ip_plugins.md.lammps.script import ScriptOptions, run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
+    from e2ip_plugins.scores.calibration import Calibration
 
     split(script)
+    if observe and interval is not None:
+        raise InputError("--interval: with --observe the monitor checks at every evaluation; give --every")
+    if every is not None and not observe:
+        raise InputError("--every: for --observe")
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
-    opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
+    opening = {"device": device, "head": head, "dtype": dtype}
     options = ScriptOptions(species.replace(",", " ").split(), key or None, watched)
+    if observe:
+        opened = checks.opened("evaluate", host, model, **opening)
+        used = None if calibration is None else Calibration.read(calibration)
+        if used is not None and opened.family is not None:
+            used.check(opened.family, (), str(model), opened.uq_model)
+        options = replace(options, observe=10 if every is None else every, calibration=used)
+    else:
+        opened = checks.opened("calculator", host, model, calibration=calibration, **opening)
     try:
-        run_script(script, checks.opened("calculator", host, model, **opening), options)
+        run_script(script, opened, options)
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

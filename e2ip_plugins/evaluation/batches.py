@@ -85,11 +85,10 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
         # therefore evaluated by itself.
         singles = [predict(model, [frame], options) for frame in batch]
         return Results([a for r in singles for a in r.frames], [s for r in singles for s in r.skipped])
-    columns = _columns(model, outputs, [frame.atoms for frame in batch], options)
-    of_frame = {FAMILY_KEY: model.family.uq_family, MODEL_KEY: model.uq_model}
-    if options.calibration is not None:
-        of_frame[CALIBRATION_KEY] = Path(options.calibration.path).name
-    of_frame = {name: value for name, value in of_frame.items() if value is not None}
+    species = [symbol for frame in batch for symbol in frame.atoms.symbols]
+    columns = columns_of(model, outputs, species, options.calibration, options.covariances)
+    columns["forces"] = outputs["forces"].cpu().numpy()
+    of_frame = origin_of(model, options.calibration)
     energies = {key.name: outputs[key.name].cpu() for key in options.frame_outputs if key.name in outputs}
     energies.update(calibrated_energies(options.calibration, energies))
     start, known = 0, uncertainties()
@@ -118,19 +117,31 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
     return results
 
 
-def _columns(
-    model: BatchModel, outputs: Dict[str, Tensor], frames: Sequence[Atoms], options: EvaluateOptions
+def origin_of(model: BatchModel, calibration: Optional[Calibration]) -> Dict[str, str]:
+    """Return the names of family, readout and calibration, as frames and results have them."""
+    assert model.family is not None
+    names = {FAMILY_KEY: model.family.uq_family, MODEL_KEY: model.uq_model}
+    if calibration is not None:
+        names[CALIBRATION_KEY] = Path(calibration.path).name
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def columns_of(
+    model: BatchModel,
+    outputs: Dict[str, Tensor],
+    species: Sequence[str],
+    calibration: Optional[Calibration] = None,
+    covariances: bool = True,
 ) -> Dict[str, np.ndarray]:
-    """Return all results per atom, calibrated."""
+    """Return all uncertainties per atom (N, …), calibrated, with or without 3×3 tensors; symbols of all N atoms."""
     family = model.family
     assert family is not None
     values = {key.name: outputs[key.name] for key in family.output_keys()}
-    if options.calibration is not None:
+    if calibration is not None:
         parameters = {key.name: values[key.name].cpu().double() for key in family.parameter_keys}
-        species = [symbol for atoms in frames for symbol in atoms.symbols]
-        values = options.calibration.in_units(family, parameters, 1.0, species)
-    if not options.covariances:
+        values = calibration.in_units(family, parameters, 1.0, species)
+    if not covariances:
         values = {key.name: values[key.name] for key in family.output_keys() if key.shape != (3, 3)}
     if LEVERAGE.name in outputs:
         values[LEVERAGE.name] = outputs[LEVERAGE.name]
-    return {name: value.cpu().numpy() for name, value in {"forces": outputs["forces"], **values}.items()}
+    return {name: value.cpu().numpy() for name, value in values.items()}

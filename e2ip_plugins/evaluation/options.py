@@ -31,6 +31,10 @@ class BatchModel(Protocol):
         Name of the model's precision.
     warning : str
         Warning for the user, or an empty string.
+    cutoff : float
+        In Å.
+    strictly_local : bool
+        Whether an atom's leverage does not depend on its neighbours' features.
     """
 
     family: Optional[Type[Family]]
@@ -39,6 +43,8 @@ class BatchModel(Protocol):
     reads: Sequence[str]
     dtype: str
     warning: str
+    cutoff: float
+    strictly_local: bool
 
     def graph(self, atoms: Atoms) -> Tuple[Any, int]:
         """Return a frame with its neighbours, and their number."""
@@ -49,6 +55,15 @@ class BatchModel(Protocol):
         ``energy`` (F,), ``forces`` (N, 3), with ``stress`` also ``stress`` (F, 3, 3); every output key of the family,
         and the leverage if the model has one, (N, …); `FRAME_OUTPUTS` (F, …), 0 where they were not fitted.
         """
+
+    def uncertainties(self, graphs: Sequence[Any]) -> Dict[str, Tensor]:
+        """Return the uncertainties among these results, without energies and forces, of which none are computed.
+
+        Not of families that take forces, nor of compiled files: `InputError`.
+        """
+
+    def feature_gradient(self, graph: Any) -> Tensor:
+        """Return ∂(sum of the first atom's invariant features)/∂(positions) of a frame (N, 3), in 1/Å."""
 
 
 @dataclass(frozen=True)

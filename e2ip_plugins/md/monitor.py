@@ -23,7 +23,7 @@ from e2ip_plugins.scores.frame_maxima import principal_std
 ACTIONS = ("warn", "collect", "stop")
 
 #: Results from which what is watched follows, where these have another name.
-_SOURCES = {
+SOURCES = {
     PRINCIPAL_STD.name: "forces_cov",
     CONFORMAL_EXTENT.name: "forces_cov",
     ENERGY_PER_ATOM.name: ENERGY_UNCERTAINTY.name,
@@ -201,7 +201,7 @@ class Monitor:
         return non_finite(self.atoms, name, values, infinite=True)
 
     def _value(self, name: str) -> np.ndarray:
-        source = _SOURCES.get(name, name)
+        source = SOURCES.get(name, name)
         result = results_of(self.atoms).get(source)
         if result is None:
             fitted = _FITTED.get(name, "")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 from ase import Atoms
 
@@ -26,10 +26,14 @@ class Watch:
 
     def attach(self, dynamics: Any, atoms: Atoms) -> Monitor:
         """Make the monitor of a structure and attach it to a dynamics of ASE or a `LammpsDriver`."""
-        options = {name: getattr(self, name) for name in ("action", "held_out", "level", "window", "frames")}
-        monitor = Monitor(atoms, self.thresholds, **options)
+        monitor = self.monitor(atoms)
         dynamics.attach(monitor, interval=self.interval)
         return monitor
+
+    def monitor(self, atoms: Atoms, kind: Type[Monitor] = Monitor) -> Monitor:
+        """Make the monitor of a structure."""
+        options = {name: getattr(self, name) for name in ("action", "held_out", "level", "window", "frames")}
+        return kind(atoms, self.thresholds, **options)
 
 
 def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any) -> Watch:

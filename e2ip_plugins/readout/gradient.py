@@ -4,10 +4,10 @@ Outside training NequIP and MACE keep the graph of the energy alone. So the adap
 without forces: ``nequip_ext.uncertainty_gradient``, ``mace_ext.uncertainty_gradient``.
 """
 
-from typing import Callable, Dict, Tuple, Union
+from typing import Callable, Dict, List, Tuple, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from e2ip_plugins.errors import InputError
 
@@ -63,3 +63,21 @@ def evaluate(uncertainty: Uncertainty, outputs: Dict[str, Tensor]) -> Tensor:
     if uncertainty not in outputs:
         raise InputError(f"unknown uncertainty '{uncertainty}'; choose from: {', '.join(outputs)}; or give a function")
     return outputs[uncertainty]
+
+
+def feature_gradient(readout: nn.Module, gradient: Callable[[Uncertainty], Tuple[Tensor, Tensor]]) -> Tensor:
+    """Return ∂(sum of the first atom's invariant features)/∂(positions) (N, 3), in 1/Å.
+
+    Parameters
+    ----------
+    readout : Readout
+        Whose first input the features are.
+    gradient : callable
+        Evaluates the model of this readout, and returns an uncertainty's value and gradient as `differentiate` does.
+    """
+    inputs: List[Tensor] = []
+    handle = readout.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    try:
+        return gradient(lambda _: inputs[-1][0].sum())[1]
+    finally:
+        handle.remove()

@@ -15,8 +15,10 @@ from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
+from e2ip_plugins.readout.gradient import feature_gradient
 from e2ip_plugins.readout.readout import unfitted
 from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
+from mace_ext.inference.gradient import uncertainty_gradient
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
 from mace_ext.model.readout import find_family, find_name, find_readout
 
@@ -27,7 +29,9 @@ class Batches:
     def __init__(self, net: models.ScaleShiftMACE, device: str, head: str) -> None:
         self.net, self.device, self.head = net.to(device).eval().requires_grad_(False), device, head
         self.family = find_family(net)
-        self.warning, self.uq_model = unfitted(find_readout(net)), find_name(net, head)
+        readout = find_readout(net)
+        self.warning, self.uq_model = unfitted(readout), find_name(net, head)
+        self.strictly_local = readout is not None and readout.leverage.strictly_local
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
         self.species = species_of(net)
@@ -54,9 +58,25 @@ class Batches:
                 self._warm = True
             output = self.net(batch.to_dict(), compute_stress=stress)
         names = ["energy", "forces", *(["stress"] if stress else ())]
-        names += [key.name for key in (*self.family.output_keys(), LEVERAGE)]
+        return {**{name: output[name].detach() for name in names}, **self._uncertainties(output)}
+
+    def _uncertainties(self, output: Dict[str, Tensor]) -> Dict[str, Tensor]:
+        assert self.family is not None
+        names = [key.name for key in (*self.family.output_keys(), LEVERAGE)]
         names += [key.name for key in FRAME_OUTPUTS if key.name in output]
         return {name: output[name].detach() for name in names}
+
+    def uncertainties(self, graphs: Sequence[data.AtomicData]) -> Dict[str, Tensor]:
+        """Return the uncertainties of a batch; energies and forces are not computed."""
+        with precision_of(self.net), torch.no_grad():
+            batch = Batch.from_data_list(list(graphs)).to(self.device)
+            return self._uncertainties(self.net.uncertainty_outputs(batch.to_dict()))
+
+    def feature_gradient(self, graph: data.AtomicData) -> Tensor:
+        """Return the gradient of the first atom's invariant features."""
+        with precision_of(self.net):
+            batch = Batch.from_data_list([graph]).to(self.device).to_dict()
+            return feature_gradient(self.net.e2ip_readout, lambda value: uncertainty_gradient(self.net, batch, value))
 
 
 def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Type
 
 import torch
 from ase import Atoms
@@ -21,12 +21,14 @@ from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
+from e2ip_plugins.readout.gradient import feature_gradient
 from e2ip_plugins.readout.readout import unfitted
 from nequip_ext.compat import IS_0_16
 from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
+from nequip_ext.inference.gradient import uncertainty_gradient
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import Types, by_element, types_of
-from nequip_ext.model.inputs import transforms_of
+from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_name, find_readout
 
 
@@ -44,6 +46,8 @@ class Batches:
     family : subclass of Family, optional
         Of the readout.
     dtype, device : str
+    cutoff : float
+        In Å.
     one_by_one : bool
         Whether the model takes a frame at a time.
     """
@@ -54,11 +58,14 @@ class Batches:
     family: Optional[Type[Family]]
     dtype: str
     device: str
+    cutoff: float
     one_by_one: bool = False
     reads: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.warning, self.uq_model = unfitted(find_readout(self.model)), find_name(self.model)
+        readout = find_readout(self.model)
+        self.warning, self.uq_model = unfitted(readout), find_name(self.model)
+        self.strictly_local = readout is not None and readout.leverage.strictly_local
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
         """Return NequIP's dictionary of a frame, and its number of edges."""
@@ -82,12 +89,34 @@ class Batches:
         }
         if stress and AtomicDataDict.STRESS_KEY in output:
             results["stress"] = output[AtomicDataDict.STRESS_KEY].reshape(-1, 3, 3)
+        return {**{name: value.detach() for name, value in results.items()}, **self._uncertainties(output)}
+
+    def _uncertainties(self, output: AtomicDataDict.Type) -> Dict[str, Tensor]:
+        assert self.family is not None
+        keys, frames = (*self.family.output_keys(), LEVERAGE), AtomicDataDict.num_frames(output)
+        results = {key.name: output[key.name].reshape(-1, *key.shape) for key in keys}
         of_frames = [key for key in FRAME_OUTPUTS if key.name in output]
-        for key in (*self.family.output_keys(), LEVERAGE):
-            results[key.name] = output[key.name].reshape(-1, *key.shape)
-        for key in of_frames:
-            results[key.name] = output[key.name].reshape(len(results["energy"]), *key.shape)
+        results.update({key.name: output[key.name].reshape(frames, *key.shape) for key in of_frames})
         return {name: value.detach() for name, value in results.items()}
+
+    def uncertainties(self, graphs: Sequence[AtomicDataDict.Type]) -> Dict[str, Tensor]:
+        """Return the uncertainties of a batch; energies and forces are not computed."""
+        model, data = self._eager(), AtomicDataDict.batched_from_list(list(graphs))
+        with torch.no_grad():
+            output = model.model.func(inputs_of(model, AtomicDataDict.to_(data, torch.device(self.device))))
+        return self._uncertainties(output)
+
+    def feature_gradient(self, graph: AtomicDataDict.Type) -> Tensor:
+        """Return the gradient of the first atom's invariant features."""
+        model, readout = self._eager(), find_readout(self.model)
+        assert readout is not None
+        data = AtomicDataDict.to_(AtomicDataDict.batched_from_list([graph]), torch.device(self.device))
+        return feature_gradient(readout, lambda value: uncertainty_gradient(model, data, value))
+
+    def _eager(self) -> Any:
+        if not isinstance(self.model, graph_model.GraphModel):
+            raise InputError("a compiled file gives uncertainties with forces alone: open the checkpoint or package")
+        return self.model
 
 
 def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, head: Optional[str] = None) -> Batches:
@@ -135,8 +164,8 @@ def of_model(model: graph_model.GraphModel, device: str = "cpu", types: Types = 
     dtype = model.metadata[graph_model.MODEL_DTYPE_KEY]
     names = list(model.type_names)
     known = by_element(types, names)
-    frozen = model.to(device).eval().requires_grad_(False)
-    return Batches(frozen, list(known), transforms_of(model.metadata, names, known), family, dtype, device)
+    frozen, cutoff = model.to(device).eval().requires_grad_(False), float(model.metadata[graph_model.R_MAX_KEY])
+    return Batches(frozen, list(known), transforms_of(model.metadata, names, known), family, dtype, device, cutoff)
 
 
 @contextmanager
@@ -177,4 +206,5 @@ def _compiled(path: Path, device: str) -> Batches:
     single = AtomicDataDict.BATCH_KEY not in model.input_keys
     with explained(path):
         transforms = transforms_of(metadata, names, by_element(True, names))
-    return Batches(model, names, transforms, family, dtype, device, single)
+    cutoff = float(metadata[graph_model.R_MAX_KEY])
+    return Batches(model, names, transforms, family, dtype, device, cutoff, single)

@@ -5,7 +5,6 @@ the uncertainties. LAMMPS needs no further package and no patch for that; the ``
 """
 
 import functools
-import sys
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -14,20 +13,21 @@ from ase.calculators.calculator import CalculationFailed
 from ase.geometry import find_mic
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import OutputKey
 from e2ip_plugins.md.frames import evaluate_first
+from e2ip_plugins.md.lammps.guard import RunGuard
 from e2ip_plugins.md.lammps.library import (
     FORCE_POWERS,
     FORCES_FIX,
+    OUTPUTS_FIX,
+    box_of,
     check_keys,
     check_lammps,
     check_species,
+    column_name,
     of_atoms,
+    property_columns,
 )
 from e2ip_plugins.md.mixtures import results_of
-
-#: Id of the fix that holds uncertainties.
-_OUTPUTS_FIX = "e2ip_outputs"
 
 #: Places in ASE's stress (xx, yy, zz, yz, xz, xy) of the components of LAMMPS's virial (xx, yy, zz, xy, xz, yz).
 _VIRIAL = [0, 1, 2, 5, 4, 3]
@@ -42,10 +42,7 @@ class LammpsDriver:
     those of the input's force field, if it has one.
 
     An error of the calculator, or `MonitorStop` of a monitor, ends the run after the step (forces of a step with an
-    error are 0). LAMMPS lets no exception through: the method of ``lmp`` that was called raises it. To that end
-    ``command``, ``commands_list``, ``commands_string`` and ``file`` of this one ``lmp`` are wrapped. After such an end,
-    further runs of the same input file are left out, but other commands (and loops) are not. Then LAMMPS can go on;
-    set a ``timer timeout`` of the input anew.
+    error are 0); see `e2ip_plugins.md.lammps.guard.RunGuard`.
 
     Parameters
     ----------
@@ -100,7 +97,6 @@ class LammpsDriver:
         self.atoms = Atoms(calculator=calculator)
         self._observers: List[Tuple[Callable[[], Any], int]] = []
         self._observed: Optional[Atoms] = None
-        self._error: Optional[BaseException] = None
         self._read(of_atoms(lmp, "id"), of_atoms(lmp, "x"))
         evaluate_first(self.atoms)
         results = results_of(self.atoms)
@@ -134,48 +130,18 @@ class LammpsDriver:
     def _set_up(self) -> None:
         lmp = self.lmp
         if self._columns:
-            columns = " ".join(_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in self._columns)
+            columns = property_columns(self._columns)
             # Not into data files: LAMMPS reads such columns only if it has this fix.
-            lmp.command(f"fix {_OUTPUTS_FIX} all property/atom {columns} writedata no")
+            lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} writedata no")
         lmp.command(f"fix {FORCES_FIX} all external pf/callback 1 1")
         lmp.command(f"fix_modify {FORCES_FIX} energy yes virial {'yes' if self._virial else 'no'}")
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
-        for name in ("command", "commands_list", "commands_string", "file"):
-            setattr(lmp, name, self._guarded(name))
-
-    def _guarded(self, name: str) -> Callable[..., Any]:
-        method = getattr(self.lmp, name)
-
-        @functools.wraps(method)
-        def call(*args: Any, **settings: Any) -> Any:
-            driven = self.lmp.has_id("fix", FORCES_FIX)
-            try:
-                return method(*args, **settings)
-            finally:
-                error, self._error = self._error, None
-                # Removed among other commands: who removes the fix by one command does so on purpose.
-                gone = driven and name != "command" and not self.lmp.has_id("fix", FORCES_FIX)
-                if error is None and sys.exc_info()[0] is None and gone:
-                    problem = f"fix {FORCES_FIX}, by which LAMMPS has the model's forces, is gone (clear, unfix)"
-                    raise InputError(f"{problem}; later runs lacked them: make the driver anew, or leave that out")
-                if error is not None:
-                    # LAMMPS leaves runs out until this command.
-                    type(self.lmp).command(self.lmp, "timer timeout off")
-                    raise error
-
-        return call
+        self._guard = RunGuard(lmp, FORCES_FIX, "the model's forces")
 
     def _step(self, _: Any, step: int, count: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
         """Callback of ``fix external``."""
         forces[:] = 0.0
-        if self._error is not None:
-            return
-        try:
-            self._evaluate(step, ids, positions, forces)
-        except BaseException as error:
-            # ctypes would print the error and go on.
-            self._error = error
-            self.lmp.force_timeout()
+        self._guard.call(lambda: self._evaluate(step, ids, positions, forces))
 
     def _evaluate(self, step: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
         total = round(self.lmp.get_natoms())
@@ -195,7 +161,7 @@ class LammpsDriver:
             virial = -self._energy * atoms.get_volume() * atoms.get_stress(voigt=True)[_VIRIAL]
             self.lmp.fix_external_set_virial_global(FORCES_FIX, virial.tolist())
         for key in self._columns:
-            column = of_atoms(self.lmp, _name(key))
+            column = of_atoms(self.lmp, column_name(key))
             values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
             column[order] = values.reshape(column[order].shape)
         # A run begins with the last step of the run before and, unless something was changed between them, with its
@@ -217,12 +183,7 @@ class LammpsDriver:
             # In place: a monitor has these atoms, and refuses what it does not take.
             atoms.arrays = {"numbers": numbers, "positions": positions[order]}
         atoms.positions[:] = positions[order]
-        low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
-        length = np.subtract(high, low)
-        atoms.cell[:] = [[length[0], 0.0, 0.0], [xy, length[1], 0.0], [xz, yz, length[2]]]
-        atoms.pbc = np.array(periodic, dtype=bool)
-        # The model ignores a box that has walls or follows the atoms.
-        atoms.cell[~atoms.pbc] = 0.0
+        atoms.cell[:], atoms.pbc = box_of(self.lmp)
         return order
 
 
@@ -234,8 +195,3 @@ def _same(a: Atoms, b: Atoms) -> bool:
         return False
     _, moved = find_mic(b.positions - a.positions, b.cell, b.pbc)
     return bool(moved.max() < 1e-9)
-
-
-def _name(key: OutputKey) -> str:
-    """Return the name of the per-atom property of LAMMPS."""
-    return f"d2_{key.name}" if key.shape else f"d_{key.name}"

@@ -2,8 +2,10 @@
 
 import ctypes
 import importlib.metadata
+import tempfile
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Union
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from ase import units
@@ -16,14 +18,22 @@ from e2ip_plugins.predictions.columns import uncertainties
 #: Id of the fix that asks for forces.
 FORCES_FIX = "e2ip"
 
+#: Id of the fix that holds uncertainties.
+OUTPUTS_FIX = "e2ip_outputs"
+
+#: Per-atom property with the step of the uncertainties.
+STEP_NAME = "i_e2ip_step"
+
 #: 1 eV in the energy unit of a style of LAMMPS's units. Lengths are Å in both.
 ENERGY_UNITS = {"metal": 1.0, "real": units.mol / units.kcal}
+
+_CUTOFF_VARIABLE = "e2ip_cutoff"
 
 #: Power of the unit of forces in the unit of a key.
 FORCE_POWERS = {"1": 0, "eV/Å": 1, "eV²/Å²": 2}
 
 #: Uncertainties that LAMMPS gets unless others are asked for.
-_DEFAULT_KEYS = ("forces_epistemic_std", LEVERAGE.name)
+DEFAULT_KEYS = ("forces_epistemic_std", LEVERAGE.name)
 
 #: A mass that differs from that of its element by more than this fraction is very likely that of another element.
 _MASS_TOLERANCE = 0.1
@@ -74,21 +84,66 @@ def of_atoms(lmp: Any, name: str) -> np.ndarray:
     return lmp.numpy.extract_atom(name)[: lmp.extract_setting("nlocal")]
 
 
-def check_lammps(lmp: Any) -> float:
-    """Return 1 eV in the energy unit of LAMMPS; `InputError` where it cannot be driven."""
+def column_name(key: OutputKey) -> str:
+    """Return the name of the per-atom property of LAMMPS that holds an uncertainty."""
+    return f"d2_{key.name}" if key.shape else f"d_{key.name}"
+
+
+def property_columns(keys: Sequence[OutputKey]) -> str:
+    """Return the per-atom properties of uncertainties as ``fix property/atom`` takes them."""
+    return " ".join(column_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in keys)
+
+
+def box_of(lmp: Any) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the cell (3, 3) in Å of LAMMPS's box and its periodic directions (3,).
+
+    The vectors of directions with walls are 0: a box that has walls or follows the atoms means nothing to a model.
+    """
+    low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
+    length = np.subtract(high, low)
+    cell = np.array([[length[0], 0.0, 0.0], [xy, length[1], 0.0], [xz, yz, length[2]]])
+    cell[~np.array(periodic, dtype=bool)] = 0.0
+    return cell, np.array(periodic, dtype=bool)
+
+
+def communication_cutoff(lmp: Any) -> float:
+    """Return the communication cutoff in Å that is in force, the same in every process; 0 where there are several."""
+    with tempfile.TemporaryDirectory() as folder:
+        info, number = Path(folder, "info"), Path(folder, "cutoff")
+        # Process 0 alone writes the file, and reads that of a variable for all.
+        lmp.command(f"info comm out overwrite {info}")
+        if info.exists():
+            lines = [line.partition("=") for line in info.read_text(encoding="utf-8").splitlines()]
+            values = [value for name, _, value in lines if name.strip() == "Communication cutoff"]
+            number.write_text(f"{values[0] if values else 0.0}\n", encoding="utf-8")
+        lmp.command(f"variable {_CUTOFF_VARIABLE} file {number}")
+        cutoff = float(lmp.extract_variable(_CUTOFF_VARIABLE))
+        lmp.command(f"variable {_CUTOFF_VARIABLE} delete")
+    return cutoff
+
+
+def check_lammps(lmp: Any, processes: bool = False) -> float:
+    """Return 1 eV in the energy unit of LAMMPS; `InputError` where it cannot be used, ``processes`` if it may have
+    several.
+    """
     if not callable(getattr(lmp, "set_fix_external_callback", None)):
         raise InputError(f"{type(lmp).__name__}: not a lammps.lammps (of a PyLammps, give its .lmp)")
-    style, processes = lmp.extract_global("units"), lmp.extract_setting("world_size")
+    style, number = lmp.extract_global("units"), lmp.extract_setting("world_size")
     if style not in ENERGY_UNITS:
         raise InputError(f"units {style}: the driver takes {' and '.join(ENERGY_UNITS)}; set them before it")
-    if processes > 1:
-        raise InputError(f"{processes} MPI processes: the driver takes one; give the cores to torch (OMP_NUM_THREADS)")
+    if number > 1 and not processes:
+        raise InputError(
+            f"{number} MPI processes: the driver takes one, give the cores to torch (OMP_NUM_THREADS); or let a pair "
+            "style give the forces and take the observer (--observe)"
+        )
     if lmp.extract_setting("dimension") != 3:
         raise InputError("dimension 2: the driver takes boxes of dimension 3")
     if not (lmp.extract_setting("box_exist") and lmp.get_natoms() > 0):
         raise InputError("there are no atoms yet: make the driver after read_data, read_restart or create_atoms")
-    if len(np.unique(of_atoms(lmp, "id"))) != lmp.get_natoms():
-        raise InputError("the atoms have no ids (atom_modify id no), by which the driver knows them")
+    ids = of_atoms(lmp, "id")
+    # Without them, all are 0.
+    if len(np.unique(ids)) != len(ids) or (len(ids) and not ids.all()):
+        raise InputError("the atoms have no ids (atom_modify id no), by which they are known")
     if lmp.has_id("fix", FORCES_FIX):
         raise InputError(f"there is a fix {FORCES_FIX} already: a LAMMPS has one driver (or first: unfix {FORCES_FIX})")
     return ENERGY_UNITS[style]
@@ -122,7 +177,7 @@ def check_species(lmp: Any, species: Union[str, Sequence[str]]) -> np.ndarray:
 def check_keys(results: Dict[str, Any], keys: Optional[Sequence[str]], count: int, lmp: Any) -> List[OutputKey]:
     """Return the keys that LAMMPS gets: those asked for or, by default, those of the usual ones that there are."""
     known = uncertainties()
-    names = list(_DEFAULT_KEYS if keys is None else dict.fromkeys([keys] if isinstance(keys, str) else keys))
+    names = list(DEFAULT_KEYS if keys is None else dict.fromkeys([keys] if isinstance(keys, str) else keys))
     for name in names:
         if name not in known:
             raise InputError(f"keys: {name!r} is no uncertainty; choose from {', '.join(known)}")

@@ -1,16 +1,18 @@
-"""An input file of LAMMPS with a driver in it: what ``e2ip lammps`` runs."""
+"""An input file of LAMMPS with a driver or an observer in it: what ``e2ip lammps`` runs."""
 
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple, Union
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md.lammps.driver import LammpsDriver
 from e2ip_plugins.md.lammps.library import open_lammps
+from e2ip_plugins.md.lammps.observer import LammpsObserver, SilentMonitor, observed_keys
 from e2ip_plugins.md.watch import Watch
+from e2ip_plugins.scores.calibration import Calibration
 
-#: Comment that a driver replaces.
+#: Comment that the driver or observer replaces.
 MARK = "# e2ip"
 
 
@@ -26,24 +28,30 @@ class ScriptOptions:
         Thresholds of a `Monitor`.
     arguments : sequence of str
         Arguments of LAMMPS's command line.
+    observe : int, optional
+        Steps between two evaluations of a `LammpsObserver`, which stands for the driver.
+    calibration : Calibration, optional
+        Of an observer; a driver's calculator has its own.
     """
 
     species: Sequence[str]
     keys: Optional[Sequence[str]] = None
     watch: Optional[Watch] = None
     arguments: Sequence[str] = ()
+    observe: Optional[int] = None
+    calibration: Optional[Calibration] = None
 
 
-def run_script(script: Path, calculator: Any, options: ScriptOptions) -> LammpsDriver:
-    """Run an input file in which the line `MARK` stands for a `LammpsDriver`.
+def run_script(script: Path, model: Any, options: ScriptOptions) -> Union[LammpsDriver, LammpsObserver]:
+    """Run an input file in which the line `MARK` stands for a `LammpsDriver` or `LammpsObserver`.
 
     Parameters
     ----------
     script : Path
         Input file. Its lines before the mark make box, atoms and masses; those after it dump and run. ``jump SELF``
         stays within either part. An endless loop does not end where a monitor stops a run.
-    calculator : ase.calculators.calculator.Calculator
-        Calculator of the driver.
+    model : ase.calculators.calculator.Calculator or BatchModel
+        Calculator of the driver, or model of the observer.
     options : ScriptOptions
 
     Raises
@@ -59,13 +67,33 @@ def run_script(script: Path, calculator: Any, options: ScriptOptions) -> LammpsD
             for file, text in zip(files, parts, strict=True):
                 file.write_text(text, encoding="utf-8")
             _file(lmp, files[0], script)
-            driver = LammpsDriver(lmp, calculator, options.species, keys=options.keys)
-            if options.watch is not None:
-                options.watch.attach(driver, driver.atoms)
+            connected = _connect(lmp, model, options)
             _file(lmp, files[1], script)
-        return driver
+        return connected
     finally:
         lmp.close()
+
+
+def _connect(lmp: Any, model: Any, options: ScriptOptions) -> Union[LammpsDriver, LammpsObserver]:
+    """Return the driver or observer of LAMMPS with its monitor."""
+    watch = options.watch
+    if options.observe is None:
+        driver = LammpsDriver(lmp, model, options.species, keys=options.keys)
+        if watch is not None:
+            watch.attach(driver, driver.atoms)
+        return driver
+    observer = LammpsObserver(
+        lmp,
+        model,
+        options.species,
+        keys=options.keys if watch is None else observed_keys(watch.thresholds, options.keys),
+        every=options.observe,
+        calibration=options.calibration,
+    )
+    if watch is not None:
+        first = lmp.extract_setting("world_rank") == 0
+        observer.watch(lambda atoms: watch.monitor(atoms) if first else watch.monitor(atoms, SilentMonitor))
+    return observer
 
 
 def split(script: Path) -> Tuple[str, str]:

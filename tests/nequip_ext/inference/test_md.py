@@ -66,3 +66,10 @@ def test_biased_forces_are_those_of_the_biased_energy(atoms, energy_slope):
     assert np.abs(forces - atoms.calc.results["forces_unbiased"]).max() > 1e-3
     direction = np.random.default_rng(1).normal(size=(3, 3))
     assert (forces * direction).sum() == pytest.approx(-energy_slope(atoms, direction), rel=1e-6)
+
+
+def test_an_observer_agrees_with_the_periodic_calculation(leverage_run, check_observer):
+    """In float32."""
+    printed = check_observer("nequip", leverage_run / "best.ckpt", processes=4, tolerance=1e-4)
+    # Two layers and the leverage of neighbours, of 3 Å each, and the skin.
+    assert printed["cutoff"] == pytest.approx(10.0)

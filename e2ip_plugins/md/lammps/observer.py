@@ -1,0 +1,259 @@
+"""`LammpsObserver`: uncertainties beside whatever gives LAMMPS its forces, on any number of processes.
+
+Every process of LAMMPS has its own atoms and, within the communication cutoff, copies of those around them (ghosts).
+An atom's uncertainty depends on its surroundings alone and needs no forces: each process evaluates the readout for its
+own atoms, on the cluster of both, and nothing is communicated for it.
+"""
+
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Union
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.evaluation.batches import columns_of, origin_of
+from e2ip_plugins.evaluation.options import BatchModel
+from e2ip_plugins.evaluation.reach import reach
+from e2ip_plugins.keys import ENERGY_PER_ATOM, LEVERAGE, OutputKey
+from e2ip_plugins.md.lammps.guard import RunGuard
+from e2ip_plugins.md.lammps.library import (
+    DEFAULT_KEYS,
+    FORCE_POWERS,
+    FORCES_FIX,
+    OUTPUTS_FIX,
+    STEP_NAME,
+    box_of,
+    check_lammps,
+    check_species,
+    column_name,
+    communication_cutoff,
+    of_atoms,
+    property_columns,
+)
+from e2ip_plugins.md.monitor import SOURCES, Monitor
+from e2ip_plugins.predictions.columns import uncertainties
+from e2ip_plugins.scores.calibration import Calibration
+
+#: Ids of the computes that tell all processes whether one of them has failed.
+_STEPS, _OLDEST = "e2ip_steps", "e2ip_oldest"
+
+#: Step of an atom whose process failed, and of one that was never observed.
+_FAILED, _NEVER = -2, -1
+
+
+class LammpsObserver:
+    """Evaluate the uncertainties of LAMMPS's atoms at every n-th step; forces come from the input's own pair style.
+
+    Make the observer after box, atoms, masses and ``comm_modify cutoff``, before dumps and computes that show
+    uncertainties. These are per-atom properties, ``d_<key>`` or ``d2_<key>[1]`` and so on, as of a `LammpsDriver`, and
+    hold the values of the step ``i_e2ip_step`` (-1 before the first). ``compute reduce`` gives extremes over all
+    processes, and ``fix halt`` ends the run by them.
+
+    The pair style may be another model's: the uncertainties are those of the observer's model for its own forces.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        LAMMPS with units ``metal`` or ``real``, in one or several MPI processes.
+    model : BatchModel
+        Eager model with a readout, of a family that does not take forces.
+    species : sequence of str
+        Chemical symbol of every atom type of LAMMPS, in order.
+    keys : sequence of str, optional
+        Uncertainties that LAMMPS gets. Default: ``forces_epistemic_std`` and a fitted ``e2ip_leverage``.
+    every : int
+        Steps between two evaluations.
+    calibration : Calibration, optional
+    skin : float
+        Skin of LAMMPS's neighbour lists in Å, by which atoms may move before ghosts are renewed. It is LAMMPS's default
+        for these units; an input with a larger ``neighbor`` must give that.
+
+    Attributes
+    ----------
+    atoms : ase.Atoms
+        All atoms of the last observed step, ordered by LAMMPS's ids, the same in every process; read where functions
+        are attached. The results of its calculator are LAMMPS's forces and the uncertainties of ``keys``, in eV and Å.
+    keys : list of str
+    cutoff : float
+        Communication cutoff in Å that the model needs.
+
+    Raises
+    ------
+    InputError
+        Unsuitable units, species, models and a communication cutoff that is too short, before the run.
+    """
+
+    def __init__(
+        self,
+        lmp: Any,
+        model: BatchModel,
+        species: Union[str, Sequence[str]],
+        *,
+        keys: Optional[Sequence[str]] = None,
+        every: int = 10,
+        calibration: Optional[Calibration] = None,
+        skin: float = 2.0,
+    ) -> None:
+        self.lmp, self.model, self.calibration = lmp, model, calibration
+        self.every = positive_steps(every, "every")
+        self._energy = check_lammps(lmp, processes=True)
+        self._numbers = check_species(lmp, species)
+        symbols = species.split() if isinstance(species, str) else list(species)
+        missing = sorted(set(symbols) - set(model.species))
+        if missing:
+            raise InputError(f"species: the model does not know {', '.join(missing)}")
+        if calibration is not None:
+            calibration.check_species(set(symbols), "the input of LAMMPS")
+        self._columns = _check_keys(lmp, model, keys)
+        self.keys = [key.name for key in self._columns]
+        self._shell = reach(model, symbols)
+        self.cutoff = self._shell + skin
+        self._check_cutoff()
+        self._watchers: List[Callable[[Atoms], Callable[[], Any]]] = []
+        self._observers: List[Callable[[], Any]] = []
+        self.atoms = Atoms()
+        self._set_up()
+
+    def attach(self, function: Callable[[], Any]) -> None:
+        """Call a function after every evaluation, in every process, with ``atoms`` of the step."""
+        self._observers.append(function)
+
+    def watch(self, make: Callable[[Atoms], Callable[[], Any]]) -> None:
+        """Make a function, such as a `Monitor`, from ``atoms`` at the first evaluation, and call it at every one."""
+        self._watchers.append(make)
+
+    def _set_up(self) -> None:
+        lmp = self.lmp
+        columns = property_columns(self._columns)
+        lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
+        of_atoms(lmp, STEP_NAME)[:] = _NEVER
+        lmp.command(f"compute {_STEPS} all property/atom {STEP_NAME}")
+        lmp.command(f"compute {_OLDEST} all reduce min c_{_STEPS}")
+        self._guard = RunGuard(lmp, FORCES_FIX, "the uncertainties")
+        lmp.command(f"fix {FORCES_FIX} all external pf/callback {self.every} {self.every}")
+        lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
+
+    def _check_cutoff(self) -> None:
+        cutoff = communication_cutoff(self.lmp)
+        if cutoff < self.cutoff - 1e-9:
+            problem = f"the communication cutoff is {cutoff:g} Å" if cutoff else "comm_modify mode multi has no cutoff"
+            raise InputError(
+                f"{problem}, and the model needs {self.cutoff:g} Å (its reach of {self._shell:g} Å and the skin): put "
+                f"'comm_modify cutoff {self.cutoff:g}' before the observer"
+            )
+
+    def _step(self, _: Any, step: int, count: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
+        """Callback of ``fix external``."""
+        forces[:] = 0.0
+        self._guard.call(lambda: self._observe(step, count))
+
+    def _observe(self, step: int, count: int) -> None:
+        lmp, problem = self.lmp, None
+        steps = of_atoms(lmp, STEP_NAME)
+        try:
+            self._evaluate(count)
+            steps[:] = step
+        except Exception as error:
+            # The other processes wait below, and must know.
+            problem, steps[:] = error, _FAILED
+        oldest = lmp.extract_compute(_OLDEST, 0, 0)
+        if problem is not None:
+            raise problem
+        if oldest == _FAILED:
+            raise InputError(f"step {step}: the model has failed in another process")
+        if self._watchers or self._observers:
+            self._gather(step)
+            self._observers.extend(make(self.atoms) for make in self._watchers)
+            self._watchers.clear()
+            for function in self._observers:
+                function()
+
+    def _evaluate(self, count: int) -> None:
+        """Put the uncertainties of this process's atoms into LAMMPS's properties."""
+        if not count:
+            return
+        total = count + self.lmp.extract_setting("nghost")
+        positions = self.lmp.numpy.extract_atom("x", nelem=total)
+        types = self.lmp.numpy.extract_atom("type", nelem=total)
+        low, high = positions[:count].min(0) - self._shell, positions[:count].max(0) + self._shell
+        near = np.flatnonzero(((positions >= low) & (positions <= high)).all(1))
+        cluster = Atoms(self._numbers[types[near] - 1], positions[near])
+        if not np.isfinite(cluster.positions).all():
+            raise InputError("positions are not finite")
+        outputs = self.model.uncertainties([self.model.graph(cluster)[0]])
+        columns = columns_of(self.model, outputs, list(cluster.symbols), self.calibration)
+        for key in self._columns:
+            column = of_atoms(self.lmp, column_name(key))
+            # Own atoms come first, and all of them are near.
+            values = np.asarray(columns[key.name][:count], dtype=np.float64)
+            column[:] = (values * self._energy ** FORCE_POWERS.get(key.unit, 0)).reshape(column.shape)
+
+    def _gather(self, step: int) -> None:
+        """Put all processes' atoms into ``self.atoms``."""
+        lmp = self.lmp
+        order = np.argsort(np.asarray(lmp.gather_concat("id", 0, 1)))
+        numbers = self._numbers[np.asarray(lmp.gather_concat("type", 0, 1))[order] - 1]
+        arrays = {name: np.asarray(lmp.gather_concat(name, 1, 3)).reshape(-1, 3)[order] for name in ("x", "f")}
+        atoms = self.atoms
+        if not np.array_equal(atoms.numbers, numbers):
+            # In place: a monitor has these atoms, and refuses others.
+            atoms.arrays = {"numbers": numbers, "positions": arrays["x"]}
+        atoms.positions[:] = arrays["x"]
+        atoms.cell[:], atoms.pbc = box_of(lmp)
+        atoms.info["lammps_step"] = step
+        results: Dict[str, Any] = origin_of(self.model, self.calibration)
+        for key in self._columns:
+            size = int(np.prod(key.shape))
+            values = np.asarray(lmp.gather_concat(column_name(key), 1, size)).reshape(-1, *key.shape)[order]
+            results[key.name] = values / self._energy ** FORCE_POWERS.get(key.unit, 0)
+        atoms.calc = SinglePointCalculator(atoms, forces=arrays["f"] / self._energy)
+        atoms.calc.results.update(results)
+
+
+class SilentMonitor(Monitor):
+    """Monitor that decides as another process's does, and leaves files and warnings to that."""
+
+    def __call__(self) -> None:
+        """Check the atoms."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UncertaintyWarning)
+            super().__call__()
+
+    def _write(self, frame: Atoms) -> None:
+        pass
+
+
+def observed_keys(thresholds: Iterable[str], keys: Optional[Sequence[str]]) -> List[str]:
+    """Return ``keys``, or those by default, and what a monitor with these thresholds reads; no energies."""
+    if ENERGY_PER_ATOM.name in thresholds:
+        raise InputError(f"--watch {ENERGY_PER_ATOM.name}: an observer has no uncertainties of energies")
+    names = [SOURCES.get(name, name) for name in thresholds]
+    return list(dict.fromkeys([*(DEFAULT_KEYS if keys is None else keys), *names]))
+
+
+def positive_steps(number: Any, name: str) -> int:
+    """Return a number of steps; `InputError` unless it is a whole number of at least 1."""
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise InputError(f"{name}={number}: a number of steps, at least 1")
+    return int(number)
+
+
+def _check_keys(lmp: Any, model: BatchModel, keys: Optional[Sequence[str]]) -> List[OutputKey]:
+    """Return the keys that LAMMPS gets; `InputError` for those that the model does not give without forces."""
+    if model.family is None:
+        raise InputError("the model has no readout of e2ip-plugins: e2ip fit gives a stock model one")
+    if model.family.takes_forces:
+        raise InputError(f"a readout {model.family.name} needs forces, which an observer does not compute")
+    known = {key.name: key for key in model.family.output_keys()}
+    if not model.warning:
+        known[LEVERAGE.name] = LEVERAGE
+    names = [name for name in DEFAULT_KEYS if name in known] if keys is None else list(dict.fromkeys(keys))
+    for name in names:
+        if name not in known:
+            kind = "is no uncertainty" if name not in uncertainties() else "is not given by this model"
+            raise InputError(f"keys: {name!r} {kind}; choose from {', '.join(known)}")
+        if known[name].unit not in FORCE_POWERS and lmp.extract_global("units") != "metal":
+            raise InputError(f"keys: {name} is in {known[name].unit}, take units metal for it")
+    return [known[name] for name in names]
