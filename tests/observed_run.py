@@ -1,6 +1,6 @@
-"""Run LAMMPS with a `LammpsObserver`, and compare with the periodic calculation in one process.
+"""Run LAMMPS with a `LammpsObserver` or `LammpsClusterDriver`, and compare with one periodic calculation.
 
-    mpiexec -n 2 python tests/observed_run.py HOST MODEL FRAME [STYLE]
+    mpiexec -n 2 python tests/observed_run.py HOST MODEL FRAME observer|driver CUTOFF
 
 Process 0 prints one line of JSON: the largest differences, relative to the largest value, over all observed steps.
 """
@@ -12,34 +12,37 @@ from pathlib import Path
 
 import ase.io
 import numpy as np
-from ase import Atoms
+from ase import Atoms, units
 
 from e2ip_plugins.evaluation.batches import columns_of
 from e2ip_plugins.md import Monitor, MonitorStop
-from e2ip_plugins.md.lammps import LammpsObserver, open_lammps
+from e2ip_plugins.md.lammps import LammpsClusterDriver, LammpsObserver, open_lammps
 from e2ip_plugins.md.lammps.observer import SilentMonitor
 
 KEYS = ("forces_epistemic_std", "e2ip_leverage", "forces_cov")
 
 
-def main(host: str, model_file: str, frame_file: str, style: str = "metal") -> None:
-    model = importlib.import_module(f"{host}_ext.inference.batches").open_model(Path(model_file))
-    frame = ase.io.read(frame_file)
+def start(frame, cutoff):
+    """LAMMPS with a periodic frame at 5000 K, and species of its types."""
     species = sorted(set(frame.symbols))
     lmp = open_lammps(cmdargs=["-screen", "none", "-log", "none"])
     cell = frame.cell.standard_form()[0]
     box = " ".join(f"0 {side:.17g}" for side in np.diag(cell))
     lmp.commands_string(f"""
-        units {style}
+        units metal
         atom_modify map array
         box tilt large
         region box prism {box} {cell[1, 0]:.17g} {cell[2, 0]:.17g} {cell[2, 1]:.17g}
         create_box {len(species)} box
-        timestep {0.0005 if style == "metal" else 0.5}
+        timestep 0.0005
+        neighbor 1.0 bin
         pair_style zero 2.0
         pair_coeff * *
-        comm_modify cutoff 14.0
+        comm_modify cutoff {cutoff}
         fix integrate all nve
+        thermo_style custom step pe
+        compute virial all pressure NULL virial
+        thermo_style custom step pe c_virial[*]
     """)
     for i, symbol in enumerate(species):
         lmp.command(f"mass {i + 1} {Atoms(symbol).get_masses()[0]:.17g}")
@@ -47,31 +50,51 @@ def main(host: str, model_file: str, frame_file: str, style: str = "metal") -> N
     types = [species.index(symbol) + 1 for symbol in frame.symbols]
     lmp.create_atoms(len(frame), list(range(1, len(frame) + 1)), types, positions.ravel().tolist())
     lmp.command("velocity all create 5000 1")
-    observer = LammpsObserver(lmp, model, species, keys=KEYS, every=5, skin=1.0)
-    worst = dict.fromkeys(KEYS, 0.0)
-    steps = []
+    return lmp, species
 
-    def compare() -> None:
+
+def main(host, model_file, frame_file, kind, cutoff):
+    model = importlib.import_module(f"{host}_ext.inference.batches").open_model(Path(model_file))
+    frame = ase.io.read(frame_file)
+    lmp, species = start(frame, cutoff)
+    first, steps, worst = lmp.extract_setting("world_rank") == 0, [], {}
+    observer = (LammpsObserver if kind == "observer" else LammpsClusterDriver)(
+        lmp, model, species, keys=KEYS, every=5, skin=1.0
+    )
+
+    def compare(name, value, expected):
+        difference = np.abs(value - expected).max() / np.abs(expected).max()
+        worst[name] = max(worst.get(name, 0.0), float(difference))
+
+    def check():
         # A copy: the calculator's results belong to the positions that it was made for.
         atoms, results = observer.atoms.copy(), observer.atoms.calc.results
         assert atoms.pbc.all() and len(atoms) == len(frame)
-        expected = columns_of(model, model.uncertainties([model.graph(atoms)[0]]), list(atoms.symbols))
+        graph = model.graph(atoms)[0]
+        expected = columns_of(model, model.uncertainties([graph]), list(atoms.symbols))
         for key in KEYS:
-            difference = np.abs(results[key] - expected[key]).max() / np.abs(expected[key]).max()
-            worst[key] = max(worst[key], float(difference))
+            compare(key, results[key], expected[key])
+        if kind == "driver":
+            compare("forces", results["forces"], model.evaluate([graph], False)["forces"].cpu().numpy())
         steps.append(atoms.info["lammps_step"])
 
-    observer.attach(compare)
-    lmp.command("run 12")
-    columns = lmp.numpy.extract_atom("d_e2ip_leverage")[: lmp.extract_setting("nlocal")]
-    assert np.isfinite(columns).all()
+    observer.attach(check)
+    lmp.command("run 10")
+    if kind == "driver":
+        shown = lmp.last_thermo()
+        evaluated = model.evaluate([model.graph(observer.atoms.copy())[0]], True)
+        compare("energy", shown["PotEng"], evaluated["energy"].cpu().numpy())
+        pressures = -evaluated["stress"][0].cpu().numpy() / (1e5 * units.Pascal)
+        values = [shown[f"c_virial[{i + 1}]"] for i in range(6)]
+        compare("virial", np.array(values), pressures[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]])
+    lmp.command("run 2")
     known = lmp.numpy.extract_atom("i_e2ip_step")[: lmp.extract_setting("nlocal")]
     assert (known == 10).all()
     # Every process stops at the same step, and the first one writes the frame.
-    first = lmp.extract_setting("world_rank") == 0
     limit = {KEYS[0]: 0.5 * float(observer.atoms.calc.results[KEYS[0]].max())}
-    kind = Monitor if first else SilentMonitor
-    observer.watch(lambda atoms: kind(atoms, limit, action="stop", frames="stopped.xyz"))
+    observer.watch(
+        lambda atoms: (Monitor if first else SilentMonitor)(atoms, limit, action="stop", frames="stopped.xyz")
+    )
     try:
         lmp.command("run 20")
     except MonitorStop as stop:
@@ -82,8 +105,8 @@ def main(host: str, model_file: str, frame_file: str, style: str = "metal") -> N
     if first:
         frames = ase.io.read("stopped.xyz", index=":")
         assert len(frames) == 1 and len(frames[0]) == len(frame) and KEYS[0] in frames[0].arrays
-        counts = lmp.extract_setting("world_size")
-        print(json.dumps({"steps": steps, "processes": counts, "cutoff": observer.cutoff, **worst}), flush=True)
+        reach = observer._reach.uncertainties
+        print(json.dumps({"steps": steps, "processes": lmp.extract_setting("world_size"), "reach": reach, **worst}))
     lmp.close()
 
 

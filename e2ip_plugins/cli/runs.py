@@ -1,6 +1,5 @@
 """Subcommands that move atoms with a model: md, lammps."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Optional
 
@@ -137,7 +136,8 @@ def lammps_command(
         bool, typer.Option("--observe", help="Leave the forces to the input's pair style; runs on many processes.")
     ] = False,
     every: Annotated[
-        Optional[int], typer.Option(help="Steps between two evaluations of --observe. [default: 10]")
+        Optional[int],
+        typer.Option(min=1, help="Steps between two evaluations with --observe or several processes. [default: 10]"),
     ] = None,
     calibration: checks.Calibrated = None,
     head: checks.Head = None,
@@ -149,32 +149,28 @@ def lammps_command(
     The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
     runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
     the run ends it with exit status 3. With --observe the forces are those of the pair style in the input file,
-    and `mpiexec -n 4 e2ip lammps … --observe` uses four processes.
+    and `mpiexec -n 4 e2ip lammps … --observe` uses four processes (without --observe, too).
     """
     from e2ip_plugins.md.lammps.script import ScriptOptions, run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
-    from e2ip_plugins.scores.calibration import Calibration
 
     split(script)
     if observe and interval is not None:
         raise InputError("--interval: with --observe the monitor checks at every evaluation; give --every")
-    if every is not None and not observe:
-        raise InputError("--every: for --observe")
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
-    opening = {"device": device, "head": head, "dtype": dtype}
-    options = ScriptOptions(species.replace(",", " ").split(), key or None, watched)
-    if observe:
-        opened = checks.opened("evaluate", host, model, **opening)
-        used = None if calibration is None else Calibration.read(calibration)
-        if used is not None and opened.family is not None:
-            used.check(opened.family, (), str(model), opened.uq_model)
-        options = replace(options, observe=10 if every is None else every, calibration=used)
-    else:
-        opened = checks.opened("calculator", host, model, calibration=calibration, **opening)
+    symbols = species.replace(",", " ").split()
+    options = ScriptOptions(symbols, key or None, watched, (), observe, every or 10, calibration)
+
+    def open_model(batches: bool) -> Any:
+        opening = {"device": device, "head": head, "dtype": dtype}
+        if batches:
+            return checks.opened("evaluate", host, model, **opening)
+        return checks.opened("calculator", host, model, calibration=calibration, **opening)
+
     try:
-        run_script(script, opened, options)
+        run_script(script, open_model, options)
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

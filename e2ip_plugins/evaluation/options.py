@@ -3,8 +3,10 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Protocol, Sequence, Tuple, Type
+from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple, Type
 
+import numpy as np
+import torch
 from ase import Atoms
 from torch import Tensor
 
@@ -12,6 +14,34 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, OutputKey
 from e2ip_plugins.scores.calibration import Calibration
+
+
+class Cluster(NamedTuple):
+    """What a cluster of atoms gives those in its middle, in eV and Å.
+
+    Attributes
+    ----------
+    energy : float
+        Sum of the energies of n atoms.
+    forces : (n, 3)
+        Minus the gradient of the energy of the cluster: right where it reaches far enough.
+    virial : (3, 3)
+        Minus the derivative in a strain of ``energy``.
+    """
+
+    energy: float
+    forces: np.ndarray
+    virial: np.ndarray
+
+    @classmethod
+    def of(cls, energies: Tensor, positions: Tensor, count: int) -> "Cluster":
+        """Return it from energies of all atoms (N,) with their graph to positions (N, 3)."""
+        mine = energies[:count].sum()
+        (of_mine,) = torch.autograd.grad(mine, positions, retain_graph=True)
+        (of_all,) = torch.autograd.grad(energies.sum(), positions)
+        virial = -positions.detach().mT @ of_mine
+        forces = -of_all[:count]
+        return cls(float(mine), forces.cpu().double().numpy(), (0.5 * (virial + virial.mT)).cpu().double().numpy())
 
 
 class BatchModel(Protocol):
@@ -61,6 +91,9 @@ class BatchModel(Protocol):
 
         Not of families that take forces, nor of compiled files: `InputError`.
         """
+
+    def cluster(self, graph: Any, count: int) -> Cluster:
+        """Return energy, forces and virial of the first ``count`` atoms of a frame that is not periodic."""
 
     def feature_gradient(self, graph: Any) -> Tensor:
         """Return ∂(sum of the first atom's invariant features)/∂(positions) of a frame (N, 3), in 1/Å."""

@@ -1,6 +1,6 @@
 """How far a model reaches: what an atom's uncertainty depends on, measured on chains of atoms."""
 
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from ase import Atoms
@@ -12,11 +12,28 @@ from e2ip_plugins.evaluation.options import BatchModel
 _LENGTH = 16
 
 
-def reach(model: BatchModel, species: Sequence[str]) -> float:
-    """Return the distance in Å within which atoms have an influence on an atom's uncertainty.
+class Reach(NamedTuple):
+    """Distances in Å within which atoms have an influence on an atom.
 
-    It is the cutoff times the number of times that messages are passed, and once more where an atom's leverage counts
-    that of its neighbours. The number is measured, since models do not tell it: of a chain in which only next
+    Attributes
+    ----------
+    energies : float
+        On its energy: the cutoff times the number of times that messages are passed.
+    uncertainties : float
+        On its uncertainty: once more the cutoff where an atom's leverage counts that of its neighbours.
+    forces : float
+        On its force: twice that of energies, since the energies of atoms as far away depend on its position.
+    """
+
+    energies: float
+    uncertainties: float
+    forces: float
+
+
+def reach(model: BatchModel, species: Sequence[str]) -> Reach:
+    """Return the reach of a model.
+
+    The number of times that messages are passed is measured, since models do not tell it: of a chain in which only next
     neighbours are within the cutoff, the farthest atom on which the features of the first one depend.
 
     Parameters
@@ -31,8 +48,8 @@ def reach(model: BatchModel, species: Sequence[str]) -> float:
     InputError
         The features depend on nothing, or on more than fifteen neighbours in a row.
     """
-    passed = max(_passed(model, symbol) for symbol in dict.fromkeys(species))
-    return model.cutoff * (passed + (0 if model.strictly_local else 1))
+    energies = model.cutoff * max(_passed(model, symbol) for symbol in dict.fromkeys(species))
+    return Reach(energies, energies + (0.0 if model.strictly_local else model.cutoff), 2.0 * energies)
 
 
 def _passed(model: BatchModel, symbol: str) -> int:

@@ -11,6 +11,7 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
+from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
@@ -71,6 +72,14 @@ class Batches:
         with precision_of(self.net), torch.no_grad():
             batch = Batch.from_data_list(list(graphs)).to(self.device)
             return self._uncertainties(self.net.uncertainty_outputs(batch.to_dict()))
+
+    def cluster(self, graph: data.AtomicData, count: int) -> Cluster:
+        """Return energy, forces and virial of the first atoms of a frame that is not periodic."""
+        with precision_of(self.net), torch.enable_grad():
+            batch = Batch.from_data_list([graph]).to(self.device).to_dict()
+            batch["positions"].requires_grad_(True)
+            energies = self.net.host_forward(batch, compute_force=False)["node_energy"]
+            return Cluster.of(energies, batch["positions"], count)
 
     def feature_gradient(self, graph: data.AtomicData) -> Tensor:
         """Return the gradient of the first atom's invariant features."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
@@ -105,6 +106,15 @@ class Batches:
         with torch.no_grad():
             output = model.model.func(inputs_of(model, AtomicDataDict.to_(data, torch.device(self.device))))
         return self._uncertainties(output)
+
+    def cluster(self, graph: AtomicDataDict.Type, count: int) -> Cluster:
+        """Return energy, forces and virial of the first atoms of a frame that is not periodic."""
+        model, data = self._eager(), AtomicDataDict.batched_from_list([graph])
+        inputs = inputs_of(model, AtomicDataDict.to_(data, torch.device(self.device)))
+        positions = inputs[AtomicDataDict.POSITIONS_KEY].requires_grad_(True)
+        with torch.enable_grad():
+            energies = model.model.func(inputs)[AtomicDataDict.PER_ATOM_ENERGY_KEY].reshape(-1)
+            return Cluster.of(energies, positions, count)
 
     def feature_gradient(self, graph: AtomicDataDict.Type) -> Tensor:
         """Return the gradient of the first atom's invariant features."""

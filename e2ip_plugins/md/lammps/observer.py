@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Unio
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.evaluation.batches import columns_of, origin_of
@@ -35,9 +36,6 @@ from e2ip_plugins.md.lammps.library import (
 from e2ip_plugins.md.monitor import SOURCES, Monitor
 from e2ip_plugins.predictions.columns import uncertainties
 from e2ip_plugins.scores.calibration import Calibration
-
-#: Ids of the computes that tell all processes whether one of them has failed.
-_STEPS, _OLDEST = "e2ip_steps", "e2ip_oldest"
 
 #: Step of an atom whose process failed, and of one that was never observed.
 _FAILED, _NEVER = -2, -1
@@ -76,14 +74,14 @@ class LammpsObserver:
         All atoms of the last observed step, ordered by LAMMPS's ids, the same in every process; read where functions
         are attached. The results of its calculator are LAMMPS's forces and the uncertainties of ``keys``, in eV and Å.
     keys : list of str
-    cutoff : float
-        Communication cutoff in Å that the model needs.
 
     Raises
     ------
     InputError
         Unsuitable units, species, models and a communication cutoff that is too short, before the run.
     """
+
+    _gives = "the uncertainties"
 
     def __init__(
         self,
@@ -97,20 +95,19 @@ class LammpsObserver:
         skin: float = 2.0,
     ) -> None:
         self.lmp, self.model, self.calibration = lmp, model, calibration
-        self.every = positive_steps(every, "every")
+        self.every = self._calls_every = positive_steps(every, "every")
         self._energy = check_lammps(lmp, processes=True)
         self._numbers = check_species(lmp, species)
         symbols = species.split() if isinstance(species, str) else list(species)
         missing = sorted(set(symbols) - set(model.species))
         if missing:
             raise InputError(f"species: the model does not know {', '.join(missing)}")
-        if calibration is not None:
-            calibration.check_species(set(symbols), "the input of LAMMPS")
         self._columns = _check_keys(lmp, model, keys)
+        if calibration is not None:
+            calibration.check(model.family, set(symbols), "the model", model.uq_model)
         self.keys = [key.name for key in self._columns]
-        self._shell = reach(model, symbols)
-        self.cutoff = self._shell + skin
-        self._check_cutoff()
+        self._reach, self._skin = reach(model, symbols), skin
+        self._shell = self._check_cutoff()
         self._watchers: List[Callable[[Atoms], Callable[[], Any]]] = []
         self._observers: List[Callable[[], Any]] = []
         self.atoms = Atoms()
@@ -129,78 +126,84 @@ class LammpsObserver:
         columns = property_columns(self._columns)
         lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
         of_atoms(lmp, STEP_NAME)[:] = _NEVER
-        lmp.command(f"compute {_STEPS} all property/atom {STEP_NAME}")
-        lmp.command(f"compute {_OLDEST} all reduce min c_{_STEPS}")
-        self._guard = RunGuard(lmp, FORCES_FIX, "the uncertainties")
-        lmp.command(f"fix {FORCES_FIX} all external pf/callback {self.every} {self.every}")
+        self._guard = RunGuard(lmp, FORCES_FIX, self._gives)
+        lmp.command(f"fix {FORCES_FIX} all external pf/callback {self._calls_every} {self._calls_every}")
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
 
-    def _check_cutoff(self) -> None:
-        cutoff = communication_cutoff(self.lmp)
-        if cutoff < self.cutoff - 1e-9:
+    def _check_cutoff(self) -> float:
+        """Return the distance from its own atoms in Å to which a process has all ghosts; at least what is needed."""
+        cutoff, needed = communication_cutoff(self.lmp), self._reach.uncertainties + self._skin
+        if cutoff < needed - 1e-9:
             problem = f"the communication cutoff is {cutoff:g} Å" if cutoff else "comm_modify mode multi has no cutoff"
             raise InputError(
-                f"{problem}, and the model needs {self.cutoff:g} Å (its reach of {self._shell:g} Å and the skin): put "
-                f"'comm_modify cutoff {self.cutoff:g}' before the observer"
+                f"{problem}, and the model needs {needed:g} Å (its reach of {self._reach.uncertainties:g} Å and the "
+                f"skin): put 'comm_modify cutoff {needed:g}' before the line '# e2ip' or the observer"
             )
+        return self._reach.uncertainties
 
     def _step(self, _: Any, step: int, count: int, ids: np.ndarray, positions: np.ndarray, forces: np.ndarray) -> None:
         """Callback of ``fix external``."""
         forces[:] = 0.0
-        self._guard.call(lambda: self._observe(step, count))
+        self._guard.call(lambda: self._called(step, count, forces))
 
-    def _observe(self, step: int, count: int) -> None:
-        lmp, problem = self.lmp, None
-        steps = of_atoms(lmp, STEP_NAME)
+    def _called(self, step: int, count: int, forces: np.ndarray) -> None:
+        problem = None
         try:
-            self._evaluate(count)
-            steps[:] = step
+            if count:
+                self._evaluate(step, self._cluster(count), count, forces)
         except Exception as error:
             # The other processes wait below, and must know.
-            problem, steps[:] = error, _FAILED
-        oldest = lmp.extract_compute(_OLDEST, 0, 0)
+            problem, of_atoms(self.lmp, STEP_NAME)[:] = error, _FAILED
+        failed = np.min(self.lmp.gather_concat(STEP_NAME, 0, 1)) == _FAILED
         if problem is not None:
             raise problem
-        if oldest == _FAILED:
+        if failed:
             raise InputError(f"step {step}: the model has failed in another process")
-        if self._watchers or self._observers:
+        self._share()
+        if step % self.every == 0 and (self._watchers or self._observers):
             self._gather(step)
             self._observers.extend(make(self.atoms) for make in self._watchers)
             self._watchers.clear()
             for function in self._observers:
                 function()
 
-    def _evaluate(self, count: int) -> None:
-        """Put the uncertainties of this process's atoms into LAMMPS's properties."""
-        if not count:
-            return
+    def _share(self) -> None:
+        """Share what all processes need of a step."""
+
+    def _cluster(self, count: int) -> Atoms:
+        """Return this process's own atoms, which come first, and all ghosts within the shell."""
         total = count + self.lmp.extract_setting("nghost")
         positions = self.lmp.numpy.extract_atom("x", nelem=total)
         types = self.lmp.numpy.extract_atom("type", nelem=total)
-        low, high = positions[:count].min(0) - self._shell, positions[:count].max(0) + self._shell
-        near = np.flatnonzero(((positions >= low) & (positions <= high)).all(1))
-        cluster = Atoms(self._numbers[types[near] - 1], positions[near])
-        if not np.isfinite(cluster.positions).all():
+        if not np.isfinite(positions).all():
             raise InputError("positions are not finite")
-        outputs = self.model.uncertainties([self.model.graph(cluster)[0]])
-        columns = columns_of(self.model, outputs, list(cluster.symbols), self.calibration)
+        distances, _ = cKDTree(positions[:count]).query(positions, distance_upper_bound=self._shell + 1e-6)
+        near = np.flatnonzero(np.isfinite(distances))
+        return Atoms(self._numbers[types[near] - 1], positions[near])
+
+    def _evaluate(self, step: int, cluster: Atoms, count: int, forces: np.ndarray) -> None:
+        """Put the uncertainties of this process's atoms into LAMMPS's properties."""
+        self._put(step, self.model.graph(cluster)[0], list(cluster.symbols), count)
+
+    def _put(self, step: int, graph: Any, symbols: List[str], count: int) -> None:
+        columns = columns_of(self.model, self.model.uncertainties([graph]), symbols, self.calibration)
         for key in self._columns:
             column = of_atoms(self.lmp, column_name(key))
-            # Own atoms come first, and all of them are near.
             values = np.asarray(columns[key.name][:count], dtype=np.float64)
             column[:] = (values * self._energy ** FORCE_POWERS.get(key.unit, 0)).reshape(column.shape)
+        of_atoms(self.lmp, STEP_NAME)[:] = step
 
     def _gather(self, step: int) -> None:
         """Put all processes' atoms into ``self.atoms``."""
         lmp = self.lmp
         order = np.argsort(np.asarray(lmp.gather_concat("id", 0, 1)))
         numbers = self._numbers[np.asarray(lmp.gather_concat("type", 0, 1))[order] - 1]
-        arrays = {name: np.asarray(lmp.gather_concat(name, 1, 3)).reshape(-1, 3)[order] for name in ("x", "f")}
+        positions, forces = self._vectors("x")[order], self._all_forces()[order]
         atoms = self.atoms
         if not np.array_equal(atoms.numbers, numbers):
             # In place: a monitor has these atoms, and refuses others.
-            atoms.arrays = {"numbers": numbers, "positions": arrays["x"]}
-        atoms.positions[:] = arrays["x"]
+            atoms.arrays = {"numbers": numbers, "positions": positions}
+        atoms.positions[:] = positions
         atoms.cell[:], atoms.pbc = box_of(lmp)
         atoms.info["lammps_step"] = step
         results: Dict[str, Any] = origin_of(self.model, self.calibration)
@@ -208,8 +211,15 @@ class LammpsObserver:
             size = int(np.prod(key.shape))
             values = np.asarray(lmp.gather_concat(column_name(key), 1, size)).reshape(-1, *key.shape)[order]
             results[key.name] = values / self._energy ** FORCE_POWERS.get(key.unit, 0)
-        atoms.calc = SinglePointCalculator(atoms, forces=arrays["f"] / self._energy)
+        atoms.calc = SinglePointCalculator(atoms, forces=forces / self._energy)
         atoms.calc.results.update(results)
+
+    def _vectors(self, name: str) -> np.ndarray:
+        """Return vectors of all processes' atoms (N, 3)."""
+        return np.asarray(self.lmp.gather_concat(name, 1, 3)).reshape(-1, 3)
+
+    def _all_forces(self) -> np.ndarray:
+        return self._vectors("f")
 
 
 class SilentMonitor(Monitor):

@@ -3,9 +3,10 @@
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.md.lammps.clusters import LammpsClusterDriver
 from e2ip_plugins.md.lammps.driver import LammpsDriver
 from e2ip_plugins.md.lammps.library import open_lammps
 from e2ip_plugins.md.lammps.observer import LammpsObserver, SilentMonitor, observed_keys
@@ -28,30 +29,36 @@ class ScriptOptions:
         Thresholds of a `Monitor`.
     arguments : sequence of str
         Arguments of LAMMPS's command line.
-    observe : int, optional
-        Steps between two evaluations of a `LammpsObserver`, which stands for the driver.
-    calibration : Calibration, optional
-        Of an observer; a driver's calculator has its own.
+    observe : bool
+        Whether a `LammpsObserver` leaves the forces to the pair style of the file.
+    every : int
+        Steps between two evaluations of uncertainties by an observer or on several processes.
+    calibration : Path, optional
+        File for these; the calculator of a `LammpsDriver` has its own.
     """
 
     species: Sequence[str]
     keys: Optional[Sequence[str]] = None
     watch: Optional[Watch] = None
     arguments: Sequence[str] = ()
-    observe: Optional[int] = None
-    calibration: Optional[Calibration] = None
+    observe: bool = False
+    every: int = 10
+    calibration: Optional[Path] = None
 
 
-def run_script(script: Path, model: Any, options: ScriptOptions) -> Union[LammpsDriver, LammpsObserver]:
-    """Run an input file in which the line `MARK` stands for a `LammpsDriver` or `LammpsObserver`.
+def run_script(
+    script: Path, open_model: Callable[[bool], Any], options: ScriptOptions
+) -> Union[LammpsDriver, LammpsObserver]:
+    """Run an input file in which the line `MARK` stands for a driver or observer of LAMMPS.
 
     Parameters
     ----------
     script : Path
         Input file. Its lines before the mark make box, atoms and masses; those after it dump and run. ``jump SELF``
         stays within either part. An endless loop does not end where a monitor stops a run.
-    model : ase.calculators.calculator.Calculator or BatchModel
-        Calculator of the driver, or model of the observer.
+    open_model : callable
+        Returns the ASE calculator of a `LammpsDriver` or, if its argument is true, the `BatchModel` of a
+        `LammpsObserver` or, on several processes, `LammpsClusterDriver`.
     options : ScriptOptions
 
     Raises
@@ -67,29 +74,27 @@ def run_script(script: Path, model: Any, options: ScriptOptions) -> Union[Lammps
             for file, text in zip(files, parts, strict=True):
                 file.write_text(text, encoding="utf-8")
             _file(lmp, files[0], script)
-            connected = _connect(lmp, model, options)
+            connected = _connect(lmp, open_model, options)
             _file(lmp, files[1], script)
         return connected
     finally:
         lmp.close()
 
 
-def _connect(lmp: Any, model: Any, options: ScriptOptions) -> Union[LammpsDriver, LammpsObserver]:
+def _connect(
+    lmp: Any, open_model: Callable[[bool], Any], options: ScriptOptions
+) -> Union[LammpsDriver, LammpsObserver]:
     """Return the driver or observer of LAMMPS with its monitor."""
     watch = options.watch
-    if options.observe is None:
-        driver = LammpsDriver(lmp, model, options.species, keys=options.keys)
+    if not options.observe and lmp.extract_setting("world_size") == 1:
+        driver = LammpsDriver(lmp, open_model(False), options.species, keys=options.keys)
         if watch is not None:
             watch.attach(driver, driver.atoms)
         return driver
-    observer = LammpsObserver(
-        lmp,
-        model,
-        options.species,
-        keys=options.keys if watch is None else observed_keys(watch.thresholds, options.keys),
-        every=options.observe,
-        calibration=options.calibration,
-    )
+    kind = LammpsObserver if options.observe else LammpsClusterDriver
+    keys = options.keys if watch is None else observed_keys(watch.thresholds, options.keys)
+    calibration = None if options.calibration is None else Calibration.read(options.calibration)
+    observer = kind(lmp, open_model(True), options.species, keys=keys, every=options.every, calibration=calibration)
     if watch is not None:
         first = lmp.extract_setting("world_rank") == 0
         observer.watch(lambda atoms: watch.monitor(atoms) if first else watch.monitor(atoms, SilentMonitor))

@@ -307,7 +307,7 @@ def test_what_the_command_refuses(tmp_path):
     assert "--window: for --watch" in run("# e2ip\n", "--window", "3")
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
-        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
+        run_script(tmp_path / "in.lammps", lambda _: Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
 
 
 def test_the_command_hands_everything_on(tmp_path, monkeypatch):
@@ -321,10 +321,15 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
-    assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}]
+    file, open_model, options = found[0]
+    open_model(False)
+    open_model(True)
+    opening = {"device": "cpu", "head": "dft", "dtype": "float64"}
+    assert opened == [{"calibration": Path("valid.json"), **opening}, opening]
     thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
     watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
-    assert found == [(Path("in.lammps"), None, ScriptOptions(["Ar", "Kr"], watch=watch))]
+    assert file == Path("in.lammps")
+    assert options == ScriptOptions(["Ar", "Kr"], watch=watch, calibration=Path("valid.json"))
 
 
 def test_an_input_file(tmp_path):
@@ -340,9 +345,9 @@ def test_an_input_file(tmp_path):
         run 10
     """)
     found = []
-    driver = run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
+    driver = run_script(tmp_path / "in.lammps", lambda _: Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))
     assert driver.atoms.info["lammps_step"] == 10 and driver.keys == [STD, LEVERAGE]
     watch = Watch({LEVERAGE: 1.0}, [found.append], interval=5, frames=tmp_path / "f.xyz")
     with pytest.warns(UncertaintyWarning, match=LEVERAGE):
-        run_script(tmp_path / "in.lammps", Uncertain(), ScriptOptions(["Ar"], watch=watch, arguments=QUIET))
+        run_script(tmp_path / "in.lammps", lambda _: Uncertain(), ScriptOptions(["Ar"], watch=watch, arguments=QUIET))
     assert [frame.info["lammps_step"] for frame in found] == [0, 5, 10]

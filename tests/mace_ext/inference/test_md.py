@@ -224,13 +224,14 @@ def test_models_that_cannot_bias(atoms, make_model):
             atoms.get_forces()
 
 
-# LammpsObserver
+# LammpsObserver and LammpsClusterDriver
 
 
-def test_an_observer_agrees_with_the_periodic_calculation(fitted_file, check_observer):
-    printed = check_observer("mace", fitted_file, processes=2, tilted=True)
-    # Two layers and the leverage of neighbours, of 4 Å each, and the skin.
-    assert printed["cutoff"] == pytest.approx(13.0)
+def test_a_driver_on_several_processes_agrees_with_the_periodic_calculation(fitted_file, check_observer):
+    """With less than the exact communication cutoff; its uncertainties are those of an observer."""
+    printed = check_observer("mace", fitted_file, 2, "driver", 13.0, tilted=True, tolerance=1e-7)
+    # Two layers and the leverage of neighbours, of 4 Å each.
+    assert printed["reach"] == pytest.approx(12.0)
 
 
 @pytest.fixture

@@ -71,5 +71,10 @@ def test_biased_forces_are_those_of_the_biased_energy(atoms, energy_slope):
 def test_an_observer_agrees_with_the_periodic_calculation(leverage_run, check_observer):
     """In float32."""
     printed = check_observer("nequip", leverage_run / "best.ckpt", processes=4, tolerance=1e-4)
-    # Two layers and the leverage of neighbours, of 3 Å each, and the skin.
-    assert printed["cutoff"] == pytest.approx(10.0)
+    # Two layers and the leverage of neighbours, of 3 Å each.
+    assert printed["reach"] == pytest.approx(9.0)
+
+
+@pytest.mark.nightly
+def test_a_driver_on_several_processes_agrees_with_the_periodic_calculation(leverage_run, check_observer):
+    check_observer("nequip", leverage_run / "best.ckpt", 2, "driver", 10.0, tilted=True, tolerance=1e-4)
