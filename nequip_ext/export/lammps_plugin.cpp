@@ -50,27 +50,27 @@ extern "C" void lammpsplugin_init(void *lmp, void *handle, void *regfunc)
   auto add = reinterpret_cast<Register>(regfunc);
   Registration entry{};
   entry.version = E2IP_LAMMPS_VERSION;
-  entry.author = "pair_nequip_allegro, registered by e2ip-plugins";
+  entry.author = "the authors of pair_nequip_allegro, registered by e2ip-plugins";
   entry.handle = handle;
 
-  auto add_pair = [&](const char *name, void *(*creator)(void *)) {
+  auto add_pair = [&](const char *name, const char *info, void *(*creator)(void *)) {
     entry.style = "pair";
     entry.name = name;
-    entry.info = "forces of a compiled NequIP or Allegro model";
+    entry.info = info;
     entry.creator.pair = creator;
     add(&entry, lmp);
   };
-  auto add_compute = [&](const char *name, void *(*creator)(void *, int, char **)) {
+  auto add_compute = [&](const char *name, const char *info, void *(*creator)(void *, int, char **)) {
     entry.style = "compute";
     entry.name = name;
-    entry.info = "another output of the model of the pair style";
+    entry.info = info;
     entry.creator.compute = creator;
     add(&entry, lmp);
   };
-  add_pair("nequip", make_pair<true>);
-  add_pair("allegro", make_pair<false>);
-  add_compute("nequip", make_compute<true, 0>);
-  add_compute("nequip/atom", make_compute<true, 1>);
-  add_compute("allegro", make_compute<false, 0>);
-  add_compute("allegro/atom", make_compute<false, 1>);
+  add_pair("nequip", "pair style nequip", make_pair<true>);
+  add_pair("allegro", "pair style allegro", make_pair<false>);
+  add_compute("nequip", "compute nequip", make_compute<true, 0>);
+  add_compute("nequip/atom", "compute nequip/atom", make_compute<true, 1>);
+  add_compute("allegro", "compute allegro", make_compute<false, 0>);
+  add_compute("allegro/atom", "compute allegro/atom", make_compute<false, 1>);
 }
