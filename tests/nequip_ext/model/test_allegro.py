@@ -1,12 +1,10 @@
 """Allegro: edge features only, through E2IPModel, stock ``nequip-train`` and export."""
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from e2ip_plugins import families
 from e2ip_plugins.keys import LEVERAGE
@@ -16,26 +14,6 @@ from nequip_ext.model.readout import find_readout
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("allegro") is None, reason="Allegro is not installed (pip install nequip-allegro)"
 )
-
-
-@pytest.fixture
-def allegro_config():
-    """Config of a tiny Allegro model over H, C, O."""
-    parts = ("scalar_embed", "allegro", "readout")
-    return {
-        "_target_": "allegro.model.AllegroModel",
-        "seed": 1,
-        "model_dtype": "float64",
-        "type_names": ["H", "C", "O"],
-        "r_max": 4.0,
-        "l_max": 1,
-        "num_layers": 2,
-        "num_scalar_features": 8,
-        "num_tensor_features": 2,
-        "radial_chemical_embed": {"_target_": "allegro.nn.TwoBodyBesselScalarEmbed", "num_bessels": 4},
-        "avg_num_neighbors": 8.0,
-        **{f"{part}_mlp_hidden_layers_width": 8 for part in parts},
-    }
 
 
 def test_energies_and_physics(make_model, allegro_config, frames, to_data, anisotropy, turning_error):
@@ -82,17 +60,10 @@ def test_ghost_atoms(make_model, allegro_config, frames, to_data):
 
 @pytest.mark.nightly
 def test_from_training_to_compiled_models(
-    tmp_path, allegro_config, train, train_files, compile_for, check_results, frames, run_compiled
+    tmp_path, allegro_training, train, train_files, compile_for, check_results, frames, run_compiled
 ):
     """Stock ``nequip-train`` and ``nequip-compile --target e2ip_ase`` and ``e2ip_pair_allegro``."""
-    ready = Path(__file__).parents[3] / "configs" / "nequip_e2ip.yaml"
-    config = yaml.safe_load(ready.read_text())
-    statistics = config["training_module"]["model"]["model"]
-    names = ("avg_num_neighbors", "per_type_energy_shifts", "per_type_energy_scales", "type_names", "r_max")
-    changes = {"model_dtype": "float32", **{name: statistics[name] for name in names}}
-    config["training_module"]["model"]["model"] = {**allegro_config, **changes}
-    (tmp_path / "allegro.yaml").write_text(yaml.safe_dump(config))
-    checkpoint = train(tmp_path / "allegro.yaml", tmp_path / "run", train_files, "max_epochs=1") / "last.ckpt"
+    checkpoint = train(allegro_training, tmp_path / "run", train_files, "max_epochs=1") / "last.ckpt"
     compiled, in_lammps = (compile_for(checkpoint, f"e2ip_{target}") for target in ("ase", "pair_allegro"))
     with pytest.warns(UserWarning, match="never fitted"):  # the last checkpoint is not
         reference = E2IPCalculator.from_saved_model(checkpoint)
