@@ -26,6 +26,10 @@ _STARTS = (1.0, 0.08)
 #: Probability below one standard error of a Gaussian.
 _ONE_SIGMA = float(norm.cdf(1.0))
 
+#: Standard deviation of the prior of how a species' log-variance changes beside that of all species, where constants
+#: are fitted anew to few frames: a species with few atoms in them keeps its ratio to the others.
+SPECIES_CHANGE = 0.5
+
 #: Step of finite differences in the logarithms of the constants.
 _STEP = 1e-2
 
@@ -78,6 +82,8 @@ class Samples:
         Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
         `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
+    surplus : float
+        Where it is known, and not fitted: see `e2ip_plugins.leverage.form.Support`.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Samples:
         parameters: Dict[str, np.ndarray],
         table: Dict[str, np.ndarray],
         form: LeverageForm = FORM,
+        surplus: float = 0.0,
     ) -> None:
         self.residual, self.form = table["residual"], form
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
@@ -93,7 +100,7 @@ class Samples:
         zero = _single(0.0)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(
-            zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True), zero
+            zero, distance, zero, _single(surplus), typical, torch.zeros_like(distance), torch.tensor(True), zero
         )
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
@@ -127,17 +134,26 @@ class Samples:
         Parameters
         ----------
         training : Samples, optional
-            Training atoms; without them the optimism is 0.
+            Training atoms; without them the optimism is 0, and the surplus stays.
         """
         optimum = _minimum(self._objective, [np.array([start, 0.0]) for start in self._starts()])
         optimism, error = self.optimism(training, optimum)
-        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
+        samples = self._with_surplus(training, optimism)
         if optimism:
             optimum = _minimum(samples._objective, [optimum])
         return samples._constants(optimum, optimism, error)
 
-    def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[FittedConstants, Dict[int, float]]:
+    def fit_by_species(
+        self, training: Optional["Samples"] = None, former: Optional[np.ndarray] = None
+    ) -> Tuple[FittedConstants, Dict[int, float]]:
         """Return the same with a scale for every species, for a readout that knows only the species of an atom.
+
+        Parameters
+        ----------
+        training : Samples, optional
+            As in `fit`.
+        former : array, optional
+            Log-scale of every kind in a fit before, whose ratios these are expected to keep to `SPECIES_CHANGE`.
 
         Returns
         -------
@@ -152,8 +168,16 @@ class Samples:
         def scaled(samples: Samples, index: np.ndarray, constants: np.ndarray) -> Samples:
             return samples._replace(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
 
+        def prior(log_scale: np.ndarray) -> float:
+            if former is None:
+                return 0.0
+            change = log_scale - former[kinds]
+            return 0.5 * float(np.square((change - change.mean()) / SPECIES_CHANGE).sum())
+
         def fitted(samples: Samples, starts: Sequence[np.ndarray]) -> np.ndarray:
-            return _minimum(lambda x: scaled(samples, index, x)._objective(np.array([x[0], 0.0])), starts)
+            return _minimum(
+                lambda x: scaled(samples, index, x)._objective(np.array([x[0], 0.0])) + prior(x[1:]), starts
+            )
 
         optimum = fitted(self, [np.concatenate([[growth], start]) for growth in self._starts()])
         if training is not None:
@@ -161,7 +185,7 @@ class Samples:
             place = np.searchsorted(kinds, training.kinds).clip(max=len(kinds) - 1)
             training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), optimum)
         optimism, error = scaled(self, index, optimum).optimism(training, np.array([optimum[0], 0.0]))
-        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
+        samples = self._with_surplus(training, optimism)
         if optimism:
             optimum = fitted(samples, [optimum])
         constants = scaled(samples, index, optimum)._constants(np.array([optimum[0], 0.0]), optimism, error)
@@ -195,6 +219,10 @@ class Samples:
         other = copy.copy(self)
         other.support = self.support._replace(**support)
         return other
+
+    def _with_surplus(self, training: Optional["Samples"], optimism: float) -> "Samples":
+        """Return the samples with the surplus that follows from an optimism, if training atoms have told it."""
+        return self if training is None else self._replace(surplus=_single(surplus(optimism, self.form)))
 
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2

@@ -2,11 +2,13 @@
 
 The adapters do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
 forces, two over the validation set, and one over a subset of the training set (`training_subset`) for its errors.
+``e2ip update`` fits the constants alone, to new configurations.
 Nothing of it depends on a seed. Only rounding, the choice of that subset and, in species with more than
 `e2ip_plugins.fitting.training_atoms.MAX_ATOMS` atoms, of the atoms that are kept depend on the order of the data.
 """
 
 import math
+from pathlib import Path
 from typing import Dict, Iterable, Optional, Sequence, Tuple, cast
 
 import numpy as np
@@ -26,10 +28,11 @@ from e2ip_plugins.fitting.force_errors import (
     parameters_of,
     record_calls,
 )
-from e2ip_plugins.fitting.report import FitReport, species_name
+from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import Trunk
 
@@ -42,6 +45,21 @@ def is_constant(readout: Readout) -> bool:
     return not any(bool(cast(Trunk, trunk).out.weight.any()) for trunk in readout.trunks)
 
 
+def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) -> None:
+    """Raise `InputError` where the constants of a readout in the file ``path`` cannot be fitted to new frames."""
+    if not readout.family.takes_support:
+        raise InputError(
+            f"{path}: its readout '{readout.family_name}' has no constants to be updated, as evidence mode 'leverage' "
+            "of e2ip has; e2ip calibrate scales any uncertainty"
+        )
+    number = sum(bool(np.isfinite(frame.counted_forces).all(-1).any()) for frame in frames)
+    if number < FEW_CONFIGURATIONS:
+        raise InputError(
+            f"--frames: {number} frame{'s' * (number != 1)} with reference forces; an update needs "
+            f"{FEW_CONFIGURATIONS}, and 20 to 50 are better"
+        )
+
+
 def training_subset(training: int, validation: int) -> range:
     """Return the indices, of so many training configurations, of those to compare with so many of the validation set
     in `fit_leverage`."""
@@ -50,7 +68,7 @@ def training_subset(training: int, validation: int) -> range:
 
 def fit_leverage(
     readout: Readout,
-    training: Iterable[Optional[Tensor]],
+    training: Optional[Iterable[Optional[Tensor]]],
     validation: Iterable[ForceErrors],
     species: Sequence[str] = (),
     constant: bool = False,
@@ -67,7 +85,8 @@ def fit_leverage(
         Its buffers are filled in place.
     training : iterable
         Taking the next item runs the model, and with it the readout, on the next batch of training atoms; it is the
-        mask (N,) of those that count, or None: all of them.
+        mask (N,) of those that count, or None: all of them. Without training atoms (None), a leverage that was fitted
+        before keeps what these say, moments and surplus, and all else is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str
@@ -91,20 +110,25 @@ def fit_leverage(
         Training set without atoms, features that are not finite, validation set without forces.
     """
     leverage, report = readout.leverage, FitReport(heads=heads)
-    leverage.reset()
-    # For species and heads without atoms to fit them to.
-    for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
-        buffer.zero_()
-    leverage.growth.fill_(form.prior_growth)
-    _fit_moments(readout, training, report, form)
-    report.warn_of_species(leverage.centres.shape[1], species)
+    if training is None:
+        leverage.fitted.fill_(False)
+    else:
+        leverage.reset()
+        # For species and heads without atoms to fit them to.
+        for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
+            buffer.zero_()
+        leverage.growth.fill_(form.prior_growth)
+        _fit_moments(readout, training, report, form)
+        report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
         tables = by_head(collect_validation(readout, validation, report))
         training_tables = by_head(collect_errors(readout, training_errors)[0])
         for head, table in tables.items():
             if constant:
-                constants, std = _fit_constant(readout, head, table, training_tables.get(head), form)
+                constants, std = _fit_constant(
+                    readout, head, table, training_tables.get(head), form, anew=training is None
+                )
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
                 constants = _fit_trained(readout, head, table, training_tables.get(head), form)
@@ -144,7 +168,7 @@ def _fit_trained(
 ) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form)
+    validation = Samples(family, parameters_of(readout, table), table, form, float(readout.leverage.surplus[head]))
     trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
     readout.leverage.log_factor[_kinds(readout.leverage, head)] = constants.log_scale
@@ -152,29 +176,32 @@ def _fit_trained(
 
 
 def _fit_constant(
-    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
+    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm, anew: bool
 ) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
+
+    ``anew``: the scales were fitted before, and ratios of species are expected to be about the same.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
+    former, surplus = leverage.log_factor.double().cpu().clone().numpy(), float(leverage.surplus[head])
 
     def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _constant_samples(family, outputs, table, form)
-        trained = _constant_samples(family, outputs, training, form) if training else None
-        constants, log_scale = validation.fit_by_species(trained)
+        validation = _constant_samples(family, outputs, table, form, surplus)
+        trained = _constant_samples(family, outputs, training, form, surplus) if training else None
+        constants, log_scale = validation.fit_by_species(trained, former if anew else None)
         return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
 
     fits = {scalars: fitted(scalars) for scalars in family.constant_scalars()}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, variance, std = fits[best]
     cast(Trunk, readout.trunks[head]).make_constant(best)
-    # A species that only the training set has gets the mean of the others.
-    leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
+    # A species that only the training set has gets the mean of the others, or changes by it.
+    leverage.log_factor[_kinds(leverage, head)] += float(np.mean([s - former[kind] for kind, s in log_scale.items()]))
     leverage.log_variance[_kinds(leverage, head)] = variance
     for kind, value in log_scale.items():
         leverage.log_factor[kind] = value
@@ -182,12 +209,14 @@ def _fit_constant(
     return constants, {kind % per_head: std * math.exp(0.5 * value) for kind, value in log_scale.items()}
 
 
-def _constant_samples(family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm) -> Samples:
+def _constant_samples(
+    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, surplus: float
+) -> Samples:
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form)
+    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, surplus)
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:
