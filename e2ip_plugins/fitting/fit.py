@@ -17,7 +17,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.fitting.constants import FittedConstants, Samples
+from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
@@ -125,13 +125,12 @@ def fit_leverage(
         tables = by_head(collect_validation(readout, validation, report))
         training_tables = by_head(collect_errors(readout, training_errors)[0])
         for head, table in tables.items():
+            former = _former(leverage, head) if training is None else None
             if constant:
-                constants, std = _fit_constant(
-                    readout, head, table, training_tables.get(head), form, anew=training is None
-                )
+                constants, std = _fit_constant(readout, head, table, training_tables.get(head), form, former)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
-                constants = _fit_trained(readout, head, table, training_tables.get(head), form)
+                constants = _fit_trained(readout, head, table, training_tables.get(head), form, former)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
@@ -163,12 +162,23 @@ def _fit_moments(readout: Readout, training: Iterable[Optional[Tensor]], report:
     report.regions = int(leverage.regions().sum())
 
 
+def _former(leverage: Leverage, head: int) -> Former:
+    """Return what a fit before has put into the leverage."""
+    log_scale = leverage.log_factor.cpu().double().clone().numpy()
+    return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
+
+
 def _fit_trained(
-    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
+    readout: Readout,
+    head: int,
+    table: AtomTable,
+    training: Optional[AtomTable],
+    form: LeverageForm,
+    former: Optional[Former],
 ) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form, float(readout.leverage.surplus[head]))
+    validation = Samples(family, parameters_of(readout, table), table, form, former)
     trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
     readout.leverage.log_factor[_kinds(readout.leverage, head)] = constants.log_scale
@@ -176,33 +186,43 @@ def _fit_trained(
 
 
 def _fit_constant(
-    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm, anew: bool
+    readout: Readout,
+    head: int,
+    table: AtomTable,
+    training: Optional[AtomTable],
+    form: LeverageForm,
+    former: Optional[Former],
 ) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
-
-    ``anew``: the scales were fitted before, and ratios of species are expected to be about the same.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
-    former, surplus = leverage.log_factor.double().cpu().clone().numpy(), float(leverage.surplus[head])
 
     def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _constant_samples(family, outputs, table, form, surplus)
-        trained = _constant_samples(family, outputs, training, form, surplus) if training else None
-        constants, log_scale = validation.fit_by_species(trained, former if anew else None)
+        validation = _constant_samples(family, outputs, table, form, former)
+        trained = _constant_samples(family, outputs, training, form, None) if training else None
+        constants, log_scale = validation.fit_by_species(trained)
         return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
 
-    fits = {scalars: fitted(scalars) for scalars in family.constant_scalars()}
+    trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
+    if former is not None:  # few configurations do not tell how heavy the tails are
+        candidates = (tuple(trunk.out.bias[: family.num_scalars].tolist()),)
+    fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, variance, std = fits[best]
-    cast(Trunk, readout.trunks[head]).make_constant(best)
-    # A species that only the training set has gets the mean of the others, or changes by it.
-    leverage.log_factor[_kinds(leverage, head)] += float(np.mean([s - former[kind] for kind, s in log_scale.items()]))
-    leverage.log_variance[_kinds(leverage, head)] = variance
+    kinds, before = _kinds(leverage, head), np.zeros(len(leverage.log_factor))
+    if former is None:
+        trunk.make_constant(best)
+        leverage.log_variance[kinds] = variance
+    else:
+        before = former.log_scale
+    # A species that only the training set has gets the mean of the others, or changes as they do.
+    log_factor = before[kinds] + np.mean([value - before[kind] for kind, value in log_scale.items()])
+    leverage.log_factor[kinds] = torch.from_numpy(log_factor).to(leverage.log_factor)
     for kind, value in log_scale.items():
         leverage.log_factor[kind] = value
     per_head = leverage.species_per_head()
@@ -210,13 +230,13 @@ def _fit_constant(
 
 
 def _constant_samples(
-    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, surplus: float
+    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, former: Optional[Former]
 ) -> Samples:
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, surplus)
+    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, former)
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:

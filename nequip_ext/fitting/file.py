@@ -129,7 +129,7 @@ def update_file(
     check_update(readout, frames, model)
     with explained(model):
         report = fit_frames(evaluated, None, frames, batch_size, types_of(model), on_progress)
-    write_checkpoint(checkpoint, twin, hparams, output, weights=is_constant(readout))
+    write_checkpoint(checkpoint, twin, hparams, output, weights=False)
     return report
 
 
