@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from e2ip_plugins import __version__
-from e2ip_plugins.cli import active, benchmarks, checks, energies, models, reports, runs
+from e2ip_plugins.cli import active, benchmarks, checks, energies, models, readouts, reports, runs
 from e2ip_plugins.errors import InputError
 
 
@@ -59,6 +59,9 @@ app.command("members")(energies.members_command)
 app.command("bench")(benchmarks.bench_command)
 app.command("fetch")(benchmarks.fetch_command)
 app.command("fit")(models.fit_command)
+app.command("update")(readouts.update_command)
+app.command("export-readout")(readouts.export_readout_command)
+app.command("attach")(readouts.attach_command)
 app.command("evaluate")(models.evaluate_command)
 app.command("strip")(models.strip_command)
 app.command("md")(runs.md_command)

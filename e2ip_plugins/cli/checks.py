@@ -96,12 +96,14 @@ def beside(model: Path, ending: str) -> Path:
     return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
 
 
-def check_output(output: Path, inputs: Sequence[Path], overwrite: bool, endings: Sequence[str] = ()) -> None:
-    """`InputError` for an ``--output`` that cannot be written or must not be replaced."""
+def check_output(
+    output: Path, inputs: Sequence[Path], overwrite: bool, endings: Sequence[str] = (), option: str = "--output "
+) -> None:
+    """`InputError` for an output that cannot be written or must not be replaced."""
     from e2ip_plugins.predictions import trajectories
 
     options: Dict[str, Any] = {"inputs": inputs, "endings": endings, "replace": overwrite}
-    trajectories.check_output(output, "--output ", permission="--overwrite", **options)
+    trajectories.check_output(output, option, permission="--overwrite", **options)
 
 
 def check_model_output(output: Path, model: Path, overwrite: bool) -> None:
@@ -119,6 +121,23 @@ def read_trajectory(path: Path) -> Any:
     frames, note = trajectories.read_trajectory(path)
     if note:
         warn(note)
+    return frames
+
+
+def read_references(paths: Sequence[Path], forces_key: Optional[str], energy_key: Optional[str], kind: str) -> Any:
+    """Return frames with reference forces, each once, and warn of what is left out; ``kind`` is a word for them."""
+    import numpy as np
+
+    from e2ip_plugins.predictions.labelled import once, read_frames
+
+    with_copies = read_frames(paths, forces_key, on_note=warn, energy_key=energy_key)
+    frames = once(with_copies)
+    if len(frames) < len(with_copies):
+        warn(f"{len(with_copies) - len(frames)} {kind} frames are there more than once, and count once")
+    weighted = [frame for frame in frames if frame.forces is None or frame.forces.counts]
+    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
+    if lacking:
+        warn(f"{lacking} {kind} atoms have no finite reference force and are left out")
     return frames
 
 

@@ -30,9 +30,7 @@ def fit_command(
     environment less (evidence mode leverage). A model without a readout gets one that knows one
     standard deviation per species besides. Energies and forces stay what they are.
     """
-    import numpy as np
-
-    from e2ip_plugins.predictions.labelled import once, read_frames, same_frames
+    from e2ip_plugins.predictions.labelled import read_frames, same_frames
 
     host = checks.host_of(model)
     if output is None:
@@ -41,20 +39,13 @@ def fit_command(
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
     training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn, energy_key=energy_key)
-    with_copies = read_frames(valid, forces_key, on_note=checks.warn, energy_key=energy_key)
-    validation = once(with_copies)
-    if len(validation) < len(with_copies):
-        checks.warn(f"{len(with_copies) - len(validation)} validation frames are there more than once, and count once")
+    validation = checks.read_references(valid, forces_key, energy_key, "validation")
     shared = same_frames(training, validation)
     if shared:
         checks.warn(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-    weighted = [frame for frame in validation if frame.forces is None or frame.forces.counts]
-    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
-    if lacking:
-        checks.warn(f"{lacking} validation atoms have no finite reference force and are left out")
     report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
         model, training, validation, output, head=head, device=device, batch_size=batch_size
     )

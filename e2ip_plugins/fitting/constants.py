@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -26,8 +26,28 @@ _STARTS = (1.0, 0.08)
 #: Probability below one standard error of a Gaussian.
 _ONE_SIGMA = float(norm.cdf(1.0))
 
+#: Widths of the prior of how the log-variance at leverage 1 changes where constants are fitted anew to few frames: that
+#: of all species together, and that of a species beside the others. Frames far from the training set hardly tell the
+#: growth from that variance, and few atoms of a species hardly tell its own.
+SCALE_CHANGE, SPECIES_CHANGE = 0.5, 0.5
+
 #: Step of finite differences in the logarithms of the constants.
 _STEP = 1e-2
+
+
+class Former(NamedTuple):
+    """What a fit before found for a head; constants that are fitted anew to few configurations are expected near it.
+
+    Attributes
+    ----------
+    growth, surplus : float
+        The growth is the middle of its prior; the surplus stays, because training configurations tell it.
+    log_scale : (kinds,)
+    """
+
+    growth: float
+    surplus: float
+    log_scale: np.ndarray
 
 
 @dataclass
@@ -78,6 +98,8 @@ class Samples:
         Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
         `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
+    former : Former, optional
+        A fit before this one.
     """
 
     def __init__(
@@ -86,14 +108,16 @@ class Samples:
         parameters: Dict[str, np.ndarray],
         table: Dict[str, np.ndarray],
         form: LeverageForm = FORM,
+        former: Optional[Former] = None,
     ) -> None:
-        self.residual, self.form = table["residual"], form
+        self.residual, self.former = table["residual"], former
+        self.form = form if former is None else form._replace(prior_growth=former.growth)
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
         self.log_variance = family.log_variance(tensors)
-        zero = _single(0.0)
+        zero, kept_surplus = _single(0.0), _single(0.0 if former is None else former.surplus)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(
-            zero, distance, zero, zero, typical, torch.zeros_like(distance), torch.tensor(True), zero
+            zero, distance, zero, kept_surplus, typical, torch.zeros_like(distance), torch.tensor(True), zero
         )
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
@@ -129,11 +153,15 @@ class Samples:
         training : Samples, optional
             Training atoms; without them the optimism is 0.
         """
-        optimum = _minimum(self._objective, [np.array([start, 0.0]) for start in self._starts()])
+
+        def fitted(samples: Samples, starts: Sequence[np.ndarray]) -> np.ndarray:
+            return _minimum(lambda x: samples._objective(x) + samples._prior_of_scale(x[1:]), starts)
+
+        optimum = fitted(self, [np.array([start, 0.0]) for start in self._starts()])
         optimism, error = self.optimism(training, optimum)
-        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
+        samples = self._with_surplus(optimism)
         if optimism:
-            optimum = _minimum(samples._objective, [optimum])
+            optimum = fitted(samples, [optimum])
         return samples._constants(optimum, optimism, error)
 
     def fit_by_species(self, training: Optional["Samples"] = None) -> Tuple[FittedConstants, Dict[int, float]]:
@@ -153,7 +181,10 @@ class Samples:
             return samples._replace(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
 
         def fitted(samples: Samples, starts: Sequence[np.ndarray]) -> np.ndarray:
-            return _minimum(lambda x: scaled(samples, index, x)._objective(np.array([x[0], 0.0])), starts)
+            def objective(x: np.ndarray) -> float:
+                return scaled(samples, index, x)._objective(np.array([x[0], 0.0])) + samples._prior_of_scale(x[1:])
+
+            return _minimum(objective, starts)
 
         optimum = fitted(self, [np.concatenate([[growth], start]) for growth in self._starts()])
         if training is not None:
@@ -161,7 +192,7 @@ class Samples:
             place = np.searchsorted(kinds, training.kinds).clip(max=len(kinds) - 1)
             training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), optimum)
         optimism, error = scaled(self, index, optimum).optimism(training, np.array([optimum[0], 0.0]))
-        samples = self._replace(surplus=_single(surplus(optimism, self.form)))
+        samples = self._with_surplus(optimism)
         if optimism:
             optimum = fitted(samples, [optimum])
         constants = scaled(samples, index, optimum)._constants(np.array([optimum[0], 0.0]), optimism, error)
@@ -196,9 +227,21 @@ class Samples:
         other.support = self.support._replace(**support)
         return other
 
+    def _with_surplus(self, optimism: float) -> "Samples":
+        """Return the same samples with the surplus that follows from an optimism, or with that of a fit before."""
+        return self if self.former else self._replace(surplus=_single(surplus(optimism, self.form)))
+
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
         return float(self.per_configuration(constants).sum()) + prior
+
+    def _prior_of_scale(self, log_scale: np.ndarray) -> float:
+        """Return the negative logarithm of the prior of log-scales: one for all kinds, or for each of those present."""
+        if self.former is None:
+            return 0.0
+        change = log_scale - self.former.log_scale[np.unique(self.kinds)]
+        common = change.mean()
+        return 0.5 * float((common / SCALE_CHANGE) ** 2 + np.square((change - common) / SPECIES_CHANGE).sum())
 
     def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> FittedConstants:
         error = self._standard_errors(optimum, np.eye(2))
@@ -233,7 +276,8 @@ class Samples:
         for i, j in itertools.combinations(range(len(directions)), 2):
             d, e = directions[i], directions[j]
             curvature[i, j] = curvature[j, i] = (at(d + e) - at(d - e) - at(e - d) + at(-d - e)).sum() / 4.0
-        prior = directions @ np.diag([self.form.prior_width**-2, 0.0]) @ directions.T
+        of_scale = SCALE_CHANGE**-2 if self.former else 0.0
+        prior = directions @ np.diag([self.form.prior_width**-2, of_scale]) @ directions.T
         return self._sandwich(score, curvature / _STEP**2, prior)
 
     def _sandwich(self, score: np.ndarray, curvature: np.ndarray, prior_curvature: np.ndarray) -> np.ndarray:

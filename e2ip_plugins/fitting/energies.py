@@ -88,7 +88,9 @@ _Table = Dict[str, np.ndarray]
 def fit_energies(
     readout: Readout, batches: Iterable[EnergyErrors], report: FitReport, species: Sequence[str] = ()
 ) -> None:
-    """Fit the lengths of all heads, which are 0 where it is impossible; the report says why.
+    """Fit the lengths of all heads, which stay as they are (0, unless fitted before) where it is impossible.
+
+    The report says why.
 
     ℓ is that of largest likelihood for errors that are Gaussian with standard deviation |u|.
 
@@ -103,14 +105,17 @@ def fit_energies(
         Names of the model's species, for messages.
     """
     energies = readout.leverage.energies
-    energies.reset()
     table, log_std = _collect(readout, batches)
-    for head in sorted({head for head, _ in report.atoms}):
+    for head in report.fitted_heads:
         chosen = table["head"] == head if table else np.zeros(0, bool)
         frames = {name: values[chosen] for name, values in table.items()}
         problem = _problem(frames, int(chosen.sum()), species)
         if problem:
-            report.warnings.append(f"no error bars of energies{report.of_head(head)}: {problem}")
+            species_per_head = readout.leverage.species_per_head()
+            kinds = slice(head * species_per_head, (head + 1) * species_per_head)
+            fitted_before = bool(energies.lengths[:, kinds].any())
+            text = "error bars of energies stay as they were" if fitted_before else "no error bars of energies"
+            report.warnings.append(f"{text}{report.of_head(head)}: {problem}")
             continue
         total, atoms = log_std[head]
         floor = FLOOR * math.exp(total / atoms)

@@ -2,11 +2,13 @@
 
 The adapters do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
 forces, two over the validation set, and one over a subset of the training set (`training_subset`) for its errors.
+``e2ip update`` fits the constants alone, to new configurations.
 Nothing of it depends on a seed. Only rounding, the choice of that subset and, in species with more than
 `e2ip_plugins.fitting.training_atoms.MAX_ATOMS` atoms, of the atoms that are kept depend on the order of the data.
 """
 
 import math
+from pathlib import Path
 from typing import Dict, Iterable, Optional, Sequence, Tuple, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.fitting.constants import FittedConstants, Samples
+from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
 from e2ip_plugins.fitting.force_errors import (
     AtomTable,
@@ -26,10 +28,11 @@ from e2ip_plugins.fitting.force_errors import (
     parameters_of,
     record_calls,
 )
-from e2ip_plugins.fitting.report import FitReport, species_name
+from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import Trunk
 
@@ -42,6 +45,21 @@ def is_constant(readout: Readout) -> bool:
     return not any(bool(cast(Trunk, trunk).out.weight.any()) for trunk in readout.trunks)
 
 
+def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) -> None:
+    """Raise `InputError` where the constants of a readout in the file ``path`` cannot be fitted to new frames."""
+    if not readout.family.takes_support:
+        raise InputError(
+            f"{path}: its readout '{readout.family_name}' has no constants to be updated, as evidence mode 'leverage' "
+            "of e2ip has; e2ip calibrate scales any uncertainty"
+        )
+    number = sum(bool(np.isfinite(frame.counted_forces).all(-1).any()) for frame in frames)
+    if number < FEW_CONFIGURATIONS:
+        raise InputError(
+            f"--frames: {number} frame{'s' * (number != 1)} with reference forces; an update needs "
+            f"{FEW_CONFIGURATIONS}, and 20 to 50 are better"
+        )
+
+
 def training_subset(training: int, validation: int) -> range:
     """Return the indices, of so many training configurations, of those to compare with so many of the validation set
     in `fit_leverage`."""
@@ -50,7 +68,7 @@ def training_subset(training: int, validation: int) -> range:
 
 def fit_leverage(
     readout: Readout,
-    training: Iterable[Optional[Tensor]],
+    training: Optional[Iterable[Optional[Tensor]]],
     validation: Iterable[ForceErrors],
     species: Sequence[str] = (),
     constant: bool = False,
@@ -67,7 +85,8 @@ def fit_leverage(
         Its buffers are filled in place.
     training : iterable
         Taking the next item runs the model, and with it the readout, on the next batch of training atoms; it is the
-        mask (N,) of those that count, or None: all of them.
+        mask (N,) of those that count, or None: all of them. Without training atoms (None), a leverage that was fitted
+        before keeps what these say, moments and surplus, and all else is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str
@@ -91,23 +110,27 @@ def fit_leverage(
         Training set without atoms, features that are not finite, validation set without forces.
     """
     leverage, report = readout.leverage, FitReport(heads=heads)
-    leverage.reset()
-    # For species and heads without atoms to fit them to.
-    for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
-        buffer.zero_()
-    leverage.growth.fill_(form.prior_growth)
-    _fit_moments(readout, training, report, form)
-    report.warn_of_species(leverage.centres.shape[1], species)
+    if training is None:
+        leverage.fitted.fill_(False)
+    else:
+        leverage.reset()
+        # For species and heads without atoms to fit them to.
+        for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
+            buffer.zero_()
+        leverage.growth.fill_(form.prior_growth)
+        _fit_moments(readout, training, report, form)
+        report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
         tables = by_head(collect_validation(readout, validation, report))
         training_tables = by_head(collect_errors(readout, training_errors)[0])
         for head, table in tables.items():
+            former = _former(leverage, head) if training is None else None
             if constant:
-                constants, std = _fit_constant(readout, head, table, training_tables.get(head), form)
+                constants, std = _fit_constant(readout, head, table, training_tables.get(head), form, former)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
-                constants = _fit_trained(readout, head, table, training_tables.get(head), form)
+                constants = _fit_trained(readout, head, table, training_tables.get(head), form, former)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
@@ -139,12 +162,23 @@ def _fit_moments(readout: Readout, training: Iterable[Optional[Tensor]], report:
     report.regions = int(leverage.regions().sum())
 
 
+def _former(leverage: Leverage, head: int) -> Former:
+    """Return what a fit before has put into the leverage."""
+    log_scale = leverage.log_factor.cpu().double().clone().numpy()
+    return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
+
+
 def _fit_trained(
-    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
+    readout: Readout,
+    head: int,
+    table: AtomTable,
+    training: Optional[AtomTable],
+    form: LeverageForm,
+    former: Optional[Former],
 ) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form)
+    validation = Samples(family, parameters_of(readout, table), table, form, former)
     trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
     readout.leverage.log_factor[_kinds(readout.leverage, head)] = constants.log_scale
@@ -152,7 +186,12 @@ def _fit_trained(
 
 
 def _fit_constant(
-    readout: Readout, head: int, table: AtomTable, training: Optional[AtomTable], form: LeverageForm
+    readout: Readout,
+    head: int,
+    table: AtomTable,
+    training: Optional[AtomTable],
+    form: LeverageForm,
+    former: Optional[Former],
 ) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
 
@@ -164,30 +203,40 @@ def _fit_constant(
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _constant_samples(family, outputs, table, form)
-        trained = _constant_samples(family, outputs, training, form) if training else None
+        validation = _constant_samples(family, outputs, table, form, former)
+        trained = _constant_samples(family, outputs, training, form, None) if training else None
         constants, log_scale = validation.fit_by_species(trained)
         return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
 
-    fits = {scalars: fitted(scalars) for scalars in family.constant_scalars()}
+    trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
+    if former is not None:  # few configurations do not tell how heavy the tails are
+        candidates = (tuple(trunk.out.bias[: family.num_scalars].tolist()),)
+    fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, variance, std = fits[best]
-    cast(Trunk, readout.trunks[head]).make_constant(best)
-    # A species that only the training set has gets the mean of the others.
-    leverage.log_factor[_kinds(leverage, head)] = float(np.mean(list(log_scale.values())))
-    leverage.log_variance[_kinds(leverage, head)] = variance
+    kinds, before = _kinds(leverage, head), np.zeros(len(leverage.log_factor))
+    if former is None:
+        trunk.make_constant(best)
+        leverage.log_variance[kinds] = variance
+    else:
+        before = former.log_scale
+    # A species that only the training set has gets the mean of the others, or changes as they do.
+    log_factor = before[kinds] + np.mean([value - before[kind] for kind, value in log_scale.items()])
+    leverage.log_factor[kinds] = torch.from_numpy(log_factor).to(leverage.log_factor)
     for kind, value in log_scale.items():
         leverage.log_factor[kind] = value
     per_head = leverage.species_per_head()
     return constants, {kind % per_head: std * math.exp(0.5 * value) for kind, value in log_scale.items()}
 
 
-def _constant_samples(family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm) -> Samples:
+def _constant_samples(
+    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, former: Optional[Former]
+) -> Samples:
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form)
+    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, former)
 
 
 def _kinds(leverage: Leverage, head: int) -> slice:

@@ -29,7 +29,7 @@ class FitReport:
     Attributes
     ----------
     atoms : dict
-        Training atoms by (head, species).
+        Training atoms by (head, species); empty where moments were fitted before and stay.
     shrinkage : dict
         Weight of the pooled moments in those of species with few atoms.
     constants : dict
@@ -58,18 +58,18 @@ class FitReport:
     energies: Dict[int, "FittedLength"] = field(default_factory=dict)
     stresses: Dict[int, "FittedStress"] = field(default_factory=dict)
 
+    @property
+    def fitted_heads(self) -> List[int]:
+        """Heads that there was anything to fit to."""
+        return sorted({head for head, _ in self.atoms} | set(self.constants))
+
     def of_head(self, head: int) -> str:
         """Return the name of a head in brackets, after a blank; an empty string for a model with one head."""
         return f" (head {self.heads[head]})" if len(self.heads) > 1 else ""
 
     def lines(self) -> List[str]:
         """Return the fit in words, one line per data set."""
-        data_sets, species = {head for head, _ in self.atoms}, {species_index for _, species_index in self.atoms}
-        lines = [
-            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
-            + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
-            + f" in {self.regions} regions"
-        ]
+        lines = [self._of_moments()]
         for head, c in self.constants.items():
             where = self.of_head(head)
             low, high = c.growth_interval
@@ -104,6 +104,16 @@ class FitReport:
             )
         return lines
 
+    def _of_moments(self) -> str:
+        if not self.atoms:
+            return "leverage: moments of the training set as they were; validation configurations are the new frames"
+        data_sets, species = {head for head, _ in self.atoms}, {species_index for _, species_index in self.atoms}
+        return (
+            f"leverage: features of {sum(self.atoms.values())} training atoms, {len(species)} species"
+            + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
+            + f" in {self.regions} regions"
+        )
+
     def warn_of_species(self, features: int, species: Sequence[str]) -> None:
         """Add warnings about species with few training atoms, or none."""
         few = sorted(key for key, count in self.atoms.items() if count < features)
@@ -117,10 +127,7 @@ class FitReport:
         present = {species_index for _, species_index in self.atoms}
         missing = [species_name(index, species) for index in range(len(species)) if index not in present]
         if missing:
-            self.warnings.append(
-                f"no training atoms of {', '.join(missing)}: their leverage is {FORM.far:g}, their epistemic variance "
-                "at its ceiling"
-            )
+            self.warnings.append(no_training_atoms(missing))
 
     def warn_of_offsets(self) -> None:
         """Add a warning where all validation stresses are off by the same pressure."""
@@ -154,6 +161,14 @@ class FitReport:
                 f"no validation atoms with forces{''.join(map(self.of_head, lacking))}: the growth is the expected "
                 f"{prior_growth:g}, the standard deviation at leverage 1 as it was trained"
             )
+
+
+def no_training_atoms(species: Sequence[str], where: str = "") -> str:
+    """Return a warning about species without training atoms; ``where`` names the head, after a blank."""
+    return (
+        f"no training atoms of {', '.join(species)}{where}: their leverage is {FORM.far:g}, their epistemic variance "
+        "at its ceiling"
+    )
 
 
 def species_name(species_index: int, species: Sequence[str]) -> str:

@@ -1,12 +1,16 @@
-"""``e2ip fit`` for MACE: a ``.model`` file, with or without a readout, gets one with a fitted leverage."""
+"""``e2ip fit`` for MACE: a ``.model`` file, with or without a readout, gets one with a fitted leverage.
+
+``e2ip update`` fits the constants of such a file anew.
+"""
 
 from pathlib import Path
 from typing import Optional, Sequence
 
 from e2ip_plugins import families
 from e2ip_plugins.files import save
-from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, to_standard_error
-from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, in_order, to_standard_error
+from e2ip_plugins.fitting.fit import check_update, is_constant
+from e2ip_plugins.fitting.readout_file import fitted_readout
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
@@ -69,5 +73,31 @@ def fit_file(
     if others:
         report.warnings.append(f"the leverage was fitted for head {head} alone, not for {', '.join(others)}")
     # On the CPU, or machines without that device could not load what e3nn has compiled.
+    save(net.cpu(), output)
+    return report
+
+
+def update_file(
+    model: Path,
+    frames: Sequence[LabelledFrame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
+    on_progress: OnProgress = to_standard_error,
+) -> FitReport:
+    """Fit the constants of a ``.model`` file with a fitted leverage to new frames, and write it to another file.
+
+    What it knows of its training set stays, and so do energies and forces, to the last bit.
+
+    Parameters and what is raised: see `fit_file`. Constants of other heads stay.
+    """
+    net = open_file(model, device)
+    readout = fitted_readout(find_readout(net), model, "to update")
+    check_update(readout, frames, model)
+    with precision_of(net):
+        loader = in_order([Graphs(frames, net, choose_head(model, net, head))], batching(batch_size))
+        report = fit_model(net, None, loader, constant=is_constant(readout), on_progress=on_progress)
     save(net.cpu(), output)
     return report

@@ -1,7 +1,7 @@
 """Fit of the leverage of a MACE model: its passes over training and validation batches."""
 
 from contextlib import contextmanager
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Optional, Sequence
 
 import torch
 from mace import data
@@ -65,7 +65,7 @@ def batching(batch_size: int) -> Batching:
 
 def fit_model(
     model: models.ScaleShiftMACE,
-    training: Iterable[Batch],
+    training: Optional[Iterable[Batch]],
     validation: Iterable[Batch],
     training_subset: Iterable[Batch] = (),
     constant: bool = False,
@@ -80,6 +80,7 @@ def fit_model(
     training, validation
         Loaders; in a distributed training every process has its share. Atoms count if the weights of their
         configuration are not zero; those of ``validation`` and ``training_subset`` also need finite reference forces.
+        Without ``training`` (None), see `fit_leverage`.
     training_subset
         The same, of training configurations whose errors are compared with those of the validation set.
     constant : bool
@@ -89,8 +90,8 @@ def fit_model(
     """
     device = next(model.parameters()).device
 
-    def features() -> Iterator[torch.Tensor]:
-        for batch in with_progress(training, "training set", on_progress):
+    def features(batches: Iterable[Batch]) -> Iterator[torch.Tensor]:
+        for batch in with_progress(batches, "training set", on_progress):
             batch = batch.to(device)
             run_features(model, batch)
             yield learned_atoms(batch)
@@ -108,7 +109,7 @@ def fit_model(
     with _frozen(model):
         return fit_leverage(
             model.e2ip_readout,
-            features(),
+            None if training is None else features(training),
             residuals(validation, "validation set"),
             species_of(model),
             constant,

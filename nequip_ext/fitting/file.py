@@ -1,4 +1,7 @@
-"""``e2ip fit`` for NequIP: a checkpoint or package, with or without a readout, gets one with a fitted leverage."""
+"""``e2ip fit`` for NequIP: a checkpoint or package, with or without a readout, gets one with a fitted leverage.
+
+``e2ip update`` fits the constants of such a file anew.
+"""
 
 import copy
 from pathlib import Path
@@ -13,7 +16,8 @@ from nequip.utils.global_state import set_global_state
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
-from e2ip_plugins.fitting.fit import is_constant
+from e2ip_plugins.fitting.fit import check_update, is_constant
+from e2ip_plugins.fitting.readout_file import fitted_readout
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.fitting.package import fit_package, wrap_package
@@ -79,13 +83,7 @@ def fit_file(
         report = fit_package(model, training, validation, output, device, batch_size, on_progress)
         if report is not None:
             return report
-        checkpoint = wrap_package(model)
-    else:
-        checkpoint = read_checkpoint(model)
-    if output.suffix != ".ckpt":
-        raise InputError(
-            f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
-        )
+    checkpoint = open_checkpoint(model, output)
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin, hparams, is_new = _in_mode_leverage(checkpoint, model)
     evaluated = twin.to(device).eval().evaluation_model[_SOLE_MODEL_KEY]
@@ -95,10 +93,63 @@ def fit_file(
             trunk.make_constant()
     with explained(model):
         report = fit_frames(evaluated, training, validation, batch_size, types_of(model), on_progress)
-    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights=is_constant(readout)))
+    write_checkpoint(checkpoint, twin, hparams, output, weights=is_constant(readout))
+    return report
+
+
+def update_file(
+    model: Path,
+    frames: Sequence[LabelledFrame],
+    output: Path,
+    *,
+    head: Optional[str] = None,
+    device: str = "cpu",
+    batch_size: int = 10,
+    on_progress: OnProgress = to_standard_error,
+) -> FitReport:
+    """Write a model with a fitted leverage whose constants are fitted to new frames.
+
+    What it knows of its training set stays, and so do energies and forces, to the last bit. A package becomes a
+    package, a checkpoint a checkpoint.
+
+    Parameters and what is raised: see `fit_file`.
+    """
+    refuse_head(head)
+    set_global_state()
+    if model.name.endswith(".zip"):
+        report = fit_package(model, None, frames, output, device, batch_size, on_progress)
+        if report is not None:
+            return report
+    checkpoint = open_checkpoint(model, output)
+    with only_apply_persistent_modifiers(persistent_only=True), explained(model):
+        kind, hparams = training_module(checkpoint, model)
+        twin = rebuild(kind, hparams, checkpoint)
+    evaluated = twin.to(device).eval().evaluation_model[_SOLE_MODEL_KEY]
+    readout = fitted_readout(find_readout(evaluated), model, "to update")
+    check_update(readout, frames, model)
+    with explained(model):
+        report = fit_frames(evaluated, None, frames, batch_size, types_of(model), on_progress)
+    write_checkpoint(checkpoint, twin, hparams, output, weights=False)
+    return report
+
+
+def open_checkpoint(model: Path, output: Path) -> Dict[str, Any]:
+    """Return a checkpoint, or of a package one that reads it, to be changed and written to ``output``."""
+    checkpoint = wrap_package(model) if model.name.endswith(".zip") else read_checkpoint(model)
+    if output.suffix != ".ckpt":
+        raise InputError(
+            f"--output {output}: what is made of {model} is a checkpoint: give it a name that ends with .ckpt"
+        )
+    return checkpoint
+
+
+def write_checkpoint(
+    checkpoint: Dict[str, Any], twin: NequIPLightningModule, hparams: Dict[str, Any], output: Path, weights: bool
+) -> None:
+    """Write a checkpoint with the readout of a training module in evaluation; ``weights``: not its leverage alone."""
+    checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights))
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)
-    return report
 
 
 def _in_mode_leverage(checkpoint: Dict[str, Any], path: Path) -> Tuple[NequIPLightningModule, Dict[str, Any], bool]:
@@ -112,8 +163,7 @@ def _in_mode_leverage(checkpoint: Dict[str, Any], path: Path) -> Tuple[NequIPLig
     hparams = copy.deepcopy(hparams)
     if readout is None:
         drop_optimiser(checkpoint, path, "fit")
-        change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, "evidence": "leverage", "model": config})
-        checkpoint["state_dict"] = _with_readout(twin, kind(**copy.deepcopy(hparams)))
+        add_readout(checkpoint, twin, hparams, {"evidence": "leverage"})
     else:
         settings = settings_of(readout)
         if settings.with_leverage(str(path)) != settings:
@@ -173,12 +223,19 @@ def drop_optimiser(checkpoint: Dict[str, Any], path: Path, verb: str) -> None:
         checkpoint.pop(name, None)
 
 
-def _with_readout(stock: NequIPLightningModule, wrapped: NequIPLightningModule) -> Dict[str, Any]:
-    """Return the state of a stock training module in one whose model also has a readout."""
+def add_readout(
+    checkpoint: Dict[str, Any], stock: NequIPLightningModule, hparams: Dict[str, Any], options: Dict[str, Any]
+) -> None:
+    """Give the model of a checkpoint a new readout, in its state and its hyperparameters.
+
+    ``stock`` is its training module, ``options`` are those of `nequip_ext.E2IPModel`.
+    """
+    change_models(hparams, lambda config: {"_target_": MODEL, "seed": 0, **options, "model": config})
+    wrapped = type(stock)(**copy.deepcopy(hparams))
     state = wrapped.state_dict()
     state.update({name: value for name, value in stock.state_dict().items() if not name.startswith("ema.")})
     state.update(averages_for(wrapped, stock))
-    return state
+    checkpoint["state_dict"] = state
 
 
 def _state_of_readout(twin: NequIPLightningModule, weights: bool) -> Dict[str, Any]:

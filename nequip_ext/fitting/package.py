@@ -21,6 +21,8 @@ from nequip.utils.global_state import get_latest_global_state
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
 from e2ip_plugins.fitting.batches import OnProgress
+from e2ip_plugins.fitting.fit import check_update
+from e2ip_plugins.fitting.readout_file import fitted_readout
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -77,7 +79,7 @@ class Package(NamedTuple):
 
 def fit_package(
     path: Path,
-    training: Sequence[LabelledFrame],
+    training: Optional[Sequence[LabelledFrame]],
     validation: Sequence[LabelledFrame],
     output: Path,
     device: str,
@@ -86,7 +88,7 @@ def fit_package(
 ) -> Optional[FitReport]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
-    Parameters, and what is raised: see `nequip_ext.fitting.file.fit_file`.
+    Parameters, and what is raised: see `nequip_ext.fitting.file.fit_file`; without a training set, `update_file` there.
     """
     package = Package.read(path)
     models = package.models
@@ -101,6 +103,8 @@ def fit_package(
         raise InputError(
             f"{path}: carries the code of a version of e2ip-plugins that cannot be fitted: package its checkpoint anew"
         )
+    if training is None:
+        check_update(fitted_readout(readout, path, "to update"), validation, path)
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     with explained(path):

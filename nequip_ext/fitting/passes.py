@@ -1,13 +1,20 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Optional, Sequence
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.nn import graph_model
 from torch.utils.data import Dataset
 
-from e2ip_plugins.fitting.batches import Batching, OnProgress, fit_loaders, to_standard_error, with_progress
+from e2ip_plugins.fitting.batches import (
+    Batching,
+    OnProgress,
+    fit_loaders,
+    in_order,
+    to_standard_error,
+    with_progress,
+)
 from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
@@ -54,7 +61,7 @@ def batching(batch_size: int) -> Batching:
 
 def fit_model(
     model: graph_model.GraphModel,
-    training: Iterable[AtomicDataDict.Type],
+    training: Optional[Iterable[AtomicDataDict.Type]],
     validation: Iterable[AtomicDataDict.Type],
     training_subset: Iterable[AtomicDataDict.Type] = (),
     constant: bool = False,
@@ -68,7 +75,7 @@ def fit_model(
         In evaluation mode; what it was compiled to for training is not used.
     training, validation : iterable of dict
         Batches; validation ones with reference forces, of which NaN and infinite ones do not count. In a distributed
-        training every process has its share.
+        training every process has its share. Without ``training`` (None), see `e2ip_plugins.fitting.fit.fit_leverage`.
     training_subset : iterable of dict
         Like ``validation``, of training configurations whose errors are compared with those.
     constant : bool
@@ -87,8 +94,8 @@ def fit_model(
         for batch in with_progress(data, name, on_progress):
             yield AtomicDataDict.to_(batch, device)
 
-    def features() -> Iterator[None]:
-        for batch in on_device(training, "training set"):
+    def features(batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
+        for batch in on_device(batches, "training set"):
             run_features(model, batch)
             yield None
 
@@ -106,7 +113,7 @@ def fit_model(
     assert readout is not None
     return fit_leverage(
         readout,
-        features(),
+        None if training is None else features(training),
         residuals(validation, "validation set"),
         species=model.type_names,
         constant=constant,
@@ -117,7 +124,7 @@ def fit_model(
 
 def fit_frames(
     model: graph_model.GraphModel,
-    training: Sequence[LabelledFrame],
+    training: Optional[Sequence[LabelledFrame]],
     validation: Sequence[LabelledFrame],
     batch_size: int,
     types: Types,
@@ -126,9 +133,14 @@ def fit_frames(
     """Fit the leverage of a model's readout to frames, in place; ``types`` are the model's by element."""
     readout = find_readout(model)
     assert readout is not None
-    train, valid = (Graphs(frames, model, types) for frames in (training, validation))
+    valid = Graphs(validation, model, types)
+    constant = is_constant(readout)
+    if training is None:
+        loader = in_order([valid], batching(batch_size))
+        return fit_model(model, None, loader, constant=constant, on_progress=on_progress)
+    train = Graphs(training, model, types)
     loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
-    return fit_model(model, *loaders, constant=is_constant(readout), on_progress=on_progress)
+    return fit_model(model, *loaders, constant=constant, on_progress=on_progress)
 
 
 def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:

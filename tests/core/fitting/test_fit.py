@@ -13,17 +13,19 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting import training_atoms
 from e2ip_plugins.fitting.constants import FittedConstants
-from e2ip_plugins.fitting.fit import fit_leverage, training_subset
+from e2ip_plugins.fitting.fit import check_update, fit_leverage, training_subset
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.form import FORM
 from e2ip_plugins.leverage.module import Neighbours
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -788,6 +790,104 @@ def test_families_that_do_not_take_it_get_moments_alone(toy_family, training):
     assert report.constants == {} and report.atoms == {(0, 0): 180, (0, 1): 120}
     assert leverages(readout, training).mean().item() == pytest.approx(1.0, abs=1e-6)
     assert report.lines() == ["leverage: features of 300 training atoms, 2 species in 8 regions"]
+
+
+# Constants anew, without the training set
+
+
+#: What training atoms alone tell.
+OF_TRAINING = (
+    "centres",
+    "whitening",
+    "axes",
+    "region_stretch",
+    "region_offsets",
+    "region_norms",
+    "log_variance",
+    "surplus",
+)
+
+
+def update(readout, frames, **settings):
+    return fit_leverage(readout, None, validation_of(readout, frames), **settings)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["trained", "constant"])
+def fitted(request, training):
+    """Function that gives a fitted readout, and whether it is a constant one."""
+    readout = make_readout(constant=request.param)
+    wrong = [frame._replace(residual=0.5 * frame.residual) for frame in make_frames(40)]
+    errors = validation_of(readout, wrong)
+    validation = validation_of(readout, make_frames(60, seed=1))
+    fit_leverage(readout, training_of(readout, training), validation, constant=request.param, training_errors=errors)
+    assert readout.leverage.surplus.item() > 0.1
+    return lambda: (copy.deepcopy(readout), request.param)
+
+
+def test_new_constants_keep_what_training_atoms_tell(fitted):
+    """And the weights; standard deviations follow errors that are three times as large."""
+    readout, constant = fitted()
+    before = copy.deepcopy(readout)
+    frames = make_frames(40, seed=1)
+    report = update(readout, [f._replace(residual=3.0 * f.residual) for f in frames], constant=constant)
+    assert report.atoms == {} and report.constants[0].configurations == 40 and readout.leverage.fitted
+    for name in OF_TRAINING:
+        assert torch.equal(getattr(readout.leverage, name), getattr(before.leverage, name)), name
+    assert all(torch.equal(a, b) for a, b in zip(readout.parameters(), before.parameters(), strict=True))
+    std, old = (law_of_readout(each, frames)[0].total_std() for each in (readout, before))
+    assert np.median(std / old) == pytest.approx(3.0, rel=0.1)
+    assert "validation configurations are the new frames" in report.lines()[0]
+
+
+def test_new_constants_find_a_faster_growth(fitted):
+    readout, constant = fitted()
+    if constant:
+        pytest.skip("errors of constant readouts are drawn with one scale for all")
+    log_scale = readout.leverage.log_factor[0].item()
+    frames = drawn(readout, make_frames(len(WIDTHS), seed=3, width=WIDTHS), 6.0, log_scale)
+    report = update(readout, frames)
+    low, high = report.constants[0].growth_interval
+    assert low < 6.0 * 1.2 and high > 6.0 / 1.2 and report.constants[0].growth > 1.5 * 2.5
+
+
+def test_few_atoms_of_a_species_change_as_the_others_do(training):
+    readout = make_readout(constant=True)
+    fit_frames(readout, training, make_frames(60, seed=1), constant=True)
+    before = readout.leverage.log_factor.clone()
+    new = [f._replace(residual=2.0 * f.residual) for f in make_frames(30, seed=1, species=(0,))]
+    update(readout, new, constant=True)
+    change = readout.leverage.log_factor - before
+    assert change[0].item() == pytest.approx(2.0 * math.log(2.0), abs=0.2)
+    assert change[1].item() == pytest.approx(change[0].item(), abs=1e-6)
+    # A single atom with a wild error hardly moves its species; alone it would by ln 900.
+    readout.leverage.log_factor.copy_(before)
+    wild = make_frames(1, seed=5)[0]
+    residual = torch.where((wild.species == 1)[:, None], 30.0 * wild.residual, 2.0 * wild.residual)
+    update(readout, [*new, wild._replace(residual=residual)], constant=True)
+    change = readout.leverage.log_factor - before
+    assert 0.0 < change[1] - change[0] < 1.5
+
+
+def test_constants_of_other_heads_stay(training):
+    readout = make_readout(num_heads=2)
+    second = make_frames(40, seed=4, head=1)
+    fit_frames(readout, [*training, *second], [*make_frames(20, seed=1), *make_frames(20, seed=2, head=1)])
+    before = copy.deepcopy(readout.leverage)
+    update(readout, [f._replace(residual=3.0 * f.residual) for f in make_frames(20, seed=3, head=1)])
+    after = readout.leverage
+    assert torch.equal(after.growth[:1], before.growth[:1]) and torch.equal(after.log_factor[:2], before.log_factor[:2])
+    assert (after.log_factor[2:] > before.log_factor[2:] + 1.0).all()
+
+
+def test_what_cannot_be_updated(training, toy_family):
+    frames = [LabelledFrame(Atoms("H"), f"new.xyz, frame {i}", Label(np.zeros((1, 3)))) for i in range(10)]
+    readout = make_readout()
+    check_update(readout, frames, "my.model")
+    without = [*frames[:9], frames[9]._replace(forces=None)]
+    with pytest.raises(InputError, match="--frames: 9 frames with reference forces; an update needs 10, and 20 to 50"):
+        check_update(readout, without, "my.model")
+    with pytest.raises(InputError, match=r"my.model: its readout 'mve' has no constants to be updated"):
+        check_update(make_readout("mve"), frames, "my.model")
 
 
 def test_report_in_words():
