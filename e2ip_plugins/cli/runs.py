@@ -75,6 +75,7 @@ def md_command(
     """
     from e2ip_plugins.md.dynamics import RunOptions, parse_temperature
     from e2ip_plugins.md.run import run
+    from e2ip_plugins.predictions.on_request import ON_REQUEST
     from e2ip_plugins.predictions.trajectories import TEXT, check_output
 
     host = checks.host_of(model, checks.WITH_COMPILED)
@@ -91,7 +92,7 @@ def md_command(
         raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
     atoms = frames[frame].copy()
     opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
-    atoms.calc = checks.opened("calculator", host, model, **opening)
+    atoms.calc = checks.opened("calculator", host, model, **opening, uncertainties=ON_REQUEST)
     outcome = run(atoms, options, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -125,6 +126,9 @@ def lammps_command(
         Optional[List[str]],
         typer.Option(help="Uncertainty for LAMMPS, may be repeated. [default: forces_epistemic_std, e2ip_leverage]"),
     ] = None,
+    uncertainty_interval: Annotated[
+        int, typer.Option(min=1, help="Steps between evaluations of the uncertainties for LAMMPS; in others, NaN.")
+    ] = 1,
     watch: WatchTexts = None,
     held_out: HeldOut = None,
     action: Annotated[Optional[List[str]], _actions("warn")] = None,
@@ -140,20 +144,22 @@ def lammps_command(
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
 
     The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
-    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
-    the run ends it with exit status 3.
+    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on, at multiples of
+    --uncertainty-interval. A monitor that stops the run ends it with exit status 3.
     """
     from e2ip_plugins.md.lammps.script import ScriptOptions, run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
+    from e2ip_plugins.predictions.on_request import ON_REQUEST
 
     split(script)
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
     opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
-    options = ScriptOptions(species.replace(",", " ").split(), key or None, watched)
+    options = ScriptOptions(species.replace(",", " ").split(), key or None, uncertainty_interval, watched)
+    calculator = checks.opened("calculator", host, model, **opening, uncertainties=ON_REQUEST)
     try:
-        run_script(script, checks.opened("calculator", host, model, **opening), options)
+        run_script(script, calculator, options)
     except MonitorStop as stop:
         typer.secho(f"e2ip: stopped: {stop}", fg=typer.colors.YELLOW, err=True)
         raise typer.Exit(3) from stop

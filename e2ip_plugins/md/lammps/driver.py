@@ -34,7 +34,7 @@ _VIRIAL = [0, 1, 2, 5, 4, 3]
 
 
 class LammpsDriver:
-    """Give LAMMPS the forces, energy, virial and uncertainties of every step from a calculator of ASE.
+    """Give LAMMPS the forces, energy, virial and uncertainties of its steps from a calculator of ASE.
 
     Make the driver after box, atoms and masses (``read_data`` and the like), and before dumps and computes that show
     uncertainties. These are per-atom properties: ``d_<key>``, and for vectors and 3×3 tensors, row by row,
@@ -58,6 +58,10 @@ class LammpsDriver:
     keys : sequence of str, optional
         Uncertainties of the calculator that LAMMPS gets; with ``()`` none. Default: ``forces_epistemic_std`` and
         ``e2ip_leverage``, as far as the calculator has them.
+    interval : int
+        Steps between two evaluations of the uncertainties for LAMMPS: in steps that are no multiple of it, they are
+        NaN. A calculator with ``uncertainties="on request"`` does not compute them there, unless a monitor asks.
+        Dumps, computes and ``fix halt`` that read them need a multiple of it.
     virial : bool, optional
         Whether LAMMPS gets a virial, which pressures and barostats need. Default: if the calculator gives a stress and
         the box is periodic in three directions.
@@ -92,9 +96,10 @@ class LammpsDriver:
         species: Union[str, Sequence[str]],
         *,
         keys: Optional[Sequence[str]] = None,
+        interval: int = 1,
         virial: Optional[bool] = None,
     ) -> None:
-        self.lmp = lmp
+        self.lmp, self._interval = lmp, _checked(interval)
         self._energy = check_lammps(lmp)
         self._numbers = check_species(lmp, species)
         self.atoms = Atoms(calculator=calculator)
@@ -127,9 +132,7 @@ class LammpsDriver:
         *args, **settings
             Arguments of the function.
         """
-        if isinstance(interval, bool) or not isinstance(interval, (int, np.integer)) or interval < 1:
-            raise InputError(f"interval={interval}: a number of steps, at least 1")
-        self._observers.append((functools.partial(function, *args, **settings), int(interval)))
+        self._observers.append((functools.partial(function, *args, **settings), _checked(interval)))
 
     def _set_up(self) -> None:
         lmp = self.lmp
@@ -185,7 +188,7 @@ class LammpsDriver:
         atoms = self.atoms
         atoms.info["lammps_step"] = step
         predicted = atoms.get_forces(apply_constraint=False)
-        energy, results = atoms.get_potential_energy(), results_of(atoms)
+        energy = atoms.get_potential_energy()
         finite = bool(np.isfinite(energy) and np.isfinite(predicted).all())
         if finite:
             forces[order] = self._energy * predicted
@@ -194,10 +197,7 @@ class LammpsDriver:
             # ASE's stress is positive where the box is pulled; a virial is an energy.
             virial = -self._energy * atoms.get_volume() * atoms.get_stress(voigt=True)[_VIRIAL]
             self.lmp.fix_external_set_virial_global(FORCES_FIX, virial.tolist())
-        for key in self._columns:
-            column = of_atoms(self.lmp, _name(key))
-            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
-            column[order] = values.reshape(column[order].shape)
+        self._show(step, order)
         # A run begins with the last step of the run before and, unless something was changed between them, with its
         # configuration, which is not observed twice. A minimisation tries several configurations in a step.
         if self._observed is None or not _same(self._observed, atoms):
@@ -207,6 +207,19 @@ class LammpsDriver:
                     function()
         if not finite:
             raise CalculationFailed(f"step {step}: energy or forces are not finite")
+
+    def _show(self, step: int, order: np.ndarray) -> None:
+        """Give LAMMPS the uncertainties of a step, or NaN, which no dump or compute takes for those of another step."""
+        if not self._columns:
+            return
+        results = results_of(self.atoms) if step % self._interval == 0 else None
+        for key in self._columns:
+            column = of_atoms(self.lmp, _name(key))
+            if results is None:
+                column[:] = np.nan
+                continue
+            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
+            column[order] = values.reshape(column[order].shape)
 
     def _read(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Put LAMMPS's atoms and box into ``self.atoms``; return the place of each of these atoms in LAMMPS."""
@@ -224,6 +237,13 @@ class LammpsDriver:
         # The model ignores a box that has walls or follows the atoms.
         atoms.cell[~atoms.pbc] = 0.0
         return order
+
+
+def _checked(interval: int) -> int:
+    """Return a number of steps; `InputError` for what is none."""
+    if isinstance(interval, bool) or not isinstance(interval, (int, np.integer)) or interval < 1:
+        raise InputError(f"interval={interval}: a number of steps, at least 1")
+    return int(interval)
 
 
 def _same(a: Atoms, b: Atoms) -> bool:

@@ -20,7 +20,7 @@ class ScriptOptions:
 
     Attributes
     ----------
-    species, keys
+    species, keys, interval
         Arguments of the `LammpsDriver`.
     watch : Watch, optional
         Thresholds of a `Monitor`.
@@ -30,6 +30,7 @@ class ScriptOptions:
 
     species: Sequence[str]
     keys: Optional[Sequence[str]] = None
+    interval: int = 1
     watch: Optional[Watch] = None
     arguments: Sequence[str] = ()
 
@@ -59,7 +60,7 @@ def run_script(script: Path, calculator: Any, options: ScriptOptions) -> LammpsD
             for file, text in zip(files, parts, strict=True):
                 file.write_text(text, encoding="utf-8")
             _file(lmp, files[0], script)
-            driver = LammpsDriver(lmp, calculator, options.species, keys=options.keys)
+            driver = LammpsDriver(lmp, calculator, options.species, keys=options.keys, interval=options.interval)
             if options.watch is not None:
                 options.watch.attach(driver, driver.atoms)
             _file(lmp, files[1], script)

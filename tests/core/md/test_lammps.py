@@ -166,6 +166,33 @@ def test_whatever_is_evaluated_is_observed(start_lammps):
     assert len(seen[-1]) == 2
 
 
+def test_uncertainties_of_every_other_step_are_never_those_of_another(crystal, start_lammps, by_id, refused):
+    refused("interval=0: a number of steps", LammpsDriver, start_lammps(crystal, KINDS), Uncertain(), KINDS, interval=0)
+    lmp = start_lammps(crystal, KINDS)
+    calculator = Uncertain()
+    LammpsDriver(lmp, calculator, KINDS, keys=[STD, COV], interval=4)
+    for step in range(9):
+        lmp.command("run 1" if step else "run 0")
+        found, tensors = by_id(lmp, f"d_{STD}"), by_id(lmp, f"d2_{COV}")
+        if step % 4:
+            assert np.isnan(found).all() and np.isnan(tensors).all()
+        else:
+            np.testing.assert_allclose(found, calculator.results[STD])
+    # In other steps nothing is above a limit, and a mean is not a number.
+    lmp.commands_string(f"""
+        variable std atom d_{STD}
+        compute largest all reduce max v_std
+        compute mean all reduce ave v_std
+        variable largest equal c_largest
+        thermo_style custom step c_largest c_mean
+        thermo 1
+        run 1
+    """)
+    assert np.isnan(lmp.extract_compute("mean", 0, 0)) and lmp.extract_compute("largest", 0, 0) < 0.0
+    lmp.commands_string("fix halt all halt 1 v_largest > 0.0 error continue\nrun 10")
+    assert lmp.extract_global("ntimestep") == 12
+
+
 # Runs that end
 
 
@@ -317,14 +344,15 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
     monkeypatch.setattr(script, "run_script", lambda *arguments: found.append(arguments))
     words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
-    words += ["--interval", "4", "--dtype", "float64"]
+    words += ["--interval", "4", "--dtype", "float64", "--uncertainty-interval", "2"]
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
-    assert opened == [{"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}]
+    options = {"device": "cpu", "calibration": Path("valid.json"), "head": "dft", "dtype": "float64"}
+    assert opened == [{**options, "uncertainties": "on request"}]
     thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
     watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
-    assert found == [(Path("in.lammps"), None, ScriptOptions(["Ar", "Kr"], watch=watch))]
+    assert found == [(Path("in.lammps"), None, ScriptOptions(["Ar", "Kr"], interval=2, watch=watch))]
 
 
 def test_an_input_file(tmp_path):
