@@ -111,6 +111,12 @@ def energy_checks(load_script):
     return load_script("tests/energy_checks.py")
 
 
+@pytest.fixture(scope="session")
+def request_checks(load_script):
+    """What holds in both hosts of uncertainties on request."""
+    return load_script("tests/request_checks.py")
+
+
 WITHOUT_PLUGIN = """
 import importlib.metadata, sys
 

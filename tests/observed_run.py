@@ -59,7 +59,7 @@ def main(host, model_file, frame_file, kind, cutoff):
     lmp, species = start(frame, cutoff)
     first, steps, worst = lmp.extract_setting("world_rank") == 0, [], {}
     observer = (LammpsObserver if kind == "observer" else LammpsClusterDriver)(
-        lmp, model, species, keys=KEYS, every=5, skin=1.0
+        lmp, model, species, keys=KEYS, interval=5, skin=1.0
     )
 
     def compare(name, value, expected):

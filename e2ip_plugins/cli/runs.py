@@ -75,6 +75,7 @@ def md_command(
     """
     from e2ip_plugins.md.dynamics import RunOptions, parse_temperature
     from e2ip_plugins.md.run import run
+    from e2ip_plugins.predictions.on_request import ON_REQUEST
     from e2ip_plugins.predictions.trajectories import TEXT, check_output
 
     host = checks.host_of(model, checks.WITH_COMPILED)
@@ -91,7 +92,7 @@ def md_command(
         raise InputError(f"--frame {frame}: {start} has {len(frames)} frames")
     atoms = frames[frame].copy()
     opening = {"device": device, "calibration": calibration, "head": head, "dtype": dtype}
-    atoms.calc = checks.opened("calculator", host, model, **opening)
+    atoms.calc = checks.opened("calculator", host, model, **opening, uncertainties=ON_REQUEST)
     outcome = run(atoms, options, output, watched, where=f"{start}, frame {frame % len(frames)}")
     for line in outcome.lines():
         typer.echo(line)
@@ -125,6 +126,14 @@ def lammps_command(
         Optional[List[str]],
         typer.Option(help="Uncertainty for LAMMPS, may be repeated. [default: forces_epistemic_std, e2ip_leverage]"),
     ] = None,
+    uncertainty_interval: Annotated[
+        Optional[int],
+        typer.Option(
+            min=1,
+            help="Steps between two evaluations of the uncertainties for LAMMPS. "
+            "[default: 1; with --observe or several processes 10]",
+        ),
+    ] = None,
     watch: WatchTexts = None,
     held_out: HeldOut = None,
     action: Annotated[Optional[List[str]], _actions("warn")] = None,
@@ -135,10 +144,6 @@ def lammps_command(
     observe: Annotated[
         bool, typer.Option("--observe", help="Leave the forces to the input's pair style; runs on many processes.")
     ] = False,
-    every: Annotated[
-        Optional[int],
-        typer.Option(min=1, help="Steps between two evaluations with --observe or several processes. [default: 10]"),
-    ] = None,
     calibration: checks.Calibrated = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
@@ -147,27 +152,30 @@ def lammps_command(
     """Run LAMMPS with the forces of a model, and its uncertainties as per-atom properties.
 
     The line `# e2ip` of the input file stands for the model: after box, atoms and masses, before dumps and
-    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on. A monitor that stops
-    the run ends it with exit status 3. With --observe the forces are those of the pair style in the input file,
-    and `mpiexec -n 4 e2ip lammps … --observe` uses four processes (without --observe, too).
+    runs. Dumps and computes there read d_forces_epistemic_std, d_e2ip_leverage and so on, and the step of these
+    values, i_e2ip_step. A monitor that stops the run ends it with exit status 3. With --observe the forces are
+    those of the pair style in the input file. `mpiexec -n 4 e2ip lammps …` uses four processes.
     """
     from e2ip_plugins.md.lammps.script import ScriptOptions, run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
+    from e2ip_plugins.predictions.on_request import ON_REQUEST
 
     split(script)
     if observe and interval is not None:
-        raise InputError("--interval: with --observe the monitor checks at every evaluation; give --every")
+        raise InputError(
+            "--interval: with --observe the monitor checks at every evaluation; give --uncertainty-interval"
+        )
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
     symbols = species.replace(",", " ").split()
-    options = ScriptOptions(symbols, key or None, watched, (), observe, every or 10, calibration)
+    options = ScriptOptions(symbols, key or None, uncertainty_interval, watched, (), observe, calibration)
 
     def open_model(batches: bool) -> Any:
         opening = {"device": device, "head": head, "dtype": dtype}
         if batches:
             return checks.opened("evaluate", host, model, **opening)
-        return checks.opened("calculator", host, model, calibration=calibration, **opening)
+        return checks.opened("calculator", host, model, **opening, calibration=calibration, uncertainties=ON_REQUEST)
 
     try:
         run_script(script, open_model, options)

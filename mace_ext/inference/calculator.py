@@ -7,7 +7,7 @@ put out, which becomes ASE results after it has returned.
 import copy
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FORCE_VIEWS, FRAME_OUTPUTS, LE
 from e2ip_plugins.predictions.ase_properties import ImplementedProperties
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
+from e2ip_plugins.predictions.on_request import ALWAYS, ResultsOnRequest, is_on_request
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import (
@@ -33,6 +34,7 @@ from e2ip_plugins.scores.results import (
 )
 from mace_ext.inference.batched_mace import prepare_batched
 from mace_ext.inference.gradient import uncertainty_gradient as model_gradient
+from mace_ext.inference.on_request import HostModel
 from mace_ext.model.files import choose_head, embedded
 from mace_ext.model.readout import find_family, find_name, find_readout, frame_outputs, has_energies, has_leverage
 from mace_ext.observed_model import ObservedModel
@@ -43,7 +45,12 @@ if TYPE_CHECKING:
 
 
 def init(
-    stock: Callable, self: "MACECalculator", *args: Any, calibration: Union[str, Path, None] = None, **kwargs: Any
+    stock: Callable,
+    self: "MACECalculator",
+    *args: Any,
+    calibration: Union[str, Path, None] = None,
+    uncertainties: str = ALWAYS,
+    **kwargs: Any,
 ) -> None:
     """Add the extra properties after ``MACECalculator.__init__``, if every model of the calculator has them.
 
@@ -51,7 +58,17 @@ def init(
     ----------
     calibration : str or Path, optional
         File of ``e2ip calibrate``, to be applied to the uncertainties of one model.
+    uncertainties : str
+        ``"always"``: every evaluation computes them. ``"on request"``: they are computed once for a geometry of which
+        one is asked for, and energy and forces alone cost what they cost with the stock model.
+
+    Raises
+    ------
+    InputError
+        A calibration of another model or for a committee; ``"on request"`` where the readout is part of a compiled
+        model, or where i-PI calls the model.
     """
+    self._uq_on_request = is_on_request(uncertainties)
     self._uq_calibration = None if calibration is None else Calibration.read(calibration)
     self._uq_lock = CalculatorLock()
     stock(self, *args, **kwargs)
@@ -75,6 +92,7 @@ def init(
         self.implemented_properties = ImplementedProperties(self.implemented_properties, (key.name for key in keys))
         for model in self.models:
             warn_if_unfitted(find_readout(model))
+        _check_request(self)
     elif any(families):
         count = f"{len(families) - families.count(None)} of {len(families)}"
         logging.warning(f"Only {count} models have an e2ip readout: the committee returns no uncertainties")
@@ -90,22 +108,42 @@ def calculate(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any
     _check(self, kwargs.get("atoms", args[0] if args else None))
     # A copy, and not other models in this calculator: another thread may be at work with it, or pickle it.
     working = copy.copy(self)
-    working.models = observed = [ObservedModel(model) for model in self.models]
+    observe = HostModel if self._uq_on_request else ObservedModel
+    working.models = observed = [observe(model) for model in self.models]
     stock(working, *args, **kwargs)
-    pairs = zip(self._uq_families, observed, strict=True)
-    members = [(family, _outputs(working, family, model.output)) for family, model in pairs]
-    factor = self.energy_units_to_eV / self.length_units_to_A
-    if len(members) > 1:
+    convert = _conversion(working)
+    if self._uq_on_request:
+        names = self.implemented_properties.uncertainties
+        results = working.results
+        working.results = ResultsOnRequest(results, lambda: convert([model.read_out() for model in observed]), names)
+    else:
+        working.results.update(convert([model.output for model in observed]))
+    vars(self).update({name: value for name, value in vars(working).items() if name != "models"})
+
+
+def _conversion(working: "MACECalculator") -> Callable[[List[Dict[str, Tensor]]], Dict[str, Any]]:
+    """Return the function from the models' outputs to results in eV and Å, for the calculator's last evaluation.
+
+    It holds the arrays that it needs and not the calculator, which holds the results.
+    """
+    families, factor = working._uq_families, working.energy_units_to_eV / working.length_units_to_A
+    names = (set(working.implemented_properties.uncertainties), len(working.atoms))
+    if len(families) > 1:
         # Not the tensor: on the CPU (0.3.15 and 0.3.16) the stock code has multiplied it by its unit factor.
         forces = working.results["forces_comm"]
         # A release may lack the first name; what the second holds counts only if it is a number for each member.
         energies = working.results.get("energy_comm", working.results.get("energies", ()))
-        working.results.update(committee_results(members, factor, forces, self.energy_units_to_eV, energies))
-    else:
-        options = {"calibration": self._uq_calibration, "species": working.atoms.symbols, "uq_model": self._uq_model}
-        options.update(energy_factor=self.energy_units_to_eV, periodic=bool(working.atoms.pbc.all()))
-        working.results.update(model_results(*members[0], factor, **options))
-    vars(self).update({name: value for name, value in vars(working).items() if name != "models"})
+        mixture = (factor, forces, working.energy_units_to_eV, energies)
+        return lambda outputs: committee_results(
+            [(family, _outputs(output, family, *names)) for family, output in zip(families, outputs, strict=True)],
+            *mixture,
+        )
+    species, calibration = working.atoms.symbols, working._uq_calibration
+    if calibration is not None and working._uq_on_request:
+        calibration.check(families[0], species, "this structure")
+    options = {"calibration": calibration, "species": species, "uq_model": working._uq_model}
+    options.update(energy_factor=working.energy_units_to_eV, periodic=bool(working.atoms.pbc.all()))
+    return lambda outputs: model_results(families[0], _outputs(outputs[0], families[0], *names), factor, **options)
 
 
 def get_property(stock: Callable, self: "MACECalculator", *args: Any, **kwargs: Any) -> Any:
@@ -131,12 +169,22 @@ def _check(calculator: "MACECalculator", atoms: Optional[Atoms]) -> None:
         check_structure(atoms, "the structure", [chemical_symbols[z] for z in calculator.z_table.zs])
 
 
-def _outputs(calculator: "MACECalculator", family: Type[Family], output: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """Return a member's uncertainties without those of padding atoms (MACE 0.3.16), which come last."""
+def _check_request(calculator: "MACECalculator") -> None:
+    """Raise `InputError` where the readout cannot wait."""
+    if not calculator._uq_on_request:
+        return
+    if calculator.use_compile:
+        raise InputError("uncertainties='on request': with compile_mode the readout is a part of the compiled model")
+    if hasattr(calculator, "ase_like_properties"):
+        raise InputError("uncertainties='on request': i-PI calls the model itself; leave it out of mace_kwargs")
+
+
+def _outputs(output: Dict[str, Tensor], family: Type[Family], wanted: Set[str], count: int) -> Dict[str, Tensor]:
+    """Return a member's uncertainties of ``count`` atoms; those of padding atoms (MACE 0.3.16) come last."""
     names = [key.name for key in family.output_keys()]
-    names += [LEVERAGE.name] if LEVERAGE.name in calculator.implemented_properties else []
+    names += [LEVERAGE.name] if LEVERAGE.name in wanted else []
     of_frames = {key.name: output[key.name].detach()[:1] for key in FRAME_OUTPUTS if key.name in output}
-    return {**{name: output[name].detach()[: len(calculator.atoms)] for name in names}, **of_frames}
+    return {**{name: output[name].detach()[:count] for name in names}, **of_frames}
 
 
 def uncertainty_gradient(
@@ -191,14 +239,16 @@ def open_model(
     calibration: Union[str, Path, None] = None,
     head: Optional[str] = None,
     dtype: Optional[str] = None,
+    uncertainties: str = ALWAYS,
 ) -> "MACECalculator":
     """Return a ``MACECalculator`` of a ``.model`` file, with a readout or without.
 
-    ``head`` is needed where the model has several; ``dtype`` is float32 or float64, the model's own by default.
+    ``head`` is needed where the model has several; ``dtype`` is float32 or float64, the model's own by default;
+    ``uncertainties`` as the calculator has it.
     """
     from mace.calculators import MACECalculator
 
-    options = {"calibration": calibration, "head": head, "default_dtype": dtype}
+    options = {"calibration": calibration, "head": head, "default_dtype": dtype, "uncertainties": uncertainties}
     options = {name: value for name, value in options.items() if value is not None}
     try:
         calculator = MACECalculator(model_paths=str(path), device=device, **options)

@@ -116,19 +116,35 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         node_feats = output["node_feats"]
         if lammps_mliap or node_feats is None:
             return output
-        if training or not takes_forces:
+        if training:
             differentiated: Optional[Tensor] = None
             if takes_forces:
                 differentiated = data["positions"]
-            elif self.learns_alone or not training:
+            elif self.learns_alone:
                 node_feats = node_feats.detach()
-            # Detached, so that nothing before the weights of the pool learns from its edges.
+            # As in `read_out`.
             positions, shifts = data["positions"].detach(), data["shifts"].detach()
-            outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces, training)
+            outputs = self._outputs(data, node_feats, positions, shifts, differentiated, takes_forces, True)
+        elif not takes_forces:
+            outputs = self.read_out(data, node_feats)
         for key, value in outputs.items():
             if training or self.returns_loss_inputs or key not in self.loss_inputs:
                 output[key] = value
         return output
+
+    def read_out(self, data: Dict[str, Tensor], node_feats: Tensor) -> Dict[str, Tensor]:
+        """Return the outputs, without a graph, of a readout that takes no forces.
+
+        Parameters
+        ----------
+        data : dict
+            As `host_forward` leaves it.
+        node_feats : (N, F)
+            Features that it returned.
+        """
+        # Detached, so that nothing before the weights of the pool learns from its edges.
+        positions, shifts = data["positions"].detach(), data["shifts"].detach()
+        return self._outputs(data, node_feats.detach(), positions, shifts, None, False)
 
     def uncertainty_outputs(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:
         """Return the readout's outputs with their graph back to ``data["positions"]``; forces are not computed.

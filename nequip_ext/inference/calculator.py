@@ -1,5 +1,7 @@
 """``E2IPCalculator``: NequIP's ASE calculator with the uncertainties among its results."""
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any, ClassVar, Dict, Iterable, List, Optional, Tuple, Type, Union
 
@@ -16,11 +18,13 @@ from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.ase_properties import CalculatorResults, ImplementedProperties, register_with_ase
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.locks import CalculatorLock
+from e2ip_plugins.predictions.on_request import ALWAYS, ResultsOnRequest, is_on_request
 from e2ip_plugins.readout.gradient import Uncertainty
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import in_units, model_results, warn_if_unfitted
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.inference.gradient import uncertainty_gradient
+from nequip_ext.inference.on_request import HostModel, readout_path
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_name, find_readout
@@ -54,8 +58,30 @@ class E2IPCalculator(NequIPCalculator):
     #: Readout whose compile target is loaded; see `from_compiled_model`.
     readout: ClassVar[str] = families.DEFAULT
 
-    def __init__(self, *args: Any, calibration: Union[str, Path, None] = None, **settings: Any) -> None:
-        """As ``NequIPCalculator``; ``calibration`` is a file of ``e2ip calibrate``, to be applied to the results."""
+    def __init__(
+        self,
+        *args: Any,
+        calibration: Union[str, Path, None] = None,
+        uncertainties: str = ALWAYS,
+        **settings: Any,
+    ) -> None:
+        """Make a calculator as ``NequIPCalculator`` does.
+
+        Parameters
+        ----------
+        calibration : str or Path, optional
+            File of ``e2ip calibrate``, to be applied to the results.
+        uncertainties : str
+            ``"always"``: every evaluation computes them. ``"on request"``: they are computed once for a geometry of
+            which one is asked for, and energy and forces alone cost what they cost with the stock model.
+
+        Raises
+        ------
+        InputError
+            A calibration of another model; ``"on request"`` with a compiled model, of which the readout is a part, and
+            with a model without readout.
+        """
+        on_request = is_on_request(uncertainties)
         self.calibration = None if calibration is None else Calibration.read(calibration)
         self._lock = CalculatorLock()
         super().__init__(*args, **settings)
@@ -65,6 +91,10 @@ class E2IPCalculator(NequIPCalculator):
         readout = find_readout(self.model)
         if readout is not None:
             self.implemented_properties = _properties([families.get(readout.settings.family)])
+        #: Name of the model's module that waits for a request; None where it does not wait.
+        self._waits: Optional[str] = None
+        if on_request:
+            self.wait_for_requests()
 
     @classmethod
     def from_compiled_model(
@@ -134,7 +164,24 @@ class E2IPCalculator(NequIPCalculator):
     ) -> None:
         """Calculate as ``NequIPCalculator``; `InputError` for a structure without meaning for the model."""
         self._check(atoms)
-        super().calculate(atoms, properties, system_changes)
+        if self._waits is None:
+            super().calculate(atoms, properties, system_changes)
+            return
+        # A copy: another thread may pickle this calculator meanwhile.
+        working = copy.copy(self)
+        working.model = HostModel(self.model, self._waits)
+        super(E2IPCalculator, working).calculate(atoms, properties, system_changes)
+        self.__dict__.update({name: value for name, value in working.__dict__.items() if name != "model"})
+
+    def wait_for_requests(self) -> None:
+        """Compute uncertainties on request from now on, see ``uncertainties`` of the constructor."""
+        if find_readout(self.model) is None:
+            compiled = hasattr(getattr(self.model, "model", None), "get_metadata")
+            problem = "the model has no readout"
+            if compiled:
+                problem = "the readout is a part of the compiled file; take its checkpoint or package, or 'always'"
+            raise InputError(f"uncertainties='on request': {problem}")
+        self._waits = readout_path(self.model)
 
     def get_property(self, *args: Any, **kwargs: Any) -> Any:
         """Return a property; threads that share the calculator take turns, or they would read each other's results."""
@@ -168,21 +215,34 @@ class E2IPCalculator(NequIPCalculator):
 
     def save_extra_outputs(self, out: AtomicDataDict.Type) -> None:
         """Put the outputs of the readout into ``results``, in eV and Å like everything else there."""
-        family = families.of_outputs(out)
-        if family is None:
-            raise InputError(
-                "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, give it one (e2ip fit), or "
-                "use NequIPCalculator"
-            )
-        # A compiled file may lack views.
-        keys = [key for key in (*family.output_keys(), LEVERAGE) if key.name in out]
-        outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
-        of_frames = [key for key in FRAME_OUTPUTS if key.name in out]
-        outputs.update({key.name: out[key.name].detach().cpu().reshape(1, *key.shape) for key in of_frames})
-        options = {"calibration": self.calibration, "species": self.atoms.symbols, "uq_model": self._uq_model}
+        species, host = self.atoms.symbols, self.model
+        options = {"calibration": self.calibration, "species": species, "uq_model": self._uq_model}
         options.update(energy_factor=self.energy_units_to_eV, periodic=bool(self.atoms.pbc.all()))
-        ours = model_results(family, outputs, self._force_factor(), **options)
-        self.results = CalculatorResults({**self.results, **ours})
+        convert = functools.partial(_ours, force_factor=self._force_factor(), options=options)
+        if isinstance(host, HostModel):
+            if self.calibration is not None:
+                self.calibration.check(families.get(host.family_name), species, "this structure")
+            names = self.implemented_properties.uncertainties
+            # The function holds no calculator, which holds the results.
+            self.results = ResultsOnRequest(self.results, lambda: convert(host.read_out()), names, CalculatorResults)
+        else:
+            self.results = CalculatorResults({**self.results, **convert(out)})
+
+
+def _ours(out: AtomicDataDict.Type, force_factor: float, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the readout's results among a model's outputs."""
+    family = families.of_outputs(out)
+    if family is None:
+        raise InputError(
+            "the model has no outputs of a readout: train it with nequip_ext.E2IPModel, give it one (e2ip fit), or "
+            "use NequIPCalculator"
+        )
+    # A compiled file may lack views.
+    keys = [key for key in (*family.output_keys(), LEVERAGE) if key.name in out]
+    outputs = {key.name: out[key.name].detach().cpu().reshape(-1, *key.shape) for key in keys}
+    of_frames = [key for key in FRAME_OUTPUTS if key.name in out]
+    outputs.update({key.name: out[key.name].detach().cpu().reshape(1, *key.shape) for key in of_frames})
+    return model_results(family, outputs, force_factor, **options)
 
 
 def open_model(
@@ -191,11 +251,14 @@ def open_model(
     calibration: Union[str, Path, None] = None,
     head: Optional[str] = None,
     dtype: Optional[str] = None,
+    uncertainties: str = ALWAYS,
 ) -> NequIPCalculator:
     """Return a calculator of a checkpoint or package, eager, with a readout or without; or of a file for ``e2ip_ase``.
 
     ``head`` and ``dtype`` are for MACE: `InputError` for a head, and for a precision that is not the model's.
+    ``uncertainties`` as the calculator has it; a compiled file computes them always.
     """
+    on_request = is_on_request(uncertainties)
     refuse_head(head)
     compiled = Path(path).suffix == ".pt2"
     with explained(path):
@@ -207,7 +270,11 @@ def open_model(
             calculator = E2IPCalculator.from_saved_model(str(path), device=device, calibration=calibration)
     metadata = calculator.model.model.get_metadata() if compiled else calculator.model.metadata
     refuse_conversion(metadata[graph_model.MODEL_DTYPE_KEY], dtype, path)
-    if compiled or find_readout(calculator.model) is not None:
+    if compiled:
+        return calculator
+    if find_readout(calculator.model) is not None:
+        if on_request:
+            calculator.wait_for_requests()
         return calculator
     if calibration is not None:
         raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")

@@ -66,7 +66,7 @@ class LammpsClusterDriver(LammpsObserver):
         forces[:] = self._energy * result.forces
         # In the place of the first atom, from which all processes read it.
         of_atoms(self.lmp, _PARTS)[0] = [result.energy, *result.virial[_VIRIAL]]
-        if step % self.every == 0:
+        if step % self._interval == 0:
             self._put(step, graph, list(cluster.symbols), count)
 
     def _share(self) -> None:

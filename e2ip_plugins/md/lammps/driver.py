@@ -18,13 +18,16 @@ from e2ip_plugins.md.lammps.guard import RunGuard
 from e2ip_plugins.md.lammps.library import (
     FORCE_POWERS,
     FORCES_FIX,
+    NEVER,
     OUTPUTS_FIX,
+    STEP_NAME,
     box_of,
     check_keys,
     check_lammps,
     check_species,
     column_name,
     of_atoms,
+    positive_steps,
     property_columns,
 )
 from e2ip_plugins.md.mixtures import results_of
@@ -34,7 +37,7 @@ _VIRIAL = [0, 1, 2, 5, 4, 3]
 
 
 class LammpsDriver:
-    """Give LAMMPS the forces, energy, virial and uncertainties of every step from a calculator of ASE.
+    """Give LAMMPS the forces, energy, virial and uncertainties of its steps from a calculator of ASE.
 
     Make the driver after box, atoms and masses (``read_data`` and the like), and before dumps and computes that show
     uncertainties. These are per-atom properties: ``d_<key>``, and for vectors and 3×3 tensors, row by row,
@@ -55,6 +58,10 @@ class LammpsDriver:
     keys : sequence of str, optional
         Uncertainties of the calculator that LAMMPS gets; with ``()`` none. Default: ``forces_epistemic_std`` and
         ``e2ip_leverage``, as far as the calculator has them.
+    interval : int
+        Steps between two evaluations of the uncertainties for LAMMPS. A calculator with ``uncertainties="on request"``
+        does not compute them between, unless a monitor asks. The properties hold the values of the step
+        ``i_e2ip_step``, a multiple of it.
     virial : bool, optional
         Whether LAMMPS gets a virial, which pressures and barostats need. Default: if the calculator gives a stress and
         the box is periodic in three directions.
@@ -89,9 +96,10 @@ class LammpsDriver:
         species: Union[str, Sequence[str]],
         *,
         keys: Optional[Sequence[str]] = None,
+        interval: int = 1,
         virial: Optional[bool] = None,
     ) -> None:
-        self.lmp = lmp
+        self.lmp, self._interval = lmp, positive_steps(interval, "interval")
         self._energy = check_lammps(lmp)
         self._numbers = check_species(lmp, species)
         self.atoms = Atoms(calculator=calculator)
@@ -123,16 +131,15 @@ class LammpsDriver:
         *args, **settings
             Arguments of the function.
         """
-        if isinstance(interval, bool) or not isinstance(interval, (int, np.integer)) or interval < 1:
-            raise InputError(f"interval={interval}: a number of steps, at least 1")
-        self._observers.append((functools.partial(function, *args, **settings), int(interval)))
+        self._observers.append((functools.partial(function, *args, **settings), positive_steps(interval, "interval")))
 
     def _set_up(self) -> None:
         lmp = self.lmp
         if self._columns:
             columns = property_columns(self._columns)
             # Not into data files: LAMMPS reads such columns only if it has this fix.
-            lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} writedata no")
+            lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
+            of_atoms(lmp, STEP_NAME)[:] = NEVER
         lmp.command(f"fix {FORCES_FIX} all external pf/callback 1 1")
         lmp.command(f"fix_modify {FORCES_FIX} energy yes virial {'yes' if self._virial else 'no'}")
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
@@ -151,7 +158,7 @@ class LammpsDriver:
         atoms = self.atoms
         atoms.info["lammps_step"] = step
         predicted = atoms.get_forces(apply_constraint=False)
-        energy, results = atoms.get_potential_energy(), results_of(atoms)
+        energy = atoms.get_potential_energy()
         finite = bool(np.isfinite(energy) and np.isfinite(predicted).all())
         if finite:
             forces[order] = self._energy * predicted
@@ -160,10 +167,7 @@ class LammpsDriver:
             # ASE's stress is positive where the box is pulled; a virial is an energy.
             virial = -self._energy * atoms.get_volume() * atoms.get_stress(voigt=True)[_VIRIAL]
             self.lmp.fix_external_set_virial_global(FORCES_FIX, virial.tolist())
-        for key in self._columns:
-            column = of_atoms(self.lmp, column_name(key))
-            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
-            column[order] = values.reshape(column[order].shape)
+        self._show(step, order)
         # A run begins with the last step of the run before and, unless something was changed between them, with its
         # configuration, which is not observed twice. A minimisation tries several configurations in a step.
         if self._observed is None or not _same(self._observed, atoms):
@@ -173,6 +177,17 @@ class LammpsDriver:
                     function()
         if not finite:
             raise CalculationFailed(f"step {step}: energy or forces are not finite")
+
+    def _show(self, step: int, order: np.ndarray) -> None:
+        """Give LAMMPS the uncertainties of a step that is a multiple of the interval."""
+        if not self._columns or step % self._interval:
+            return
+        results = results_of(self.atoms)
+        for key in self._columns:
+            column = of_atoms(self.lmp, column_name(key))
+            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
+            column[order] = values.reshape(column[order].shape)
+        of_atoms(self.lmp, STEP_NAME)[:] = step
 
     def _read(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Put LAMMPS's atoms and box into ``self.atoms``; return the place of each of these atoms in LAMMPS."""

@@ -24,6 +24,9 @@ OUTPUTS_FIX = "e2ip_outputs"
 #: Per-atom property with the step of the uncertainties.
 STEP_NAME = "i_e2ip_step"
 
+#: Its value before the first evaluation.
+NEVER = -1
+
 #: 1 eV in the energy unit of a style of LAMMPS's units. Lengths are Å in both.
 ENERGY_UNITS = {"metal": 1.0, "real": units.mol / units.kcal}
 
@@ -92,6 +95,13 @@ def column_name(key: OutputKey) -> str:
 def property_columns(keys: Sequence[OutputKey]) -> str:
     """Return the per-atom properties of uncertainties as ``fix property/atom`` takes them."""
     return " ".join(column_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in keys)
+
+
+def positive_steps(number: Any, name: str) -> int:
+    """Return a number of steps; `InputError` unless it is a whole number of at least 1."""
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+        raise InputError(f"{name}={number}: a number of steps, at least 1")
+    return int(number)
 
 
 def box_of(lmp: Any) -> Tuple[np.ndarray, np.ndarray]:

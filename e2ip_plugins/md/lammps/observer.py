@@ -23,6 +23,7 @@ from e2ip_plugins.md.lammps.library import (
     DEFAULT_KEYS,
     FORCE_POWERS,
     FORCES_FIX,
+    NEVER,
     OUTPUTS_FIX,
     STEP_NAME,
     box_of,
@@ -31,14 +32,15 @@ from e2ip_plugins.md.lammps.library import (
     column_name,
     communication_cutoff,
     of_atoms,
+    positive_steps,
     property_columns,
 )
 from e2ip_plugins.md.monitor import SOURCES, Monitor
 from e2ip_plugins.predictions.columns import uncertainties
 from e2ip_plugins.scores.calibration import Calibration
 
-#: Step of an atom whose process failed, and of one that was never observed.
-_FAILED, _NEVER = -2, -1
+#: Step of an atom whose process failed.
+_FAILED = -2
 
 
 class LammpsObserver:
@@ -61,7 +63,7 @@ class LammpsObserver:
         Chemical symbol of every atom type of LAMMPS, in order.
     keys : sequence of str, optional
         Uncertainties that LAMMPS gets. Default: ``forces_epistemic_std`` and a fitted ``e2ip_leverage``.
-    every : int
+    interval : int
         Steps between two evaluations.
     calibration : Calibration, optional
     skin : float
@@ -90,12 +92,12 @@ class LammpsObserver:
         species: Union[str, Sequence[str]],
         *,
         keys: Optional[Sequence[str]] = None,
-        every: int = 10,
+        interval: int = 10,
         calibration: Optional[Calibration] = None,
         skin: float = 2.0,
     ) -> None:
         self.lmp, self.model, self.calibration = lmp, model, calibration
-        self.every = self._calls_every = positive_steps(every, "every")
+        self._interval = self._calls_every = positive_steps(interval, "interval")
         self._energy = check_lammps(lmp, processes=True)
         self._numbers = check_species(lmp, species)
         symbols = species.split() if isinstance(species, str) else list(species)
@@ -125,7 +127,7 @@ class LammpsObserver:
         lmp = self.lmp
         columns = property_columns(self._columns)
         lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
-        of_atoms(lmp, STEP_NAME)[:] = _NEVER
+        of_atoms(lmp, STEP_NAME)[:] = NEVER
         self._guard = RunGuard(lmp, FORCES_FIX, self._gives)
         lmp.command(f"fix {FORCES_FIX} all external pf/callback {self._calls_every} {self._calls_every}")
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
@@ -160,7 +162,7 @@ class LammpsObserver:
         if failed:
             raise InputError(f"step {step}: the model has failed in another process")
         self._share()
-        if step % self.every == 0 and (self._watchers or self._observers):
+        if step % self._interval == 0 and (self._watchers or self._observers):
             self._gather(step)
             self._observers.extend(make(self.atoms) for make in self._watchers)
             self._watchers.clear()
@@ -241,13 +243,6 @@ def observed_keys(thresholds: Iterable[str], keys: Optional[Sequence[str]]) -> L
         raise InputError(f"--watch {ENERGY_PER_ATOM.name}: an observer has no uncertainties of energies")
     names = [SOURCES.get(name, name) for name in thresholds]
     return list(dict.fromkeys([*(DEFAULT_KEYS if keys is None else keys), *names]))
-
-
-def positive_steps(number: Any, name: str) -> int:
-    """Return a number of steps; `InputError` unless it is a whole number of at least 1."""
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-        raise InputError(f"{name}={number}: a number of steps, at least 1")
-    return int(number)
 
 
 def _check_keys(lmp: Any, model: BatchModel, keys: Optional[Sequence[str]]) -> List[OutputKey]:

@@ -23,7 +23,7 @@ class ScriptOptions:
 
     Attributes
     ----------
-    species, keys
+    species, keys, interval
         Arguments of the `LammpsDriver`.
     watch : Watch, optional
         Thresholds of a `Monitor`.
@@ -31,18 +31,16 @@ class ScriptOptions:
         Arguments of LAMMPS's command line.
     observe : bool
         Whether a `LammpsObserver` leaves the forces to the pair style of the file.
-    every : int
-        Steps between two evaluations of uncertainties by an observer or on several processes.
     calibration : Path, optional
         File for these; the calculator of a `LammpsDriver` has its own.
     """
 
     species: Sequence[str]
     keys: Optional[Sequence[str]] = None
+    interval: Optional[int] = None
     watch: Optional[Watch] = None
     arguments: Sequence[str] = ()
     observe: bool = False
-    every: int = 10
     calibration: Optional[Path] = None
 
 
@@ -87,14 +85,17 @@ def _connect(
     """Return the driver or observer of LAMMPS with its monitor."""
     watch = options.watch
     if not options.observe and lmp.extract_setting("world_size") == 1:
-        driver = LammpsDriver(lmp, open_model(False), options.species, keys=options.keys)
+        interval = options.interval or 1
+        driver = LammpsDriver(lmp, open_model(False), options.species, keys=options.keys, interval=interval)
         if watch is not None:
             watch.attach(driver, driver.atoms)
         return driver
     kind = LammpsObserver if options.observe else LammpsClusterDriver
     keys = options.keys if watch is None else observed_keys(watch.thresholds, options.keys)
     calibration = None if options.calibration is None else Calibration.read(options.calibration)
-    observer = kind(lmp, open_model(True), options.species, keys=keys, every=options.every, calibration=calibration)
+    observer = kind(
+        lmp, open_model(True), options.species, keys=keys, interval=options.interval or 10, calibration=calibration
+    )
     if watch is not None:
         first = lmp.extract_setting("world_rank") == 0
         observer.watch(lambda atoms: watch.monitor(atoms) if first else watch.monitor(atoms, SilentMonitor))

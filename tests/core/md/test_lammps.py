@@ -166,6 +166,35 @@ def test_whatever_is_evaluated_is_observed(start_lammps):
     assert len(seen[-1]) == 2
 
 
+def test_uncertainties_between_two_evaluations_are_those_of_the_step_that_is_shown(
+    crystal, start_lammps, by_id, refused
+):
+    refused("interval=0: a number of steps", LammpsDriver, start_lammps(crystal, KINDS), Uncertain(), KINDS, interval=0)
+    lmp = start_lammps(crystal, KINDS)
+    calculator = Uncertain()
+    LammpsDriver(lmp, calculator, KINDS, keys=[STD, COV], interval=4)
+    assert (by_id(lmp, "i_e2ip_step") == -1).all()
+    shown = {}
+    for step in range(9):
+        lmp.command("run 1" if step else "run 0")
+        shown[step] = [by_id(lmp, name) for name in (f"d_{STD}", f"d2_{COV}")]
+        if step % 4 == 0:
+            np.testing.assert_allclose(shown[step][0], calculator.results[STD])
+        for values, known in zip(shown[step], shown[step - step % 4], strict=True):
+            # Every run evaluates the step anew at which it begins, with wrapped atoms.
+            np.testing.assert_allclose(values, known, rtol=1e-9, atol=1e-12)
+        assert (by_id(lmp, "i_e2ip_step") == step - step % 4).all()
+    assert np.abs(shown[8][0] - shown[4][0]).max() > 0.0
+    lmp.commands_string(f"""
+        variable std atom d_{STD}
+        compute largest all reduce max v_std
+        variable largest equal c_largest
+        fix halt all halt 1 v_largest > {1.0001 * shown[8][0].max()} error continue
+        run 100
+    """)
+    assert lmp.extract_global("ntimestep") % 4 == 0
+
+
 # Runs that end
 
 
@@ -317,7 +346,7 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "opened", lambda *arguments, **options: opened.append(options))
     monkeypatch.setattr(script, "run_script", lambda *arguments: found.append(arguments))
     words = ["--species", "Ar, Kr", "--watch", f"{STD}=1", "--window", "3", "--level", "0.8", "--head", "dft"]
-    words += ["--interval", "4", "--dtype", "float64"]
+    words += ["--interval", "4", "--dtype", "float64", "--uncertainty-interval", "2"]
     words = ["--calibration", "valid.json", "--action", "collect,stop", *words, "--watch", "forces_conformal_extent=1"]
     result = CliRunner().invoke(app, ["lammps", "my.model", "in.lammps", "--held-out", "valid.json", *words])
     assert result.exit_code == 0, result.output
@@ -325,11 +354,11 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     open_model(False)
     open_model(True)
     opening = {"device": "cpu", "head": "dft", "dtype": "float64"}
-    assert opened == [{"calibration": Path("valid.json"), **opening}, opening]
+    assert opened == [{"calibration": Path("valid.json"), "uncertainties": "on request", **opening}, opening]
     thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
     watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
     assert file == Path("in.lammps")
-    assert options == ScriptOptions(["Ar", "Kr"], watch=watch, calibration=Path("valid.json"))
+    assert options == ScriptOptions(["Ar", "Kr"], interval=2, watch=watch, calibration=Path("valid.json"))
 
 
 def test_an_input_file(tmp_path):

@@ -273,7 +273,7 @@ def test_an_observed_run_is_stopped_by_lammps_itself(observed, tmp_path):
         dump all all custom 1 run.dump id i_e2ip_step d_{LEVERAGE}
         run 30
         """,
-        "--every",
+        "--uncertainty-interval",
         "2",
     )
     assert result.exit_code == 0, result.output
@@ -283,7 +283,9 @@ def test_an_observed_run_is_stopped_by_lammps_itself(observed, tmp_path):
 
 
 def test_an_observed_run_is_stopped_by_a_monitor(observed):
-    result = observed("run 30", "--watch", f"{STD}=1e-6", "--action", "stop", "--frames", "last.xyz", "--every", "5")
+    result = observed(
+        "run 30", "--watch", f"{STD}=1e-6", "--action", "stop", "--frames", "last.xyz", "--uncertainty-interval", "5"
+    )
     assert result.exit_code == 3, result.output
     last = ase.io.read("last.xyz")
     assert last.info["monitor_reason"] in result.stderr and last.info["lammps_step"] == 0

@@ -95,7 +95,11 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
     """``nequip-compile --target e2ip_ase``; its file behind ASE, and in a Python with torch alone."""
     compiled = compile_for(checkpoint, "e2ip_ase")
     reference = E2IPCalculator.from_saved_model(checkpoint)
-    calculator = open_model(compiled)
+    calculator = open_model(compiled, uncertainties="on request")
+    with pytest.raises(InputError, match="'on request': the readout is a part of the compiled file"):
+        E2IPCalculator.from_compiled_model(
+            str(compiled), chemical_species_to_atom_type_map=True, uncertainties="on request"
+        )
     names = ("forces", LEVERAGE.name, *(key.name for key in KEYS))
     found = run_compiled(compiled, [calculator.atoms_to_data(atoms) for atoms in frames])
     for atoms, outputs in zip(frames, found, strict=True):
