@@ -25,7 +25,11 @@ def bench_command(
     backbone: Annotated[str, typer.Option(help="With --host nequip: another network, painn or alphanet.")] = "",
     sets: Annotated[Optional[str], typer.Option(help="Data sets, separated by commas. [default: all]")] = None,
     methods: Annotated[
-        Optional[str], typer.Option(help="Methods of docs/bench.md, like stock,e2ip,mve. [default: the table's]")
+        Optional[str],
+        typer.Option(
+            help="Methods of docs/bench.md, like stock,e2ip,mve; stock also trains the members of its ensemble. "
+            "[default: the table's]"
+        ),
     ] = None,
     epochs: Annotated[
         float, typer.Option(min=0.01, help="Length of all trainings, in units of the preset's; a folder of its own.")

@@ -27,7 +27,9 @@ from e2ip_plugins.maths.spd import damp, damp_vector, exp_sym6, half_exp_matvec,
 
 
 class Gaussian(Family):
-    """Base class; option ``beta``.
+    """Base class of families whose one parameter is the logarithm of the covariance; option ``beta``.
+
+    A family with further parameters derives from `Family`.
 
     The loss is the Gaussian negative log likelihood (Nix & Weigend 1994; Lakshminarayanan et al. 2017,
     https://arxiv.org/abs/1612.01474). Its pull on the forces is weaker where the predicted variance is large;

@@ -105,7 +105,8 @@ class Family(nn.Module):
     log_matrix : str
         Name of the parameter that is the logarithm of the covariance, or of a matrix proportional to it, as sym6. With
         it the default `log_variance`, `convert` and `widen` work; `niw` shows what a matrix that is only proportional
-        adds to the first and the last. A family without it defines all three.
+        adds to the first and the last. A family without it defines all three, and `far_out` if it
+        takes a support.
     law_name : str
         Name in ``_LAWS`` of families/laws.py. ``elliptical`` (default): a Gaussian or Student-t with a full covariance;
         ``componentwise``: a Student-t for each component.
@@ -154,7 +155,10 @@ class Family(nn.Module):
         return (3 if self.takes_forces else 1) * self.num_scalars + 5 * self.num_tensors
 
     def constant_scalars(self) -> Tuple[Tuple[float, ...], ...]:
-        """Return the 0e coefficients to choose from where all atoms get the same and the leverage does the rest."""
+        """Return candidates of 0e coefficients for a fit without a trained readout; all atoms get the best ones.
+
+        Most families have one candidate.
+        """
         return (self.initial_scalars,)
 
     @classmethod

@@ -104,7 +104,7 @@ class NIW(Family):
         OutputKey("e2ip_log_sigma0", (6,), "log(eV²/Å²)", "matrix logarithm of Σ0, order xx, yy, zz, yz, xz, xy"),
         # A covariance exists from ν > 4 on; models keep ν > 5 (paper, Eq. 9).
         OutputKey("e2ip_nu", (), "1", "covariance evidence ν > 5", above=4.0),
-        OutputKey("e2ip_kappa", (), "1", "mean evidence κ > 0", above=0.0),
+        OutputKey("e2ip_kappa", (), "1", "evidence for the mean, κ > 0: aleatoric over epistemic part", above=0.0),
     )
     own_views = (OutputKey("e2ip_sigma0", (3, 3), "eV²/Å²", "nominal covariance Σ0"),)
 
@@ -114,6 +114,7 @@ class NIW(Family):
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         preset = PRESETS[options["preset"]]
+        # Mode `leverage` is trained like `coupled`; κ is replaced when the leverage has been fitted.
         self.coupled = options["evidence"] != "independent"
         self.takes_support = options["evidence"] == "leverage"
         self.evidence_weight = float(options["evidence_weight"])
@@ -237,7 +238,7 @@ class NIW(Family):
 
     @classmethod
     def far_out(cls, parameters: Dict[str, Tensor], far: Tensor, form: LeverageForm = FORM) -> Dict[str, Tensor]:
-        """See `Family`; the evidence ν runs out, too."""
+        """See `Family`, for the fit: `forward` does the same. The evidence ν runs out, too."""
         nu = less_evidence(parameters["e2ip_nu"], far, MIN_NU, form)
         return {**super().far_out(parameters, far, form), "e2ip_nu": nu}
 
@@ -256,13 +257,13 @@ class NIW(Family):
 def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far: Tensor) -> Tuple[Tensor, Tensor]:
     """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
-    Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times the factor of `inflate`,
-    becomes the new Σ0, and the excess adds the epistemic part to it. Without a fit nothing changes: the shift is 0 and
-    κ the trained one.
+    Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times exp(log_base) of `inflate`,
+    becomes the new Σ0, and κ = 1/excess then makes (1 + 1/κ) Σ0 larger by 1 + excess. Without a fit nothing changes: the
+    shift is 0 and κ the trained one.
     """
     trained = torch.log1p(kappa.reciprocal())
-    log_factor, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)
-    shift = trained + log_factor
+    log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)
+    shift = trained + log_base
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 
 

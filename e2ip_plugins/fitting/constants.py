@@ -126,13 +126,13 @@ class Samples:
         self.kinds = table["kinds"].astype(int)
         _, self.frames = np.unique(table["frames"], return_inverse=True)
         sizes = np.bincount(self.frames)
-        #: Weight of an atom, the same for all atoms; they sum to the effective number of configurations (Kish),
-        #: (Σn)²/Σn² for n atoms each: a large configuration among small ones is a single witness.
+        #: Weight of an atom, the same for all: the weights of all atoms sum to the effective number of configurations
+        #: (Kish), (Σn)²/Σn² for n atoms each: a large configuration among small ones is a single witness.
         self.weight = float(sizes.sum() / np.square(sizes).sum())
         self.configurations = len(sizes)
 
-    def per_configuration(self, constants: np.ndarray) -> np.ndarray:
-        """Return the sum over the atoms of every configuration, at (ln a, ln scale)."""
+    def nll_by_configuration(self, constants: np.ndarray) -> np.ndarray:
+        """Return the weighted negative log likelihood of every configuration, at (ln a, ln scale)."""
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
         log_factor, excess = inflate(support, self.log_variance, self.form)
@@ -208,7 +208,7 @@ class Samples:
         if training is None or not np.abs(training.residual).max():
             return 0.0, 0.0
         scale_of_training = _minimum(
-            lambda x: float(training.per_configuration(np.array([constants[0], x[0]])).sum()), [constants[1:2]]
+            lambda x: float(training.nll_by_configuration(np.array([constants[0], x[0]])).sum()), [constants[1:2]]
         )
         errors = [
             samples._standard_errors(np.array([constants[0], log_scale]), np.array([[0, 1]])).item()
@@ -233,7 +233,7 @@ class Samples:
 
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
-        return float(self.per_configuration(constants).sum()) + prior
+        return float(self.nll_by_configuration(constants).sum()) + prior
 
     def _prior_of_scale(self, log_scale: np.ndarray) -> float:
         """Return the negative logarithm of the prior of log-scales: one for all kinds, or for each of those present."""
@@ -245,7 +245,7 @@ class Samples:
 
     def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> FittedConstants:
         error = self._standard_errors(optimum, np.eye(2))
-        sums = self._sums(self.trained, self.support.log_scale.numpy()), self.per_configuration(optimum)
+        sums = self._sums(self.trained, self.support.log_scale.numpy()), self.nll_by_configuration(optimum)
         before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
         return FittedConstants(
             growth=math.exp(optimum[0]),
@@ -268,7 +268,7 @@ class Samples:
         """
 
         def at(direction: np.ndarray) -> np.ndarray:
-            return self.per_configuration(constants + _STEP * direction)
+            return self.nll_by_configuration(constants + _STEP * direction)
 
         middle, ends = at(np.zeros(2)), [(at(d), at(-d)) for d in directions]
         score = np.stack([above - below for above, below in ends]) / (2.0 * _STEP)

@@ -130,7 +130,7 @@ def fit_leverage(
                 constants, std = _fit_constant(readout, head, table, training_tables.get(head), form, former)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
-                constants = _fit_trained(readout, head, table, training_tables.get(head), form, former)
+                constants = _fit_growth_and_scale(readout, head, table, training_tables.get(head), form, former)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
@@ -168,7 +168,7 @@ def _former(leverage: Leverage, head: int) -> Former:
     return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
 
 
-def _fit_trained(
+def _fit_growth_and_scale(
     readout: Readout,
     head: int,
     table: AtomTable,

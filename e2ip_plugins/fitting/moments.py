@@ -10,7 +10,8 @@ from scipy.cluster.vq import kmeans2
 from e2ip_plugins.leverage.form import FORM, LeverageForm, softened
 from e2ip_plugins.leverage.module import Leverage
 
-#: Atoms whose mean h before norming, per feature, is smaller are alike: features have seven digits.
+#: Atoms of a kind are all identical if their mean h before norming, per feature, is smaller: features have seven
+#: digits.
 ALIKE = 5e-7
 
 
@@ -198,8 +199,8 @@ class Moments:
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     """Return the factors that make the mean of h over the training atoms of a kind 1, whatever shrinks it.
 
-    A single atom is where its own moments are, as are atoms that are all alike: how far others are is then a matter of
-    the pool.
+    A kind whose atoms are all identical, or that has one atom, has a mean h near 0, which cannot be normalised: it takes
+    the mean factor of the head's other kinds.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ of what the model predicts. The covariance of atoms unlike the training set gets
 
     exp(g tanh(s o)).
 
-Belief count κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate` returns it,
+Evidence for the mean, κ: aleatoric over epistemic part. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate` returns it,
 and in mode ``leverage`` κ = 1/excess::
 
     excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
@@ -77,7 +77,7 @@ class LeverageForm(NamedTuple):
     ridge: float = 1e-5
     #: τ of ψ; rows "tau …" and "psi(t) = t".
     soft: float = 6.0
-    #: A kind has a region for every so many atoms per feature; rows "a region for every …", "one region".
+    #: A kind has a region for every so many times D atoms, D the number of features; rows "a region for every …", "one region".
     atoms_per_feature: int = 8
     #: Regions of a kind, and of a head's kinds together, at most: more cost time, at little use.
     max_regions_of_kind: int = 16
@@ -106,7 +106,7 @@ class LeverageForm(NamedTuple):
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
     max_ratio: float = 1e6
     #: s of the surplus; rows "optimism …" and the section "What a network knows by heart".
-    once_more: float = 1.5
+    surplus_slope: float = 1.5
 
     #: Prior of the growth a, in the fit: its middle, and its width in e-folds; rows "prior …" and the section "How much
     #: validation frames say of the growth".
@@ -180,7 +180,7 @@ def reach(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
 def inflate(
     support: Support, log_variance: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
-    """Return the factor of a fitted support on a covariance, exp(``log_factor``) · (1 + ``excess``); see the module.
+    """Return the factor of a fitted support on a covariance, exp(``log_base``) · (1 + ``excess``); see the module.
 
     Parameters
     ----------
@@ -193,8 +193,8 @@ def inflate(
 
     Returns
     -------
-    log_factor, excess : (N,)
-        exp(log_factor) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
+    log_base, excess : (N,)
+        exp(log_base) is exp(log_scale) / (1 + a r(2))², and more where the excess is at its upper bound.
     """
     # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
     if far is None:
@@ -209,10 +209,10 @@ def inflate(
     excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))
     # ln(scale / (1 + a r(2))²)
     reach_of_training = 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
-    log_factor = torch.sub(support.log_scale, torch.log1p(reach_of_training * support.growth), alpha=2.0)
+    log_base = torch.sub(support.log_scale, torch.log1p(reach_of_training * support.growth), alpha=2.0)
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
-    log_factor = log_factor + (excess / form.max_ratio).clamp(1.0, 1e30).log()
-    return log_factor, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
+    log_base = log_base + (excess / form.max_ratio).clamp(1.0, 1e30).log()
+    return log_base, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)
 
 
 def flattening(far: Tensor, form: LeverageForm = FORM) -> Tensor:
@@ -227,8 +227,8 @@ def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FO
 
 
 def surplus(optimism: float, form: LeverageForm = FORM) -> float:
-    """Return tanh(c o), bounded by 1: the factor on the variance is e at most.
+    """Return tanh(s o), bounded by 1: the factor on the variance is e at most.
 
     Networks that err three times as much as where they were trained need no more than those that err 1.5 times as much.
     """
-    return math.tanh(form.once_more * optimism)
+    return math.tanh(form.surplus_slope * optimism)

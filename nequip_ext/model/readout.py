@@ -22,7 +22,7 @@ from e2ip_plugins.keys import (
     PLATEAU_KEY,
 )
 from e2ip_plugins.leverage.module import Neighbours
-from e2ip_plugins.maths.kernels.paths import NOBODY, observer
+from e2ip_plugins.maths.kernels.paths import NOT_TRACED, tracer_of
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
 from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
@@ -159,7 +159,7 @@ class GraphReadout(GraphModule):
         Models compiled for training are traced in training mode or by make_fx, which ignores the contexts used here
         (test_compile.py).
         """
-        if observer(list(data.values())) != NOBODY:
+        if tracer_of(list(data.values())) != NOT_TRACED:
             with torch.no_grad():
                 return self._read_out(data, create_graph=False)
         # A sixth faster for small structures. Clones, because autograd refuses tensors of the inference mode.

@@ -135,9 +135,9 @@ def distribution(
 
 def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: Optional[str]) -> Tuple[Tensor, Tensor]:
     tensors = {"coefficients": coefficients, "residual": residual}
-    observer, (coefficients, residual), force_unit = _prepare(tensors, force_unit, constants)
-    if observer != paths.NOBODY:
-        if _as_operator(observer, coefficients, path):
+    tracer, (coefficients, residual), force_unit = _prepare(tensors, force_unit, constants)
+    if tracer != paths.NOT_TRACED:
+        if _as_operator(tracer, coefficients, path):
             return torch.ops.e2ip.nll_terms(coefficients, residual, force_unit, *constants)
         return plain.nll_terms(coefficients, residual, force_unit, constants)
     recorded = _recorded(coefficients, residual)
@@ -152,10 +152,10 @@ def _nll_terms(coefficients, residual, force_unit, constants: Constants, path: O
 
 def _distribution(coefficients, flattening, force_unit, constants: Constants, path: Optional[str]) -> Any:
     tensors = {"coefficients": coefficients, "flattening": flattening}
-    observer, inputs, force_unit = _prepare(tensors, force_unit, constants)
+    tracer, inputs, force_unit = _prepare(tensors, force_unit, constants)
     coefficients = inputs[0]
-    if observer != paths.NOBODY:
-        if _as_operator(observer, coefficients, path):
+    if tracer != paths.NOT_TRACED:
+        if _as_operator(tracer, coefficients, path):
             return torch.ops.e2ip.distribution(*inputs, force_unit, *constants)
         return plain.distribution(*inputs, force_unit, constants)
     triton = _takes_triton(coefficients, ("distribution",), path)
@@ -173,17 +173,17 @@ def _recorded(*inputs: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
-def _as_operator(observer: str, like: Tensor, path: Optional[str]) -> bool:
+def _as_operator(tracer: str, like: Tensor, path: Optional[str]) -> bool:
     # Elsewhere the compiler fuses the plain form by itself.
-    wanted = observer == paths.GRAPH and like.device.type in paths.TRITON_DEVICES and paths.requested(path) == "triton"
+    wanted = tracer == paths.GRAPH and like.device.type in paths.TRITON_DEVICES and paths.requested(path) == "triton"
     return wanted and paths.has_operators()
 
 
 def _prepare(tensors: Dict[str, Tensor], force_unit, constants: Constants) -> Tuple[str, Sequence[Tensor], Tensor]:
-    """Who observes the call (see `paths.observer`), the tensors in one dtype, and σ_ref (N,) without gradient."""
-    observer = paths.observer(list(tensors.values()))
+    """Who observes the call (see `paths.tracer`), the tensors in one dtype, and σ_ref (N,) without gradient."""
+    tracer = paths.tracer_of(list(tensors.values()))
     if not torch.compiler.is_compiling():
-        _check(tensors, force_unit, constants, observer != paths.NOBODY)
+        _check(tensors, force_unit, constants, tracer != paths.NOT_TRACED)
     dtype = torch.float32
     for x in tensors.values():
         dtype = torch.promote_types(dtype, x.dtype)
@@ -193,7 +193,7 @@ def _prepare(tensors: Dict[str, Tensor], force_unit, constants: Constants) -> Tu
         force_unit = force_unit.detach().to(dtype=dtype, device=device, non_blocking=device.type == "cuda")
     else:
         force_unit = torch.full((), force_unit, dtype=dtype, device=device)
-    return observer, inputs, force_unit.expand(count)
+    return tracer, inputs, force_unit.expand(count)
 
 
 def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced: bool) -> None:

@@ -24,7 +24,7 @@ CHUNK = 8192
 class _Tables(NamedTuple):
     """Constant tensors. S = s Q0 + T with T = Σ t_k Q_k, and Σ0 is made of exp(T/2)."""
 
-    order: Tensor  # (8,) or (7,): columns of the coefficients in the order s, t, raw ν, unless coupled raw κ
+    order: Tensor  # (8,) or (7,): columns of the coefficients in the order s, t, raw ν and, unless coupled, raw κ
     undamped_up_to: Tensor  # (8, 1) or (7, 1): rows that are all below this are finite and below their knees
     knee: Tensor  # (2, 1): of s and t
     width: Tensor  # (2, 1): from knee to ceiling
@@ -181,5 +181,6 @@ def _distribution(
     root = (a.unsqueeze(1) * matrices).sum(0)
     sigma0 = (tables.square @ (root.unsqueeze(1) * root).view(36, n)).mul_(log_sigma0[6].exp())
 
+    # Coupled, one row stands for both: its minima are those of ν and of κ = ν - 5.
     nu, kappa = torch.logaddexp(rows[6:], tables.zero) + tables.minimum
     return tuple(x.to(out) for x in (log_sigma0[:6], sigma0, nu, kappa, plateau))

@@ -37,8 +37,8 @@ TRITON_DEVICES = ("cuda",)
 #: Those of `triton_launch` that this folder calls.
 _SIGNATURES = 6
 
-#: What `observer` finds.
-NOBODY, GRAPH, TRANSFORM = "nobody", "graph", "transform"
+#: What `tracer_of` finds.
+NOT_TRACED, GRAPH, TRANSFORM = "not traced", "graph", "transform"
 
 logger = logging.getLogger("e2ip_plugins")
 
@@ -124,14 +124,14 @@ def _log_once(level: int, message: str) -> None:
     logger.log(level, message)
 
 
-def observer(tensors: Sequence[Tensor]) -> str:
-    """Who looks into this call; the one place that asks what torch does not tell in public.
+def tracer_of(tensors: Sequence[Tensor]) -> str:
+    """Return who traces this call; the one place that asks what torch does not tell in public.
 
     Returns
     -------
     str
-        `NOBODY`: it is computed here and now. `GRAPH`: torch.compile, torch.export, make_fx, fake tensors or another
-        dispatch mode, which also take operators. `TRANSFORM`: torch.jit.trace, torch.func, forward AD or a tensor
+        `NOT_TRACED`: nobody, it is computed here and now. `GRAPH`: torch.compile, torch.export, make_fx, fake tensors
+        or another dispatch mode, which also take operators. `TRANSFORM`: torch.jit.trace, torch.func, forward AD or a tensor
         subclass, which must see plain operations.
     """
     # First, because torch.compile cannot look into what follows.
@@ -145,4 +145,4 @@ def observer(tensors: Sequence[Tensor]) -> str:
         return GRAPH
     if any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors):
         return TRANSFORM
-    return NOBODY
+    return NOT_TRACED

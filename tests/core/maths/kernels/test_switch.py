@@ -70,9 +70,9 @@ def fake(function, _):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda f, x: f(x), paths.NOBODY),
-        (lambda f, x: f(torch.nn.Parameter(x)), paths.NOBODY),
-        (lambda f, x: torch.autograd.grad(f(x.requires_grad_()), x), paths.NOBODY),
+        (lambda f, x: f(x), paths.NOT_TRACED),
+        (lambda f, x: f(torch.nn.Parameter(x)), paths.NOT_TRACED),
+        (lambda f, x: torch.autograd.grad(f(x.requires_grad_()), x), paths.NOT_TRACED),
         (lambda f, x: f(x.as_subclass(Watched)), paths.TRANSFORM),
         (lambda f, x: torch.jit.trace(f, x, check_trace=False), paths.TRANSFORM),
         (of_torch_func(torch.func.vmap), paths.TRANSFORM),
@@ -85,22 +85,22 @@ def fake(function, _):
     ],
     ids="plain parameter backward subclass jit_trace vmap grad jvp grad_in_make_fx forward_ad make_fx fake".split(),
 )
-def test_observer(call, expected):
+def test_tracer(call, expected):
     found = []
 
     def function(x):
-        found.append(paths.observer([x]))
+        found.append(paths.tracer_of([x]))
         return x.sum()
 
     call(function, torch.ones(3))
     assert set(found) == {expected}
     # Nobody stays behind.
-    assert paths.observer([torch.ones(3)]) == paths.NOBODY
+    assert paths.tracer_of([torch.ones(3)]) == paths.NOT_TRACED
 
 
-def test_observer_in_torch_compile():
+def test_tracer_in_torch_compile():
     def function(x):
-        return x + (1 if paths.observer([x]) == paths.GRAPH else 0)
+        return x + (1 if paths.tracer_of([x]) == paths.GRAPH else 0)
 
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(3)).sum() == 3 and function(torch.zeros(3)).sum() == 0
