@@ -258,8 +258,8 @@ def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far
     """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
     Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times exp(log_base) of `inflate`,
-    becomes the new Σ0, and κ = 1/excess then makes (1 + 1/κ) Σ0 larger by 1 + excess. Without a fit nothing changes: the
-    shift is 0 and κ the trained one.
+    becomes the new Σ0, and κ = 1/excess then makes (1 + 1/κ) Σ0 larger by 1 + excess. Without a fit nothing changes:
+    the shift is 0 and κ the trained one.
     """
     trained = torch.log1p(kappa.reciprocal())
     log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)

@@ -199,8 +199,8 @@ class Moments:
 def norms_of(means: Dict[int, float], size: int) -> Dict[int, float]:
     """Return the factors that make the mean of h over the training atoms of a kind 1, whatever shrinks it.
 
-    A kind whose atoms are all identical, or that has one atom, has a mean h near 0, which cannot be normalised: it takes
-    the mean factor of the head's other kinds.
+    A kind whose atoms are all identical, or that has one atom, has a mean h near 0, which cannot be normalised: it
+    takes the mean factor of the head's other kinds.
 
     Parameters
     ----------

@@ -44,8 +44,8 @@ of what the model predicts. The covariance of atoms unlike the training set gets
 
     exp(g tanh(s o)).
 
-Evidence for the mean, κ: aleatoric over epistemic part. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate` returns it,
-and in mode ``leverage`` κ = 1/excess::
+Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
+returns it, and in mode ``leverage`` κ = 1/excess::
 
     excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
 
@@ -77,7 +77,8 @@ class LeverageForm(NamedTuple):
     ridge: float = 1e-5
     #: τ of ψ; rows "tau …" and "psi(t) = t".
     soft: float = 6.0
-    #: A kind has a region for every so many times D atoms, D the number of features; rows "a region for every …", "one region".
+    #: A kind has a region for every so many times D atoms, D the number of features; rows "a region for every …" and
+    #: "one region".
     atoms_per_feature: int = 8
     #: Regions of a kind, and of a head's kinds together, at most: more cost time, at little use.
     max_regions_of_kind: int = 16

@@ -131,8 +131,8 @@ def tracer_of(tensors: Sequence[Tensor]) -> str:
     -------
     str
         `NOT_TRACED`: nobody, it is computed here and now. `GRAPH`: torch.compile, torch.export, make_fx, fake tensors
-        or another dispatch mode, which also take operators. `TRANSFORM`: torch.jit.trace, torch.func, forward AD or a tensor
-        subclass, which must see plain operations.
+        or another dispatch mode, which also take operators. `TRANSFORM`: torch.jit.trace, torch.func, forward AD or a
+        tensor subclass, which must see plain operations.
     """
     # First, because torch.compile cannot look into what follows.
     if torch.compiler.is_compiling():
