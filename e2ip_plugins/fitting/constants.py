@@ -29,7 +29,7 @@ _ONE_SIGMA = float(norm.cdf(1.0))
 #: Widths of the prior of how the log-variance at leverage 1 changes where constants are fitted anew to few frames: that
 #: of all species together, and that of a species beside the others. Frames far from the training set hardly tell the
 #: growth from that variance, and few atoms of a species hardly tell its own.
-SCALE_CHANGE, SPECIES_CHANGE = 0.5, 0.5
+SCALE_CHANGE, SPECIES_CHANGE = 1.0, 0.5
 
 #: Step of finite differences in the logarithms of the constants.
 _STEP = 1e-2

@@ -66,7 +66,8 @@ def test_version():
     assert run("--version").stdout.strip() == e2ip_plugins.__version__
 
 
-COMMANDS = "compare ensemble calibrate bench fetch fit evaluate strip md select label lammps lammps-plugin".split()
+COMMANDS = "compare ensemble calibrate bench fetch fit update evaluate strip md select label lammps".split()
+COMMANDS += ["lammps-plugin", "export-readout", "attach"]
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
@@ -253,3 +254,40 @@ def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint()])
     assert "run it in an environment with e2ip-plugins[mace]" in one_line(fit())
+
+
+# update
+
+
+def test_update_hands_new_frames_to_the_host(files, calls):
+    bad = ase.io.read(files / "valid.xyz", ":")
+    bad[0].arrays["REF_forces"][1, 2] = np.nan
+    ase.io.write(files / "new.xyz", [*bad, bad[1]], format="extxyz")
+    result = run("update", files / "my.model", "--frames", files / "new.xyz", "--head", "two")
+    assert result.exit_code == 0, result.output
+    assert "1 new frames are there more than once" in result.stderr
+    assert "warning: 1 new atoms have no finite reference force and are left out" in result.stderr
+    arguments, options = calls[1]
+    assert len(arguments[1]) == 4 and arguments[2] == files / "my-updated.model" and options["head"] == "two"
+    (files / "my.nequip.zip").touch()
+    run("update", files / "my.nequip.zip", "--frames", files / "new.xyz")
+    assert calls[3][0][2] == files / "my-updated.nequip.zip"
+
+
+def test_update_needs_references(files, calls):
+    """Predictions of a model are none."""
+    frames = ase.io.read(files / "valid.xyz", ":")
+    for name, change in (("none", lambda atoms: atoms.arrays.pop("REF_forces")), ("predicted", _predict)):
+        for atoms in frames:
+            change(atoms)
+        ase.io.write(files / f"{name}.xyz", frames, format="extxyz")
+    message = one_line(run("update", files / "my.model", "--frames", files / "none.xyz"))
+    assert "none.xyz: no atom has finite reference forces under any of REF_forces" in message
+    message = one_line(run("update", files / "my.model", "--frames", files / "predicted.xyz"))
+    assert "predicted.xyz, frame 0: 'forces' are predictions of a model" in message
+    assert not calls
+
+
+def _predict(atoms):
+    atoms.arrays["forces"] = np.ones((len(atoms), 3))
+    atoms.info["uq_family"] = "e2ip"

@@ -143,7 +143,7 @@ def test_as_commands(stock, tmp_path, monkeypatch):
         (("export-readout", fitted, tmp_path / "out.zip"), "the name of a readout file ends with .e2ip"),
         (("attach", base, tmp_path / "no.e2ip", "--overwrite"), "no.e2ip: no such file"),
         (("attach", base, base, "--overwrite"), "base.model: is no readout file"),
-        (("attach", base, out, "--output", out), "the name of such a model ends with .model"),
+        (("attach", base, out, "--output", tmp_path / "b.zip"), "the name of such a model ends with .model"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output

@@ -47,7 +47,7 @@ def stock_results(path, train_files):
 def assert_same(one, two, names=None):
     for a, b in zip(one, two, strict=True):
         for name in a if names is None else names:
-            assert np.array_equal(a[name], b[name]), name
+            np.testing.assert_array_equal(a[name], b[name], name)
 
 
 def passed_on(fitted, base, folder, output="attached.ckpt"):
@@ -122,7 +122,7 @@ def test_in_a_fresh_process(files, tmp_path, train_files):
     with np.load(tmp_path / "found.npz") as found:
         for i, expected in enumerate(results(files["trained"], train_files)):
             for name, values in expected.items():
-                assert np.array_equal(found[f"{i} {name}"], values), name
+                np.testing.assert_array_equal(found[f"{i} {name}"], values, name)
 
 
 def test_models_that_it_does_not_belong_to(files, tmp_path):
