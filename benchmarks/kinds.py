@@ -2,23 +2,24 @@
 
     python benchmarks/kinds.py                    # an hour at most; runs/kinds.json
     python benchmarks/kinds.py --quick            # a smoke test of some seconds
+    python benchmarks/kinds.py --regions 16       # of four kinds
     python benchmarks/kinds.py --compiled         # the leverage alone, compiled ahead of time; some minutes more
     python benchmarks/kinds.py --table            # tables of the results
 
 A fitted readout of family e2ip with D 0e features, 16 1o and 16 2e channels, 40 neighbours per atom, with its energy
-error; one CPU thread. ``all`` is the former product of every atom with the matrices of all kinds. Atoms are of all kinds
-at random, or of four of them. Times are the medians of rounds in alternation; memory is what the call has allocated
-at most at one time, results included.
+error; one CPU thread. Before: products of every atom with the matrices of all kinds, and all regions at once.
+Atoms are of all kinds at random, or of four of them. Times are the processor's, the
+shortest of rounds in alternation; memory is the most bytes that the call has allocated at one time, with its results.
 """
 
-import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from common import RESULTS, ROOT, alternate, hardware, load, markdown, parser_of, save, seconds_of
+from common import RESULTS, ROOT, alternate, hardware, load, markdown, parser_of, save
 from hosts_models import as_fitted
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -38,11 +39,11 @@ def of_all(x: Tensor, matrices: Tensor, index: Tensor) -> Tensor:
     return products._of_all(x, matrices, index)
 
 
-def fitted_readout(features: int, kinds: int, dtype: torch.dtype) -> Readout:
+def fitted_readout(features: int, kinds: int, dtype: torch.dtype, regions: int = 1) -> Readout:
     """Return a readout whose leverage has a matrix for every kind."""
     layout = Layout([(0, features)], [(features, CHANNELS)], [(features + 3 * CHANNELS, CHANNELS)], num_species=kinds)
     readout = Readout(Settings.of("e2ip", {"evidence": "leverage"}, 0.05), layout)
-    as_fitted(readout, regions=1)
+    as_fitted(readout, regions)
     return readout.to(dtype).eval()
 
 
@@ -71,26 +72,27 @@ def allocated(call: Callable[[], Any]) -> int:
 
 
 def clock(call: Callable[[], Any]) -> float:
-    """Return seconds per call, of as many calls as fit into `SECONDS`, one at least."""
-    first = seconds_of(call)
-    repeats = max(1, min(200, int(SECONDS / first)))
-    return seconds_of(lambda: [call() for _ in range(repeats)]) / repeats
+    """Return seconds of the processor per call, of as many calls as fit into `SECONDS`, one at least."""
+    began, repeats = time.process_time(), 0
+    while repeats == 0 or time.process_time() - began < SECONDS:
+        call()
+        repeats += 1
+    return (time.process_time() - began) / repeats
 
 
 def costs(calls: dict[str, Callable[[], Any]], atoms: int, rounds: int) -> dict[str, dict[str, float]]:
     """Return time in µs and memory in bytes per atom."""
     times = alternate(calls, rounds, clock=clock)
     return {
-        name: {"us": 1e6 * statistics.median(times[name]) / atoms, "bytes": allocated(call) / atoms}
-        for name, call in calls.items()
+        name: {"us": 1e6 * min(times[name]) / atoms, "bytes": allocated(call) / atoms} for name, call in calls.items()
     }
 
 
 def former(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the call with the former product."""
+    """Return the call with the former product, and with all regions at once."""
 
     def run() -> Any:
-        with mock.patch.object(module, "own_products", of_all):
+        with mock.patch.object(module, "own_products", of_all), mock.patch.object(Leverage, "at_once", 2**60):
             return call()
 
     return run
@@ -160,7 +162,7 @@ def compiled_costs(features: int, dtype: torch.dtype, rounds: int) -> dict[int, 
             scalars = x[:, :features].contiguous()
             calls[name] = lambda model=model, scalars=scalars, species=species: model(scalars, species)
         times = alternate(calls, rounds, clock=clock)
-        results[atoms] = {name: {"us": 1e6 * statistics.median(values) / atoms} for name, values in times.items()}
+        results[atoms] = {name: {"us": 1e6 * min(values) / atoms} for name, values in times.items()}
     return results
 
 
@@ -170,7 +172,9 @@ def tables(entries: dict[str, Any]) -> str:
     for mode in ("eager", "compiled"):
         for dtype in ("float32", "float64"):
             rows = []
-            for entry in entries.values():
+            for entry in sorted(
+                entries.values(), key=lambda entry: (entry["regions"], entry["features"], entry["atoms"])
+            ):
                 if (entry["mode"], entry["dtype"]) != (mode, dtype):
                     continue
                 for name in sorted({key.removeprefix("former ") for key in entry["costs"]}, key=_place):
@@ -196,6 +200,10 @@ def tables(entries: dict[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
+def _size(entry: dict[str, Any]) -> tuple[int, int, int]:
+    return entry["regions"], entry["features"], entry["atoms"]
+
+
 def _place(name: str) -> tuple[str, int, str]:
     part, kinds, present = name.split()
     return part, int(kinds), present
@@ -204,10 +212,9 @@ def _place(name: str) -> tuple[str, int, str]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--quick", action="store_true", help="21 atoms, 64 features, 3 rounds: shows that everything runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="21 atoms, 64 features: shows that it runs")
     parser.add_argument("--compiled", action="store_true", help="the leverage compiled ahead of time, 256 features")
+    parser.add_argument("--regions", type=int, default=1, help="of every kind; more than 1: of four kinds alone")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "kinds.json", help="results")
     parser.add_argument("--table", nargs="?", type=Path, const=RESULTS / "kinds.json", help="run nothing")
     options = parser.parse_args()
@@ -225,13 +232,15 @@ def main() -> None:
         else:
             found = {}
             for features, atoms in sizes:
-                readouts = {kinds: fitted_readout(features, kinds, dtype) for kinds in KINDS}
+                chosen = KINDS if options.regions == 1 else (FEW,)
+                readouts = {kinds: fitted_readout(features, kinds, dtype, options.regions) for kinds in chosen}
                 found[features, atoms] = eager(readouts, atoms, features, rounds)
                 print(label, features, atoms, flush=True)
         mode = "compiled" if options.compiled else "eager"
         for (features, atoms), cost in found.items():
-            entry = {"mode": mode, "dtype": label, "features": features, "atoms": atoms, **machine, "costs": cost}
-            save(options.out, {f"{mode} {label} {features} {atoms}": entry}, 4)
+            size = {"features": features, "atoms": atoms, "regions": options.regions}
+            name = f"{mode} {label} {features} {atoms} {options.regions}"
+            save(options.out, {name: {"mode": mode, "dtype": label, **size, **machine, "costs": cost}}, 4)
     print(tables(load(options.out)))
 
 

@@ -58,8 +58,8 @@ class Leverage(nn.Module):
     unfitted: Final[float] = UNFITTED
     #: Weight of a pair of atoms at one place, beside which all other neighbours count for nothing.
     touching: Final[float] = 1e20
-    #: Numbers (atoms, regions, features) that are computed at once on a CPU and on a GPU, where each operation waits for
-    #: its launch. Up to three copies are in memory: 3 and 200 MB in float32.
+    #: Numbers (atoms, regions, features) that are computed at once, on a CPU and on a GPU, where launches cost more. Up
+    #: to three copies are in memory: 3 and 200 MB in float32. From ``benchmarks/kinds.py``.
     at_once: Final[int] = 2**18
     at_once_on_gpu: Final[int] = 2**24
     centres: Tensor  # (kinds, D): μ

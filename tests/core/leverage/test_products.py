@@ -1,4 +1,4 @@
-"""Products with the matrix of an atom's kind: one result in every form, and a cost that does not grow with the kinds."""
+"""Products with the matrix of an atom's kind: one result in every form, at a cost that does not grow with the kinds."""
 
 import pytest
 import torch
