@@ -133,11 +133,17 @@ class Host:
         return calls
 
 
-def as_fitted(readout: Readout) -> None:
-    """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each."""
+def as_fitted(readout: Readout, regions: int = 0) -> None:
+    """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each.
+
+    Parameters
+    ----------
+    regions : int
+        Of every kind; 0: as many as these frames make.
+    """
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
-    leverage.resize(kinds, number_of_regions(450 * 7, features, kinds))
+    leverage.resize(kinds, regions or number_of_regions(450 * 7, features, kinds))
     leverage.axes.copy_(torch.arange(kinds))
     # Far from all regions: near one κ is large, and NequIP compares what it compiles by absolute errors.
     leverage.whitening.copy_(torch.randn(leverage.whitening.shape, generator=torch.Generator().manual_seed(0)))

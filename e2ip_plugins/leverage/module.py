@@ -1,6 +1,6 @@
 """The leverage as a module that models carry; its formulas stand in `e2ip_plugins.leverage.form`."""
 
-from typing import Any, Dict, Final, NamedTuple, Optional
+from typing import Any, Dict, Final, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from e2ip_plugins.keys import UNFITTED
 from e2ip_plugins.leverage.energies import EnergyErrors
 from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, mean_over_regions, softened
+from e2ip_plugins.leverage.products import is_graph, own_products
 
 #: Coordinates of regions that a kind does not have, in units in which atoms are 1 apart: too far to count.
 NOWHERE = 1e10
@@ -57,6 +58,10 @@ class Leverage(nn.Module):
     unfitted: Final[float] = UNFITTED
     #: Weight of a pair of atoms at one place, beside which all other neighbours count for nothing.
     touching: Final[float] = 1e20
+    #: Numbers (atoms, regions, features) that are computed at once, on a CPU and on a GPU, where launches cost more. Up
+    #: to three copies are in memory: 3 and 200 MB in float32. From ``benchmarks/kinds.py``.
+    at_once: Final[int] = 2**18
+    at_once_on_gpu: Final[int] = 2**24
     centres: Tensor  # (kinds, D): μ
     log_variance: Tensor  # (kinds,)
     log_factor: Tensor  # (kinds,)
@@ -148,21 +153,32 @@ class Leverage(nn.Module):
 
     def whitened(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """Return z/√τ (N, D)."""
-        features, axes = self.whitening.shape[0], self.whitening.shape[1]
-        # Along all kinds' axes at once: no copies of matrices, no shapes that depend on data. Offsets are small, since
-        # the kind's centre has been taken off before: no digits are lost.
-        white = torch.mm(
-            scalars - self.centres.index_select(0, kinds), self.whitening.reshape(features, axes * features)
-        ).reshape(-1, axes, features)
-        axes_of_atoms = self.axes.index_select(0, kinds).reshape(-1, 1, 1).expand(-1, 1, features)
-        return torch.gather(white, 1, axes_of_atoms).squeeze(1)
+        # Offsets are small, since the kind's centre has been taken off before: no digits are lost.
+        offsets = scalars - self.centres.index_select(0, kinds)
+        return own_products(offsets, self.whitening, self.axes.index_select(0, kinds))
 
     def distances_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
         """Return h (N,) of whitened features."""
-        # The sign is lost in the square.
-        stretch, offsets = self.region_stretch.index_select(0, kinds), self.region_offsets.index_select(0, kinds)
-        psi = softened(torch.addcmul(offsets, whitened.unsqueeze(1), stretch, value=-1.0))
-        return mean_over_regions(psi.sum(-1) * self.region_norms.index_select(0, kinds), form)
+        numbers = self.at_once_on_gpu if whitened.is_cuda else self.at_once
+        atoms = max(1, numbers // max(1, self.region_stretch.shape[1] * self.region_stretch.shape[2]))
+        # Compilers fuse the operations: there are no such numbers in memory.
+        if is_graph(whitened) or whitened.shape[0] <= atoms:
+            return self._distances(whitened, kinds, form)
+        parts: List[Tensor] = []
+        for start in range(0, whitened.shape[0], atoms):
+            parts.append(self._distances(whitened[start : start + atoms], kinds[start : start + atoms], form))
+        return torch.cat(parts)
+
+    def _distances(self, whitened: Tensor, kinds: Tensor, form: LeverageForm) -> Tensor:
+        # The sign is lost in the square. What is gathered has no name, so that it is freed at once.
+        deviations = torch.addcmul(
+            self.region_offsets.index_select(0, kinds),
+            whitened.unsqueeze(1),
+            self.region_stretch.index_select(0, kinds),
+            value=-1.0,
+        )
+        psi = softened(deviations).sum(-1)
+        return mean_over_regions(psi * self.region_norms.index_select(0, kinds), form)
 
     def regions(self) -> Tensor:
         """Return how many regions every kind has (kinds,)."""
