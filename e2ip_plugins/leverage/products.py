@@ -13,7 +13,7 @@ def is_graph(x: Tensor) -> bool:
     if torch.jit.is_scripting():
         return False
     else:
-        return paths.observer([x]) != paths.NOBODY
+        return paths.tracer_of([x]) != paths.NOT_TRACED
 
 
 def own_products(x: Tensor, matrices: Tensor, index: Tensor, few: int = 1024, little: int = 2**23) -> Tensor:
