@@ -8,7 +8,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import KCAL_PER_MOL
 
-#: Version of models, checkpoints and readouts in files; a change of what is saved, or of what it means, raises it.
+#: Version of models, checkpoints and readout files; a change of what is saved, or of what it means, raises it.
 VERSION = 5
 
 #: ``force_unit: auto`` is this fraction of the training forces' component RMS.
