@@ -1,15 +1,15 @@
 """Cost and memory of the readout over the number of kinds of atoms that its leverage knows.
 
-    python benchmarks/kinds.py                    # an hour at most; runs/kinds.json
-    python benchmarks/kinds.py --quick            # a smoke test of some seconds
-    python benchmarks/kinds.py --regions 16       # of four kinds
-    python benchmarks/kinds.py --compiled         # the leverage alone, compiled ahead of time; some minutes more
-    python benchmarks/kinds.py --table            # tables of the results
+    python benchmarks/kinds.py                  # half an hour; runs/kinds.json
+    python benchmarks/kinds.py --quick          # a smoke test of some seconds
+    python benchmarks/kinds.py --regions 16     # of four kinds
+    python benchmarks/kinds.py --compiled       # the leverage alone, compiled ahead of time; some minutes more
+    python benchmarks/kinds.py --table          # tables of the results
 
 A fitted readout of family e2ip with D 0e features, 16 1o and 16 2e channels, 40 neighbours per atom, with its energy
-error; one CPU thread. Before: products of every atom with the matrices of all kinds, and all regions at once.
-Atoms are of all kinds at random, or of four of them. Times are the processor's, the
-shortest of rounds in alternation; memory is the most bytes that the call has allocated at one time, with its results.
+error; one CPU thread. Before: products of every atom with the matrices of all kinds, and all regions at once. Atoms are
+of all kinds at random, or of four of them. Times are the processor's, the shortest of rounds in alternation; memory is
+the most bytes that the call has allocated at one time, with its results.
 """
 
 import time
@@ -32,6 +32,8 @@ from e2ip_plugins.readout.settings import Settings
 
 KINDS, ATOMS, FEATURES = (1, 4, 20, 89, 178), (21, 192, 4000), (64, 128, 256)
 FEW, CHANNELS, NEIGHBOURS, SECONDS = 4, 16, 40, 0.05
+#: Kinds of the compiled models: a compilation takes half a minute.
+COMPILED = (4, 89)
 
 
 def of_all(x: Tensor, matrices: Tensor, index: Tensor) -> Tensor:
@@ -148,10 +150,10 @@ def compiled(readout: Readout, features: int) -> Any:
 def compiled_costs(features: int, dtype: torch.dtype, rounds: int) -> dict[int, dict[str, Any]]:
     """Return µs per atom of the compiled leverage by atoms."""
     models: dict[str, Any] = {}
-    for kinds in KINDS:
+    for kinds in COMPILED:
         readout = fitted_readout(features, kinds, dtype)
         models[f"leverage {kinds} all"] = compiled(readout, features)
-        if kinds <= 89:
+        if kinds > FEW:
             with mock.patch.object(module, "own_products", of_all):
                 models[f"former leverage {kinds} all"] = compiled(readout, features)
     results = {}

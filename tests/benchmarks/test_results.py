@@ -17,6 +17,7 @@ TABLES = [
     ("evaluate.py", ["table"], "1.06 (1.00–1.08)"),
     ("hosts.py", ["--table", str(RESULTS / "hosts.json")], "1.191 (1.187–1.195); processes 1.177–1.198"),
     ("kernel.py", ["--table"], "memory floor (copy)"),
+    ("kinds.py", ["--table"], "178, 4 present"),
     ("releases.py", ["--table"], "mace-torch 0.3.13"),
 ]
 

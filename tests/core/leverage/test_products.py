@@ -53,6 +53,20 @@ def test_every_form_gives_the_product_with_the_own_matrix(bounds):
             )
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_ahead_of_time(dtype):
+    x, matrices, index = draw(12)
+    shapes = ({0: torch.export.Dim("atoms", min=2)}, None, {0: torch.export.Dim("atoms", min=2)})
+    exported = torch.export.export(Products(*MANY), (x.to(dtype), matrices.to(dtype), index), dynamic_shapes=shapes)
+    compiled = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(exported))
+    for atoms in (2, 7, 40):
+        x, matrices, index = draw(atoms)
+        found = compiled(x.to(dtype), matrices.to(dtype), index)
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+        torch.testing.assert_close(found.double(), expected(x, matrices, index), rtol=tolerance, atol=0.1 * tolerance)
+
+
 @pytest.mark.parametrize("bounds", [ALL, MANY])
 @pytest.mark.parametrize(("atoms", "kinds"), [(0, 9), (1, 9), (40, 1), (0, 1)])
 def test_no_atoms_one_atom_one_kind(bounds, atoms, kinds):
