@@ -66,12 +66,14 @@ class _WorkingMoments:
         """Return the mean leverage of every candidate (F,)."""
         forms = {kind: self.moments.leverage_of(kind, x, self.weights[kind]) for kind, x in self.features.items()}
         norms = norms_of({kind: mean for kind, (_, mean) in forms.items()}, self.candidates.scalars.shape[1])
-        h = np.full(len(self.candidates.kinds), FORM.far)
+        h = np.full(len(self.candidates.kinds), FORM.max_leverage)
         for kind, (form, _) in forms.items():
             atoms = np.flatnonzero(self.candidates.kinds == kind)
             if len(atoms):
                 # The model's leverage has the same upper limit.
-                h[atoms] = np.minimum(norms[kind] * leverages(form, self.candidates.scalars[atoms], 0), FORM.far)
+                h[atoms] = np.minimum(
+                    norms[kind] * leverages(form, self.candidates.scalars[atoms], 0), FORM.max_leverage
+                )
         return np.bincount(self.candidates.frames, h, self.candidates.count) / self.atoms
 
     def take(self, frame: int) -> None:

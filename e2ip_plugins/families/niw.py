@@ -257,9 +257,11 @@ class NIW(Family):
 def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far: Tensor) -> Tuple[Tensor, Tensor]:
     """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
-    Training determines (1 + 1/κ) Σ0 alone, not how it is divided. So this product, times exp(log_base) of `inflate`,
-    becomes the new Σ0, and κ = 1/excess then makes (1 + 1/κ) Σ0 larger by 1 + excess. Without a fit nothing changes:
-    the shift is 0 and κ the trained one.
+    Training determines (1 + 1/κ) Σ0 alone, not how it is divided. With the pair of `inflate`
+
+        Σ0' = (1 + 1/κ) Σ0 exp(log_base),   κ' = 1/excess,   so that (1 + 1/κ') Σ0' = (1 + excess) Σ0'.
+
+    Without a fit nothing changes: the shift is 0 and κ the trained one.
     """
     trained = torch.log1p(kappa.reciprocal())
     log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)

@@ -135,8 +135,8 @@ class Samples:
         """Return the weighted negative log likelihood of every configuration, at (ln a, ln scale)."""
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
-        log_factor, excess = inflate(support, self.log_variance, self.form)
-        return self._sums(self.law, (log_factor + torch.log1p(excess)).numpy())
+        log_base, excess = inflate(support, self.log_variance, self.form)
+        return self._sums(self.law, (log_base + torch.log1p(excess)).numpy())
 
     def _sums(self, law: Law, log_factor: np.ndarray) -> np.ndarray:
         # A factor on the covariance is a factor on the unit of the error.
@@ -199,11 +199,12 @@ class Samples:
         return constants, dict(zip(kinds.tolist(), optimum[1:].tolist(), strict=True))
 
     def optimism(self, training: Optional["Samples"], constants: np.ndarray) -> Tuple[float, float]:
-        """Return ln(validation variance / training variance), and its standard error.
+        """Return the optimism o, the logarithm of a ratio of variances, and its standard error.
 
-        Each variance is in units of what the model predicts with these constants: differences of leverage and predicted
-        variance are accounted for. A prior keeps few configurations from saying much. The optimism is at least 0:
-        validation configurations may be the easier ones, but no network errs more where it was trained.
+        It is the scale that fits validation atoms over the one that fits training atoms, at the same growth:
+        differences of leverage and predicted variance are accounted for. A prior keeps few configurations from saying
+        much. The optimism is at least 0: validation configurations may be the easier ones, but no network errs more
+        where it was trained.
         """
         if training is None or not np.abs(training.residual).max():
             return 0.0, 0.0

@@ -75,7 +75,7 @@ class Moments:
             self.regions[kind] = _regions(x, self._shrunk(kind), number)
 
     def weight(self, kind: int) -> float:
-        """Return the weight of the pool in the moments of a kind.
+        """Return the share of the covariance within all kinds of the head in that of a kind.
 
         A species with few atoms has too flat a covariance: it is shrunk towards the one within all species, as if that
         had been seen on as many atoms as there are features.

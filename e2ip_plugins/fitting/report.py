@@ -166,8 +166,8 @@ class FitReport:
 def no_training_atoms(species: Sequence[str], where: str = "") -> str:
     """Return a warning about species without training atoms; ``where`` names the head, after a blank."""
     return (
-        f"no training atoms of {', '.join(species)}{where}: their leverage is {FORM.far:g}, their epistemic variance "
-        "at its ceiling"
+        f"no training atoms of {', '.join(species)}{where}: their leverage is {FORM.max_leverage:g}, their epistemic "
+        "variance at its ceiling"
     )
 
 

@@ -89,7 +89,7 @@ class TrainingAtoms:
         return features[np.lexsort(features.T[:2])]
 
     def store(self, leverage: Leverage, form: LeverageForm = FORM) -> Dict[int, float]:
-        """Put the moments into the leverage's buffers; return the weight of the pool in those of every kind."""
+        """Put the moments into the leverage's buffers; return `Moments.weight` of every kind."""
         kinds = np.flatnonzero(self.count).tolist()
         features = {kind: self.features(kind) for kind in kinds}
         moments = Moments(features, form, leverage.species_per_head())

@@ -21,8 +21,9 @@ g says how far out an atom is::
 The predicted standard deviation grows by the factor (1 + a r(d)) / (1 + a r(2)). Near the training set r(d) is d, far
 from it a power p of d: r(d) = d (1 + (d/d_g)²)^((p-1)/2).
 
-v is the atom's own variance, as the network predicts it without support, and v̄ the geometric mean of v over training
-atoms of the kind. The growth beyond 1, the squared factor minus 1, is weighted with a power of v̄/v::
+v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
+mean of v over training atoms of the kind. The growth beyond 1, the squared factor minus 1, is weighted with a power of
+v̄/v::
 
     ((1 + a r(d))² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
 
@@ -50,7 +51,7 @@ returns it, and in mode ``leverage`` κ = 1/excess::
     excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
 
 This growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
-is (1 + leverage) times the noise and κ is the inverse leverage.
+is (1 + leverage) times the noise; κ would be 1/leverage there.
 
 `LeverageForm` holds the constants, `FORM` their values; module, fit and selection take them from here alone.
 """
@@ -92,7 +93,7 @@ class LeverageForm(NamedTuple):
     nearest: float = 5e-10
     farthest: float = 1e9
     #: h of kinds without training atoms, and upper bound of h in d.
-    far: float = 1e6
+    max_leverage: float = 1e6
 
     #: d_g: where everything changes that is different far out; rows "remote from …".
     remote: float = 5.0
@@ -136,7 +137,7 @@ class Support(NamedTuple):
         a.
     surplus : (N,) or (1,)
         tanh(s o), at least 0.
-    log_variance : (N,)
+    typical_log_variance : (N,)
         ln v̄, the mean of `Family.log_variance` over training atoms of the same kind.
     log_scale : (N,)
         Logarithm of the factor that makes the variances of supported atoms right.
@@ -149,7 +150,7 @@ class Support(NamedTuple):
     distance: Tensor
     growth: Tensor
     surplus: Tensor
-    log_variance: Tensor
+    typical_log_variance: Tensor
     log_scale: Tensor
     fitted: Tensor
     whitened: Tensor
@@ -161,10 +162,10 @@ def softened(deviations: Tensor) -> Tensor:
 
 
 def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
-    """Return h (N,) of atoms from the h_r (N, R) of the regions, `LeverageForm.far` at most."""
+    """Return h (N,) of atoms from the h_r (N, R) of the regions, `LeverageForm.max_leverage` at most."""
     nearness = h.clamp(form.nearest, form.farthest).reciprocal()
     powers = nearness.pow(form.region_power - 1)
-    return (powers.sum(1) / (powers * nearness).sum(1)).clamp(max=form.far)
+    return (powers.sum(1) / (powers * nearness).sum(1)).clamp(max=form.max_leverage)
 
 
 def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
@@ -200,7 +201,7 @@ def inflate(
     # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
     if far is None:
         far = remoteness(support.distance, form)
-    log_ratio = support.log_variance - log_variance
+    log_ratio = support.typical_log_variance - log_variance
     more = form.far_weight - form.near_weight
     relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)

@@ -64,7 +64,7 @@ class Leverage(nn.Module):
     at_once_on_gpu: Final[int] = 2**24
     centres: Tensor  # (kinds, D): μ
     log_variance: Tensor  # (kinds,)
-    log_factor: Tensor  # (kinds,)
+    log_factor: Tensor  # (kinds,): `Support.log_scale`; MACE cuts tensors with "scale" in their names
     growth: Tensor  # (heads,)
     surplus: Tensor  # (heads,)
     fitted: Tensor
@@ -120,13 +120,13 @@ class Leverage(nn.Module):
         leverage = self.distances_of(whitened, kinds, form)
         leverage = torch.nan_to_num(leverage, nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
-            h = mean = leverage.clamp(max=form.far)
+            h = mean = leverage.clamp(max=form.max_leverage)
         else:
             # Two atoms at one place, whose features may be finite, count for each other and for nobody else.
             weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, self.touching)
             total = torch.ones_like(leverage).index_add_(0, neighbours.receiver, weight)
             leverage = leverage.masked_fill(total > 0.1 * self.touching, float("inf"))
-            h = mean = leverage.clamp(max=form.far)
+            h = mean = leverage.clamp(max=form.max_leverage)
             if not self.strictly_local:
                 mean = h.index_add(0, neighbours.receiver, weight * h.index_select(0, neighbours.sender)) / total
         return Support(
@@ -134,7 +134,7 @@ class Leverage(nn.Module):
             distance=h + mean,
             growth=growth,
             surplus=surplus,
-            log_variance=self.log_variance.index_select(0, kinds),
+            typical_log_variance=self.log_variance.index_select(0, kinds),
             log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
             whitened=whitened,
@@ -145,7 +145,9 @@ class Leverage(nn.Module):
         return self.centres.shape[0] // self.growth.shape[0]
 
     def distances(self, scalars: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
-        """Return h (N,) of atoms from their own features alone, `LeverageForm.far` at most, NaN where features are NaN.
+        """Return h (N,) of atoms from their own features alone, at most `LeverageForm.max_leverage`.
+
+        It is NaN where features are NaN.
 
         The fit calls this method by its name, also of the class that a package of `nequip-package` carries.
         """

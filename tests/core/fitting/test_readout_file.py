@@ -49,7 +49,8 @@ def test_what_was_written_comes_back_to_the_last_bit(readout, path):
 
 def test_species_without_training_atoms_are_named_by_head(path):
     assert ReadoutFile.read(path).notes() == [
-        f"no training atoms of O in head two: their leverage is {FORM.far:g}, their epistemic variance at its ceiling"
+        f"no training atoms of O in head two: their leverage is {FORM.max_leverage:g}, their epistemic variance at its "
+        "ceiling"
     ]
 
 
