@@ -192,7 +192,7 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
         pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
         neighbours = None if title == WITHOUT_NEIGHBOURS else pairs
         support = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, neighbours, form)
-        columns = {"distance": support.distance.numpy(), "typical": support.typical_log_variance.numpy()}
+        columns = {"distance": support.distance.numpy(), "typical": support.log_variance.numpy()}
         tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
 
     def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:

@@ -46,7 +46,7 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
         distance=distance,
         growth=torch.tensor([growth], dtype=F64),
         surplus=torch.tensor([surplus], dtype=F64),
-        typical_log_variance=own + relative,
+        log_variance=own + relative,
         log_scale=log_scale * full,
         fitted=torch.tensor(fitted),
         whitened=full[:, None],
@@ -63,7 +63,7 @@ def test_factor_by_hand(surplus):
     With a surplus 1 + that has a factor for it.
     """
     support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
-    log_factor, excess = inflate(support, support.typical_log_variance - math.log(4.0))
+    log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
     reach, usual, far = 10.0 / 5.0**0.2, USUAL_REACH, 16.0 / 17.0
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (0.5 + 0.3 * far)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
@@ -101,10 +101,10 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
     outputs = trained(1)
     distances = torch.linspace(0.01, 100.0, 50, dtype=F64)
     one, spread = support_of(outputs), torch.ones(50, dtype=F64)
-    support = one._replace(distance=distances, typical_log_variance=one.typical_log_variance * spread)
-    _, excess = inflate(support, one.typical_log_variance * spread)
+    support = one._replace(distance=distances, log_variance=one.log_variance * spread)
+    _, excess = inflate(support, one.log_variance * spread)
     assert (excess.diff() > 0).all()
-    _, of_large = inflate(support, one.typical_log_variance * spread + 2.0)
+    _, of_large = inflate(support, one.log_variance * spread + 2.0)
     assert (of_large.diff() > 0).all()
     torch.testing.assert_close(of_large[0], excess[0] / math.e)
 
