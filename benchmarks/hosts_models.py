@@ -113,6 +113,10 @@ class Host:
         """Return a function that predicts once: energies, forces, stress, and all uncertainty keys for e2ip."""
         raise NotImplementedError
 
+    def calculator(self, variant: str, **options: Any) -> Any:
+        """Return the calculator of ASE, eager; options are those of e²IP's."""
+        raise NotImplementedError
+
     def stepper(self, variant: str, seed: int) -> Callable[[], None]:
         """Return a function that does one training step."""
         raise NotImplementedError
@@ -134,7 +138,10 @@ class Host:
 
 
 def as_fitted(readout: Readout) -> None:
-    """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each."""
+    """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each.
+
+    Its energies have error bars.
+    """
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
     leverage.resize(kinds, number_of_regions(450 * 7, features, kinds))
@@ -144,6 +151,7 @@ def as_fitted(readout: Readout) -> None:
     leverage.region_stretch.fill_(1.0)
     leverage.region_offsets.zero_()
     leverage.fitted.fill_(True)
+    leverage.energies.lengths.fill_(1.0)
 
 
 def make_system(atoms: int) -> tuple[str, Atoms]:
