@@ -8,6 +8,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import hosts_models
 import mace  # noqa: F401  (before e3nn: e3nn 0.4.4 cannot load its constants otherwise)
@@ -18,6 +19,7 @@ from ase.data import atomic_numbers
 from e3nn.util import jit
 from hosts_models import SPECIES, Settings, as_fitted, with_labels
 from mace import data, tools
+from mace.calculators import MACECalculator
 from mace.tools import torch_geometric
 from mace.tools.model_script_utils import configure_model
 from mace.tools.scripts_utils import get_loss_fn, get_optimizer, get_params_options
@@ -63,11 +65,20 @@ class Host(hosts_models.Host):
         model, output_args = configure_model(args, self.loader, energies, heads=_HEADS, z_table=self.table)
         return args, model.to(self.settings.device), output_args
 
-    def predictor(self, variant: str, seed: int) -> Callable[[], dict[str, torch.Tensor]]:
-        """Return what ``MACECalculator`` does: a clone for every call, and a stress for every system."""
+    def _model(self, variant: str, seed: int) -> torch.nn.Module:
         model = copy.deepcopy(self._built(variant, seed)[1])
         if variant == "e2ip":
             as_fitted(model.e2ip_readout)
+        return model
+
+    def calculator(self, variant: str, **options: Any) -> MACECalculator:
+        """Return a ``MACECalculator``."""
+        model = self._model(variant, 1)
+        return MACECalculator(models=model, device=self.settings.device, default_dtype="float32", **options)
+
+    def predictor(self, variant: str, seed: int) -> Callable[[], dict[str, torch.Tensor]]:
+        """Return what ``MACECalculator`` does: a clone for every call, and a stress for every system."""
+        model = self._model(variant, seed)
         for parameter in model.parameters():
             parameter.requires_grad = False
         model = jit.compile(model) if self.settings.mode == "script" else model

@@ -113,6 +113,10 @@ class Host:
         """Return a function that predicts once: energies, forces, stress, and all uncertainty keys for e2ip."""
         raise NotImplementedError
 
+    def calculator(self, variant: str, **options: Any) -> Any:
+        """Return the calculator of ASE, eager; options are those of e²IP's."""
+        raise NotImplementedError
+
     def stepper(self, variant: str, seed: int) -> Callable[[], None]:
         """Return a function that does one training step."""
         raise NotImplementedError
@@ -136,6 +140,8 @@ class Host:
 def as_fitted(readout: Readout, regions: int = 0) -> None:
     """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each.
 
+    Its energies have error bars.
+
     Parameters
     ----------
     regions : int
@@ -150,6 +156,7 @@ def as_fitted(readout: Readout, regions: int = 0) -> None:
     leverage.region_stretch.fill_(1.0)
     leverage.region_offsets.zero_()
     leverage.fitted.fill_(True)
+    leverage.energies.lengths.fill_(1.0)
 
 
 def make_system(atoms: int) -> tuple[str, Atoms]:

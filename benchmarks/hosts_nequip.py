@@ -18,6 +18,8 @@ from nequip.train import EMALightningModule
 from nequip.utils.aot import aot_export_model
 from nequip.utils.global_state import set_global_state
 
+from nequip_ext import E2IPCalculator
+from nequip_ext.compat import NequIPCalculator
 from nequip_ext.model.readout import find_readout
 
 warnings.filterwarnings("ignore", message=".*trainer.*reference is not registered")  # its steps log through a trainer
@@ -58,6 +60,13 @@ class Host(hosts_models.Host):
         if variant == "e2ip":
             as_fitted(find_readout(model))
         return model.to(self.settings.device).eval()
+
+    def calculator(self, variant: str, **options: Any) -> NequIPCalculator:
+        """Return an ``E2IPCalculator``, of the baseline a ``NequIPCalculator``."""
+        types = ChemicalSpeciesToAtomTypeMapper(list(SPECIES), {s: s for s in SPECIES})
+        transforms = [types, NeighborListTransform(r_max=self.settings.architecture["r_max"])]
+        kind = E2IPCalculator if variant == "e2ip" else NequIPCalculator
+        return kind(self._model(variant, 1), self.settings.device, transforms=transforms, **options)
 
     def predictor(self, variant: str, seed: int) -> Callable[[], dict[str, torch.Tensor]]:
         """Return what NequIP's calculator evaluates, eager or exported."""

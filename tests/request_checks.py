@@ -86,7 +86,7 @@ def check_mapping(make_calculator, atoms):
         assert not calculator.results.pending, name
 
 
-def check_not_stale(make_calculator, atoms):
+def check_not_stale(make_calculator, atoms, name="forces_cov"):
     """Check that results are of their geometry: asked for late, by a copied calculator, and by threads."""
     always, calculator = make_calculator(uncertainties="always"), make_calculator(uncertainties="on request")
     moved = [atoms.copy() for _ in range(6)]
@@ -96,19 +96,26 @@ def check_not_stale(make_calculator, atoms):
         frame.calc = calculator
         frame.get_forces()
         waiting.append(calculator.results)
-        expected.append(always.get_property("forces_cov", frame))
+        expected.append(always.get_property(name, frame))
+    # Dynamics moves atoms and cell in place.
+    started = [(frame.positions.copy(), frame.cell.array.copy()) for frame in moved]
+    for frame in moved:
+        frame.positions += np.arange(3 * len(frame)).reshape(-1, 3)
+        frame.cell.array[:] *= 2.0
     for results, covariance in zip(waiting, expected, strict=True):
-        np.testing.assert_array_equal(results["forces_cov"], covariance)
+        np.testing.assert_array_equal(results[name], covariance)
+    for frame, (positions, cell) in zip(moved, started, strict=True):
+        frame.positions[:], frame.cell.array[:] = positions, cell
     calculator.reset()
     moved[0].get_forces()
     for copied in (copy.deepcopy(calculator), pickle.loads(pickle.dumps(calculator)), copy.copy(calculator)):
-        np.testing.assert_array_equal(copied.get_property("forces_cov", moved[0]), expected[0])
-        np.testing.assert_array_equal(copied.get_property("forces_cov", moved[1]), expected[1])
+        np.testing.assert_array_equal(copied.get_property(name, moved[0]), expected[0])
+        np.testing.assert_array_equal(copied.get_property(name, moved[1]), expected[1])
         copied.get_property("forces", moved[2])
         assert copied.results.pending
 
     def evaluate(frame):
-        return frame.get_forces(), calculator.get_property("forces_cov", frame)
+        return frame.get_forces(), calculator.get_property(name, frame)
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(evaluate, 2 * moved))

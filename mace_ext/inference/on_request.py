@@ -21,12 +21,15 @@ class HostModel(ObservedModel):
         inputs = batch.copy() if self._again else batch
         output = self._model.host_forward(batch, *args, **kwargs)
         self._inputs = {name: value.detach() for name, value in inputs.items() if torch.is_tensor(value)}
-        self._features = output["node_feats"].detach()
+        # Callers may move their positions in place.
+        self._inputs.update({name: self._inputs[name].clone() for name in ("positions", "cell")})
+        self._features, self._arguments = output["node_feats"].detach(), (args, kwargs)
         return output
 
     def read_out(self) -> Dict[str, Tensor]:
         """Return what the model puts out for the last call, the readout's outputs among it."""
         with torch.enable_grad():
             if self._again:
-                return self._model(self._inputs)
+                args, kwargs = self._arguments
+                return self._model(self._inputs.copy(), *args, **kwargs)
             return self._model.read_out(self._inputs, self._features)

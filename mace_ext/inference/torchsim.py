@@ -4,21 +4,25 @@ torch-sim (https://github.com/TorchSim/torch-sim) runs dynamics and relaxations 
 and finds by itself how many fit. It is the extra ``torchsim``; docs/mace-inference.md has examples.
 """
 
+import copy
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import LEVERAGE, OutputKey
 from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.predictions.on_request import ALWAYS, ResultsOnRequest, is_on_request
 from e2ip_plugins.readout.readout import model_name
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import calibrated_energies, warn_if_unfitted
+from mace_ext.inference.on_request import HostModel
 from mace_ext.model.files import open_file
 from mace_ext.model.readout import find_family, find_readout, frame_outputs
+from mace_ext.observed_model import ObservedModel
 
 try:
     from torch_sim.models.mace import MaceModel
@@ -36,6 +40,9 @@ class TorchSimModel(MaceModel):
         ``.model`` file of `mace_run_train` or `e2ip fit`, or what is in it; with a readout, in eV and Å.
     calibration : str or Path, optional
         File of ``e2ip calibrate``, to be applied to the uncertainties.
+    uncertainties : str
+        ``"always"``: every call computes them. ``"on request"``: the results of a call compute them once, when one of
+        them is read; calls whose energies and forces alone are read, as by integrators, cost what stock MACE costs.
     **options
         Of torch-sim's ``MaceModel``: ``device``, ``dtype`` (default float64), ``compute_stress``, …
 
@@ -54,8 +61,13 @@ class TorchSimModel(MaceModel):
     """
 
     def __init__(
-        self, model: Union[str, Path, torch.nn.Module], calibration: Union[str, Path, None] = None, **options: Any
+        self,
+        model: Union[str, Path, torch.nn.Module],
+        calibration: Union[str, Path, None] = None,
+        uncertainties: str = ALWAYS,
+        **options: Any,
     ) -> None:
+        on_request = is_on_request(uncertainties)
         where = "the model" if isinstance(model, torch.nn.Module) else str(model)
         net = model if isinstance(model, torch.nn.Module) else open_file(Path(model))
         family, readout = find_family(net), find_readout(net)
@@ -73,6 +85,7 @@ class TorchSimModel(MaceModel):
         if self._calibration is not None:
             self._calibration.check(family, (), where, self.uq_model)
         super().__init__(net, **options)
+        self._on_request = on_request
         warn_if_unfitted(readout)
         self.model.requires_grad_(False)
 
@@ -83,21 +96,31 @@ class TorchSimModel(MaceModel):
         Units are those of the package: eV and Å. ``N`` counts the atoms of all structures, as the forces do.
         """
         self._check(state)
-        output: Dict[str, Tensor] = {}
-        handle = self.model.register_forward_hook(lambda module, inputs, result: output.update(result))
-        try:
-            results = super().forward(state, **options)
-        finally:
-            handle.remove()
-        keys = (*self._family.output_keys(), LEVERAGE, *frame_outputs(self.model))
-        # Without forces, families that take forces put out nothing.
-        outputs = {key.name: output[key.name].detach() for key in keys if output.get(key.name) is not None}
+        observed = HostModel(self.model) if self._on_request else ObservedModel(self.model)
+        # A copy, whose attribute of this name comes before the module.
+        working = copy.copy(self)
+        working.__dict__["model"] = observed
+        results = super(TorchSimModel, working).forward(state, **options)
+        self.__dict__.update({name: value for name, value in working.__dict__.items() if name != "model"})
+        species: List[str] = []
         if self._calibration is not None:
             species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]
             self._calibration.check_species(species, "the batch")
+        if isinstance(observed, HostModel):
+            host, names = observed, [key.name for key in self._keys()]
+            return ResultsOnRequest(results, lambda: self._uncertainties(host.read_out(), species), names)
+        return {**results, **self._uncertainties(observed.output, species)}
+
+    def _keys(self) -> Tuple[OutputKey, ...]:
+        return (*self._family.output_keys(), LEVERAGE, *frame_outputs(self.model))
+
+    def _uncertainties(self, output: Dict[str, Tensor], species: Sequence[str]) -> Dict[str, Tensor]:
+        # Without forces, families that take forces put out nothing.
+        outputs = {key.name: output[key.name].detach() for key in self._keys() if output.get(key.name) is not None}
+        if self._calibration is not None:
             outputs.update(self._calibration.in_units(self._family, outputs, 1.0, species))
             outputs.update(calibrated_energies(self._calibration, outputs))
-        return {**results, **outputs}
+        return outputs
 
     def _check(self, state: Any) -> None:
         """Raise `InputError` for structures without meaning for the model, of which MACE would predict numbers."""

@@ -24,7 +24,7 @@ from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.results import in_units, model_results, warn_if_unfitted
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.inference.gradient import uncertainty_gradient
-from nequip_ext.inference.on_request import HostModel, readout_path
+from nequip_ext.inference.on_request import HostModel
 from nequip_ext.model.checkpoints import explained, refuse_conversion, refuse_head
 from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_name, find_readout
@@ -91,8 +91,8 @@ class E2IPCalculator(NequIPCalculator):
         readout = find_readout(self.model)
         if readout is not None:
             self.implemented_properties = _properties([families.get(readout.settings.family)])
-        #: Name of the model's module that waits for a request; None where it does not wait.
-        self._waits: Optional[str] = None
+        #: The model without its readout, which waits for a request; None where it does not wait.
+        self._host: Optional[HostModel] = None
         if on_request:
             self.wait_for_requests()
 
@@ -164,12 +164,14 @@ class E2IPCalculator(NequIPCalculator):
     ) -> None:
         """Calculate as ``NequIPCalculator``; `InputError` for a structure without meaning for the model."""
         self._check(atoms)
-        if self._waits is None:
+        if self._host is None:
             super().calculate(atoms, properties, system_changes)
             return
+        if self._host.model is not self.model:
+            self.wait_for_requests()
         # A copy: another thread may pickle this calculator meanwhile.
         working = copy.copy(self)
-        working.model = HostModel(self.model, self._waits)
+        working.model = copy.copy(self._host)
         super(E2IPCalculator, working).calculate(atoms, properties, system_changes)
         self.__dict__.update({name: value for name, value in working.__dict__.items() if name != "model"})
 
@@ -181,7 +183,7 @@ class E2IPCalculator(NequIPCalculator):
             if compiled:
                 problem = "the readout is a part of the compiled file; take its checkpoint or package, or 'always'"
             raise InputError(f"uncertainties='on request': {problem}")
-        self._waits = readout_path(self.model)
+        self._host = HostModel(self.model)
 
     def get_property(self, *args: Any, **kwargs: Any) -> Any:
         """Return a property; threads that share the calculator take turns, or they would read each other's results."""

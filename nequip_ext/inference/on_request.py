@@ -9,42 +9,35 @@ from nequip.data import AtomicDataDict
 from nequip_ext.model.readout import graph_readouts
 
 
-def readout_path(model: Any) -> str:
-    """Return the name, in an eager e²IP model, of the module with its readout; it takes a while in large models."""
-    (path,) = graph_readouts(model)
-    return path
-
-
 class HostModel:
     """Stand-in for an eager e²IP model: energy and forces to the last bit, and no readout until `read_out`.
 
     Of the last call it keeps what the readout reads, without a graph: features, positions and edges. A readout that
-    takes forces has another evaluation of the model in place of that.
+    takes forces has another evaluation of the model in place of that. Making one takes a while in large models; a copy
+    for every evaluation (``copy.copy``) does not.
 
     Parameters
     ----------
     model : GraphModel
-    path : str
-        Its `readout_path`.
     """
 
-    def __init__(self, model: Any, path: str) -> None:
-        self._model, self._readout = model, model.get_submodule(path)
-        self._host = _without(model, path)
+    def __init__(self, model: Any) -> None:
+        ((path, self._readout),) = graph_readouts(model).items()
+        self.model, self._host = model, _without(model, path)
+        self._again = bool(self._readout.readout.takes_forces)
         self.family_name = self._readout.readout.family_name
 
     def __call__(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
-        again = self._readout.readout.takes_forces
-        inputs = dict(data) if again else None
+        inputs = dict(data)
         output = self._host(data)
-        self._inputs = _detached(output if inputs is None else inputs)
+        self._inputs = _detached(inputs if self._again else output)
         return output
 
     def read_out(self) -> AtomicDataDict.Type:
         """Return what the model puts out for the last call, the readout's outputs among it."""
-        if self._readout.readout.takes_forces:
+        if self._again:
             with torch.enable_grad():
-                return self._model(self._inputs)
+                return self.model(self._inputs)
         return self._readout(dict(self._inputs))
 
 
@@ -61,5 +54,12 @@ def _without(module: torch.nn.Module, path: str) -> torch.nn.Module:
     return copied
 
 
-def _detached(fields: AtomicDataDict.Type) -> Dict[str, torch.Tensor]:
-    return {name: value.detach() if torch.is_tensor(value) else value for name, value in fields.items()}
+def _detached(fields: AtomicDataDict.Type) -> Dict[str, Any]:
+    """Return the fields without graphs, and without memory of ASE's atoms, which dynamics moves in place."""
+    kept = {
+        name: value.detach() if torch.is_tensor(value) and value.requires_grad else value
+        for name, value in fields.items()
+    }
+    shared = (AtomicDataDict.POSITIONS_KEY, AtomicDataDict.CELL_KEY)
+    kept.update({name: kept[name].clone() for name in shared if name in kept})
+    return kept

@@ -56,6 +56,7 @@ def test_a_scripted_model(makes, frames, request_checks):
 def test_what_asks_for_uncertainties(makes, frames, request_checks):
     request_checks.check_mapping(makes(), frames[2])
     request_checks.check_not_stale(makes(), frames[2])
+    request_checks.check_not_stale(makes([{"readout": "shallow"}]), frames[2])
 
 
 def test_a_run_with_a_monitor(makes, frames, request_checks):

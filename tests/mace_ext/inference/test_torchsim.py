@@ -53,6 +53,26 @@ def test_results_are_the_calculators(make_model, frames, calibration, readout, c
     assert (batched.uq_family, batched.uq_model) == (calculator.results["uq_family"], calculator.results["uq_model"])
 
 
+@pytest.mark.parametrize("readout", ["e2ip", "shallow"])
+def test_results_on_request_are_those_of_always(make_model, frames, calibration, request_checks, readout):
+    options = {"calibration": calibration} if readout == "e2ip" else {}
+    model, state = make_model(readout=readout), state_of(frames[:2])
+    always, on_request = (opened(model, uncertainties=when, **options) for when in ("always", "on request"))
+    for _ in range(3):
+        expected = always(state_of(frames[:2]))
+    with request_checks.counted() as readouts:
+        results = on_request(state)
+        torch.testing.assert_close(results["forces"], expected["forces"], rtol=0.0, atol=0.0)
+        assert results.pending and readouts.call_count == 0
+        # An integrator may move atoms in place.
+        state.positions.detach().mul_(2.0)
+        assert set(results) == set(expected) and readouts.call_count == 1
+    for name, values in expected.items():
+        torch.testing.assert_close(results[name], values, rtol=0.0, atol=0.0)
+    with pytest.raises(InputError, match="uncertainties='later'"):
+        opened(model, uncertainties="later")
+
+
 def test_periodic_structures_and_the_stock_results(make_model):
     crystals = [bulk("C", "diamond", 3.57), bulk("C", "diamond", 3.6, cubic=True)]
     for atoms in crystals:
@@ -66,7 +86,7 @@ def test_periodic_structures_and_the_stock_results(make_model):
 
 def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
     """What docs/mace-inference.md shows."""
-    model = opened(make_model(), compute_stress=False)
+    model = opened(make_model(), compute_stress=False, uncertainties="on request")
     names = [tmp_path / f"{i}.h5" for i in range(2)]
 
     def uncertainty(state, model):
