@@ -110,17 +110,16 @@ np.savez(output, **results)
 def test_in_a_fresh_process(stock, frames, tmp_path):
     base, fitted = stock
     readout_of(fitted).write(tmp_path / "out.e2ip")
-    ase.io.write(tmp_path / "in.xyz", frames[:2])
+    ase.io.write(tmp_path / "in.xyz", frames[:1])
     command = [sys.executable, "-c", FRESH, base, tmp_path / "out.e2ip", tmp_path / "in.xyz", tmp_path / "found.npz"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(tmp_path / "found.npz", allow_pickle=False) as found:
         names = [name.partition(" ")[2] for name in found if name.startswith("fresh")]
-        assert {"0 forces_cov", "1 e2ip_leverage", "1 uq_model"} <= set(names)
+        assert {"0 forces_cov", "0 e2ip_leverage", "0 uq_model"} <= set(names)
         for name in names:
             assert np.array_equal(found[f"fresh {name}"], found[f"fitted {name}"]), name
-        for i in range(2):
-            assert np.array_equal(found[f"fresh {i} forces"], found[f"base {i} forces"])
+        assert np.array_equal(found["fresh 0 forces"], found["base 0 forces"])
 
 
 def test_as_commands(stock, tmp_path, monkeypatch):
