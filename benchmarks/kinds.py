@@ -170,36 +170,31 @@ def compiled_costs(features: int, dtype: torch.dtype, rounds: int) -> dict[int, 
 
 def tables(entries: dict[str, Any]) -> str:
     """Return a Markdown table for every type and mode."""
+    units = ["µs/atom before", "µs/atom", "bytes/atom before", "bytes/atom"]
     blocks = []
     for mode in ("eager", "compiled"):
         for dtype in ("float32", "float64"):
             rows = []
-            for entry in sorted(
-                entries.values(), key=lambda entry: (entry["regions"], entry["features"], entry["atoms"])
-            ):
-                if (entry["mode"], entry["dtype"]) != (mode, dtype):
-                    continue
-                for name in sorted({key.removeprefix("former ") for key in entry["costs"]}, key=_place):
-                    now, before = entry["costs"][name], entry["costs"].get(f"former {name}", {})
-                    part, kinds, present = name.split()
-                    where = kinds if present == "all" else f"{kinds}, {FEW} present"
-                    cells = [
-                        f"{cell[key]:.3g}" if key in cell else "" for key in ("us", "bytes") for cell in (before, now)
-                    ]
-                    rows.append([entry["features"], entry["atoms"], part, where, *cells])
+            for entry in sorted(entries.values(), key=_size):
+                if (entry["mode"], entry["dtype"]) == (mode, dtype):
+                    rows += _rows(entry)
             if rows:
-                columns = [
-                    "D",
-                    "atoms",
-                    "part",
-                    "kinds",
-                    "µs/atom before",
-                    "µs/atom",
-                    "bytes/atom before",
-                    "bytes/atom",
-                ]
-                blocks += [f"## {mode}, {dtype}", markdown(columns, rows)]
+                table = markdown(["D", "atoms", "regions", "part", "kinds", *units], rows)
+                blocks += [f"## {mode}, {dtype}", table]
     return "\n\n".join(blocks)
+
+
+def _rows(entry: dict[str, Any]) -> list[list[Any]]:
+    """Return a row for every part and number of kinds."""
+    rows = []
+    for name in sorted({key.removeprefix("former ") for key in entry["costs"]}, key=_place):
+        now, before = entry["costs"][name], entry["costs"].get(f"former {name}", {})
+        part, kinds, present = name.split()
+        where = kinds if present == "all" else f"{kinds}, {FEW} present"
+        cells = [cell.get(key) for key in ("us", "bytes") for cell in (before, now)]
+        texts = ["" if cell is None else f"{cell:.3g}" for cell in cells]
+        rows.append([entry["features"], entry["atoms"], entry["regions"], part, where, *texts])
+    return rows
 
 
 def _size(entry: dict[str, Any]) -> tuple[int, int, int]:
