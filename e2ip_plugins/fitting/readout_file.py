@@ -172,7 +172,7 @@ class ReadoutFile(NamedTuple):
 def hash_of(state: Mapping[str, Any]) -> str:
     """Return 64 hex digits for names, types, shapes and bytes of the tensors in a state dictionary, whatever its order.
 
-    >>> state = {"a": torch.zeros(2), "b": torch.ones(())}
+    >>> state = {"a": torch.zeros(2, dtype=torch.float32), "b": torch.ones(())}
     >>> hash_of(state) == hash_of({"b": state["b"], "a": state["a"], "note": "no tensor"})
     True
     >>> hash_of(state) == hash_of({"a": state["a"].double(), "b": state["b"]})
