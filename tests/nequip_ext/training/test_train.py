@@ -11,15 +11,20 @@ import pytest
 import torch
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from nequip_ext import E2IPCalculator
 
 FAMILY = families.get(families.DEFAULT)
 
 
+#: What the ready config writes, and error bars of stresses, which molecules do not get.
+COLUMNS = "e2ip_log_sigma0,e2ip_nu,e2ip_kappa,forces_cov,forces_uncertainty,forces_epistemic_std,e2ip_leverage"
+FIELDS = f"trainer.callbacks.3.extra_fields=[{COLUMNS},{','.join(key.name for key in FRAME_OUTPUTS)}]"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, train, train_files):
-    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files)
+    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files, FIELDS)
 
 
 @pytest.fixture(scope="module")
