@@ -3,10 +3,9 @@
     python benchmarks/surfaces.py FOLDER … --out results.json
 
 FOLDER has what ``leverage.py atoms`` writes of a model that was trained on a bulk crystal: train, valid, test, surface
-and other sets. The ratio of an atom's error to its predicted deviation is compared with what might have told that the
-ratio is large: the atom's number of neighbours, weighted by the model's envelope, inside or outside the range of the
-training atoms, and the leverage of either half of its features. The features of MACE are those of its two layers; NequIP
-has those of the last layer.
+and other sets. Atoms whose error is large for its predicted deviation might be told by their number of neighbours,
+weighted by the model's envelope, inside or outside the range of the training atoms, or by the leverage of either half
+of their features. The features of MACE are those of its two layers; NequIP has those of the last layer.
 """
 
 import argparse
