@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from e2ip_plugins.leverage.form import FORM, Support
 
-#: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. docs/energies.md has the
+#: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. docs/howto/energies.md has the
 #: tables from which they were chosen.
 POWER, FLOOR, WIDTH = 0.25, 0.1, 0.35
 

@@ -70,7 +70,7 @@ class LeverageForm(NamedTuple):
     it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
-    the tables of docs/leverage.md ("The alternatives", "What was changed since"), which ``benchmarks/leverage.py``
+    the tables of docs/develop/method-history.md ("The alternatives", "What was changed since"), which ``benchmarks/leverage.py``
     computes (``atoms`` and ``judge``) and prints (``table``); rows of those tables are named here.
     """
 
