@@ -58,7 +58,7 @@ EXPLANATION = (
     "floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
     "Where floor or scale agrees with raw, the constant is 0 or 1, because the validation frames ask for none "
     "(docs/howto/calibrate.md). Methods that ensembles are made of have a run for every member. "
-    "MAE: of force components; ES: energy score; CE: calibration error; definitions in docs/understand/uncertainty.md. "
+    "MAE: of force components; ES: energy score; CE: calibration error; definitions in docs/understand/glossary.md. "
     "Spearman: norm of the error against the epistemic and the total standard deviation. AUROC of frames: out of "
     "distribution against in distribution, by mean leverage, else by mean epistemic standard deviation. "
     "training s: processor time of the training command, with NequIP its predictions of all files included. "

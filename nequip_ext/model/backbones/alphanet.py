@@ -1,4 +1,4 @@
-"""AlphaNet (arXiv:2501.07155) from equations alone: frames on edges, phases, messages and mixing; docs/howto/backbones.md."""
+"""AlphaNet (arXiv:2501.07155) from equations alone: frames on edges, phases, messages and mixing."""
 
 import math
 from typing import Any, Dict, Optional
