@@ -55,7 +55,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Examples in the docstrings of the installed core. Triton kernels cannot be imported without Triton.
 EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2ip_plugins")
 HOSTS = ("nequip", "mace")
-#: Releases that the session `matrix` tries, in the table of docs/releases.md; the newest with further Pythons, too.
+#: Releases that the session `matrix` tries, in the table of docs/reference/releases.md; the newest with more Pythons.
 RELEASES = {
     "mace": ("0.3.13", "0.3.14", "0.3.15", "0.3.16"),
     "nequip": ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1"),
@@ -220,7 +220,7 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
     """Try releases of the hosts: contract tests, trainings of one epoch, predictions (gigabytes for each).
 
     One of them is ``-s "matrix(mace='0.3.14')"``. Results and models stay in runs/releases, where each release opens
-    the models of the others; docs/releases.md has the table. A Python that is not installed is skipped.
+    the models of the others; docs/reference/releases.md has the table. A Python that is not installed is skipped.
     """
     session.install(*CONSTRAINED, "torch")
     requirement = {"mace": "mace-torch", "nequip": "nequip"}[host]
@@ -235,7 +235,7 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def calibration(session: nox.Session) -> None:
-    """Train what benchmarks/results still lacks for docs/calibration.md and docs/leverage.md and write the tables.
+    """Train what benchmarks/results still lacks for docs/evidence/calibration.md and write the tables.
 
     Takes hours, resumes what was interrupted; data from E2IP_DATA. Arguments after -- go to `e2ip bench`.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from e2ip_plugins.fitting.energies import FittedLength, FittedStress
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
-#: a tenth (docs/calibrate.md).
+#: a tenth (docs/howto/calibrate.md).
 FEW_CONFIGURATIONS = 10
 
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.

@@ -96,7 +96,7 @@ def test_releases_are_the_same_everywhere():
     )
     tried = ast.literal_eval(releases)
     assert tried == {"mace": seams.TESTED, "nequip": contract.TESTED}
-    page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "releases.md").read_text(encoding="utf-8")
     extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name, written, of_host in (("mace-torch", "mace-torch", "mace"), ("nequip", "NequIP", "nequip")):
         assert f'"{name}>={tried[of_host][0]}"' in extras
