@@ -8,6 +8,7 @@ Without nox the file makes itself a small environment (.venv-nox) that has it; w
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -272,6 +273,27 @@ def active_learning(session: nox.Session) -> None:
     python = COMMANDS["mace"] / "python"
     session.run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"), external=True)
     session.run(python, "benchmarks/active_learning.py", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+@nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
+def package(session: nox.Session, host: str) -> None:
+    """Build wheel and sdist, check both, and use the wheel as users do in an environment without anything else."""
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    session.install("build", "twine")
+    session.run("python", "-m", "build", "--outdir", folder / "dist", silent=True)
+    files = sorted((folder / "dist").iterdir())
+    session.run("twine", "check", "--strict", *files)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    session.run("python", "-m", "venv", folder / "empty")
+    python = folder / "empty" / "bin" / "python"
+    session.run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, f"{wheel}[{host}]", external=True)
+    # Nothing of the repository may be imported, nor installed for the user.
+    session.chdir(folder)
+    tour = (python, "-I", ROOT / "demo" / "first_steps.py", host, ROOT / "demo" / "data", folder / "first_steps")
+    session.run(*tour, env={**ONE_THREAD, "PYTHONNOUSERSITE": "1"}, external=True)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
