@@ -103,9 +103,10 @@ def evaluate_command(
     whole.
     """
     from e2ip_plugins.evaluation.evaluate import check_files, evaluate
-    from e2ip_plugins.evaluation.options import EvaluateOptions, digest_of, part_of
+    from e2ip_plugins.evaluation.options import EvaluateOptions
     from e2ip_plugins.evaluation.progress import progress
     from e2ip_plugins.scores.calibration import Calibration
+    from e2ip_plugins.unfinished import digest_of, part_of
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     options = EvaluateOptions(
