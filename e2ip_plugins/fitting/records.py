@@ -22,6 +22,9 @@ TRAINING = "training set"
 
 _FORMAT = {"format": "e2ip fit", "version": 1}
 
+#: Settings in which parts differ.
+_PIECES = ("--part", "--merge")
+
 Item = TypeVar("Item")
 
 
@@ -66,7 +69,8 @@ class Records:
 
     def __init__(self, work: Work) -> None:
         self.work, self.done = work, {}  # type: Work, Dict[str, int]
-        options = {"--part": "{}/{}".format(*work.part or (1, 1)), "--merge": str(work.merge or "none")}
+        pieces = "{}/{}".format(*work.part or (1, 1)), str(work.merge or "none")
+        options = dict(zip(_PIECES, pieces, strict=True))
         self.settings = {**work.settings, **options}
         self.parts = [part_file(work.output, i + 1, work.merge) for i in range(work.merge)] if work.merge else []
         for path in self.parts:
@@ -139,14 +143,14 @@ class Records:
                 header = json.loads(file.readline())
             if any(header[name] != value for name, value in _FORMAT.items()):
                 raise ValueError("another format or version")
-            theirs = header["settings"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            theirs = {name: str(value) for name, value in header["settings"].items() if name not in _PIECES}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: is no part of e2ip fit ({error}); delete it and make it anew") from error
-        for name, value in self.work.settings.items():
-            if theirs.get(name) != value:
+        for name, value in theirs.items():
+            if value != self.work.settings.get(name):
                 raise InputError(
-                    f"{path}: was made with {name} {theirs.get(name, 'none')}, now it is {value}: all parts must be of "
-                    f"the same model and data; make this one anew with --part {i}/{n}"
+                    f"{path}: was made with {name} {value}, now it is {self.work.settings.get(name, 'none')}: all "
+                    f"parts must be of the same model and data; make this one anew with --part {i}/{n}"
                 )
 
 

@@ -55,7 +55,8 @@ class TextFile(FrameSource):
                 # One frame; -1 is the last one.
                 bounds = [bounds[0], bounds[0] + 1 or None]
             self.chosen = range(len(self.places))[slice(*bounds)]
-            yield from map(self._frame, map(self._chunk, self.chosen))
+            for number, chosen in enumerate(self.chosen):
+                yield self._frame(self._chunk(chosen), number)
             return
         with open_frames(self.path) as file:
             block: List[int] = []
@@ -64,20 +65,19 @@ class TextFile(FrameSource):
                 if len(block) == 4096:
                     places.append(np.array(block, dtype=np.int64))
                     block = []
-                yield self._frame(chunk)
+                yield self._frame(chunk, chunk.number)
         self.places = np.concatenate([*places, np.array(block, dtype=np.int64)])
         self.chosen = range(len(self.places))
 
     def read(self, number: int) -> LabelledFrame:
         """Return a frame by its number in the slice."""
-        return labelled(*self._atoms(self._chunk(self.chosen[number])), *self.keys)
+        frame = self._frame(self._chunk(self.chosen[number]), number)
+        assert frame is not None
+        return frame
 
-    def _frame(self, chunk: Chunk) -> Optional[LabelledFrame]:
-        atoms, where = self._atoms(chunk)
-        return None if is_isolated(atoms) else labelled(atoms, where, *self.keys)
-
-    def _atoms(self, chunk: Chunk) -> Tuple:
-        return to_atoms(chunk, self.path), f"{self.name}, frame {chunk.number}"
+    def _frame(self, chunk: Chunk, number: int) -> Optional[LabelledFrame]:
+        atoms = to_atoms(chunk, self.path)
+        return None if is_isolated(atoms) else labelled(atoms, f"{self.name}, frame {number}", *self.keys)
 
     def _chunk(self, number: int) -> Chunk:
         if self._file is None:
