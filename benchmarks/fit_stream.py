@@ -5,12 +5,13 @@
     python benchmarks/fit_stream.py table                    # of the results
 
 To be run with the Python of the MACE environment. A small model is trained for one epoch on the demo's frames. The
-frames of the fits are molecules of four to six atoms, rattled; their labels are the model's own energies and forces, the
-latter with noise. ``memory`` watches the resident memory of a fit with a tenth as many validation frames for every
-number of frames. ``resume`` kills a fit in the pass over the training set and in that over the validation set (SIGKILL),
-has it go on, and compares the model with that of a fit without a stop, bit by bit; and with one of two parts.
+frames of the fits are molecules of four to six atoms, rattled; their labels are the model's own energies and forces,
+with noise. ``memory`` watches the resident memory of a fit with a tenth as many validation frames for every number of
+frames. ``resume`` kills a fit in the pass over the training set and in that over the validation set (SIGKILL), has it
+go on, and compares the model with that of a fit without a stop, bit by bit; and with one of two parts.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -49,7 +50,9 @@ def write_frames(path: Path, count: int, model: Path, seed: int) -> None:
                 atoms.positions += rng.normal(scale=RATTLE, size=atoms.positions.shape)
                 frames.append(atoms)
             outputs = opened.evaluate([opened.graph(atoms)[0] for atoms in frames], False)
-            forces = np.split(outputs["forces"].cpu().double().numpy(), np.cumsum([len(atoms) for atoms in frames])[:-1])
+            forces = np.split(
+                outputs["forces"].cpu().double().numpy(), np.cumsum([len(atoms) for atoms in frames])[:-1]
+            )
             for atoms, mine, energy in zip(frames, forces, outputs["energy"].tolist(), strict=True):
                 atoms.arrays["REF_forces"] = mine + rng.normal(scale=NOISE, size=mine.shape)
                 atoms.info["REF_energy"] = energy + rng.normal(scale=NOISE)
@@ -118,42 +121,53 @@ def measure_resume(work: Path, model: Path, count: int) -> dict[str, Any]:
     write_frames(folder / "valid.xyz", count // 5, model, 1)
     finished(start(command_of(model, folder, "once.model", "--overwrite"), folder), folder)
     expected = state_of(folder / "once.model")
-    kills = 0
-    for mark in (f"training set\": {count // 3}", "validation set\": "):
-        process, journal = start(command_of(model, folder, "killed.model", "--overwrite"), folder), folder / "killed.model.fit.part.json"
+    kills, journal = 0, folder / "killed.model.fit.part.json"
+    for name, frames in (("training set", count // 3), ("validation set", 1)):
+        process = start(command_of(model, folder, "killed.model", "--overwrite"), folder)
         while process.poll() is None:
             time.sleep(0.02)
-            if journal.exists() and reached(journal.read_text(), mark):
+            if frames_of(journal, name) >= frames:
                 process.kill()
-                kills += 1
-        process.wait()
+                kills += process.wait() != 0
     finished(start(command_of(model, folder, "killed.model", "--overwrite"), folder), folder)
     parts = [start(command_of(model, folder, "parts.model", f"--part={i}/2", "--overwrite"), folder) for i in (1, 2)]
     for process in parts:
         finished(process, folder)
     finished(start(command_of(model, folder, "parts.model", "--merge=2", "--overwrite"), folder), folder)
     found = {name: state_of(folder / f"{name}.model") for name in ("killed", "parts")}
-    differing = {name: sum(not torch.equal(state[key], expected[key]) for key in expected) for name, state in found.items()}
+    differing = {
+        name: sum(not torch.equal(state[key], expected[key]) for key in expected) for name, state in found.items()
+    }
     largest = max(
         float((found["parts"][key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-12))
         for key, values in expected.items()
         if values.is_floating_point() and values.numel()
     )
     print(f"{kills} kills, differing tensors {differing}, parts differ by {largest:.1e} at most", flush=True)
-    return {"frames": count, "kills": kills, "tensors": len(expected), "differing": differing, "parts_differ_by": largest}
+    return {
+        "frames": count,
+        "kills": kills,
+        "tensors": len(expected),
+        "differing": differing,
+        "parts_differ_by": largest,
+    }
 
 
-def reached(journal: str, mark: str) -> bool:
-    """Return whether a journal tells of a pass, and of as many frames in it as the mark has."""
-    name, _, number = mark.partition("\": ")
-    if f'"{name}": ' not in journal:
-        return False
-    return not number or int(journal.split(f'"{name}": ')[1].split("\n")[0].rstrip(",}")) >= int(number)
+def frames_of(journal: Path, name: str) -> int:
+    """Return how many frames of a pass are done, as a journal tells."""
+    try:
+        return (json.loads(journal.read_text())["state"] or {"done": {}})["done"].get(name, 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def table(results: dict[str, dict]) -> str:
     """Return the Markdown table of ``memory``."""
-    rows = [results[name] for name in sorted(results, key=lambda name: results[name]["frames"]) if "peak_bytes" in results[name]]
+    rows = [
+        results[name]
+        for name in sorted(results, key=lambda name: results[name]["frames"])
+        if "peak_bytes" in results[name]
+    ]
     return markdown(
         ["training frames", "file, MB", "peak memory, MiB", "processor time, s", "per frame, ms"],
         [

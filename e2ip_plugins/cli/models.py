@@ -85,7 +85,9 @@ def fit_command(
     if piece is None:
         typer.echo(f"Written: {output}")
     else:
-        typer.echo(f"Written: {part_file(output, *piece)}; with all {piece[1]} parts, --merge {piece[1]} makes the model")
+        typer.echo(
+            f"Written: {part_file(output, *piece)}; with all {piece[1]} parts, --merge {piece[1]} makes the model"
+        )
 
 
 def _packages_readout(model: Path) -> bool:

@@ -3,7 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Generic, Iterable, Iterator, List, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Generic, Iterator, List, NamedTuple, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -215,7 +215,9 @@ def in_words(seconds: float) -> str:
     >>> in_words(20.0), in_words(200.0), in_words(20000.0)
     ('20 s', '3 min', '5.6 h')
     """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 90.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -1,11 +1,11 @@
 """Fit of the leverage: moments of the features from training atoms, constants from configurations with forces.
 
 The adapters do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
-forces, two over the validation set, and one over a subset of the training set (`e2ip_plugins.fitting.sample.training_subset`) for its errors.
-``e2ip update`` fits the constants alone, to new configurations.
-Nothing of it depends on a seed. Only rounding, the choice of that subset and, where there are more atoms or frames than
-are kept (`e2ip_plugins.fitting.sample`), which of them these are depend on the order of the data. Memory does not grow
-with the number of frames.
+forces, two over the validation set, and one over a subset of the training set
+(`e2ip_plugins.fitting.sample.training_subset`) for its errors. ``e2ip update`` fits the constants alone, to new
+configurations. Nothing of it depends on a seed. Only rounding, the choice of that subset and, where there are more
+atoms or frames than are kept (`e2ip_plugins.fitting.sample`), which of them these are depend on the order of the data.
+Memory does not grow with the number of frames.
 """
 
 import math
@@ -37,6 +37,7 @@ from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import Trunk
+
 
 def is_constant(readout: Readout) -> bool:
     """Return whether no coefficient of a readout depends on features: what a fit gives a model without a readout."""
@@ -88,8 +89,8 @@ def fit_leverage(
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
     training_errors : iterable of ForceErrors
-        Like ``validation``, of training configurations, see `e2ip_plugins.fitting.sample.training_subset`: their errors say how much the network
-        knows by heart. Those without forces do not count; without any the optimism is 0.
+        Like ``validation``, of training configurations, see `e2ip_plugins.fitting.sample.training_subset`: their errors
+        say how much the network knows by heart. Those without forces do not count; without any the optimism is 0.
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
@@ -141,9 +142,7 @@ def fit_leverage(
     return report
 
 
-def _training_atoms(
-    readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]
-) -> TrainingAtoms:
+def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]) -> TrainingAtoms:
     """Run a model over training atoms, and return their features."""
     atoms = TrainingAtoms(len(readout.leverage.centres))
     with record_calls(readout) as call:

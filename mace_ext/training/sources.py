@@ -95,9 +95,7 @@ def _opened(path: Path, kind: str, open_file: Callable[[], Any]) -> Any:
 
 
 def _hdf5(path: Path) -> _File:
-    stored = _opened(
-        path, "HDF5", lambda: HDF5Dataset(str(path), r_max=0.0, z_table=None, atomic_dataclass=_AS_IT_IS)
-    )
+    stored = _opened(path, "HDF5", lambda: HDF5Dataset(str(path), r_max=0.0, z_table=None, atomic_dataclass=_AS_IT_IS))
 
     def frame(number: int, where: str) -> Optional[LabelledFrame]:
         config = stored[number]

@@ -105,7 +105,7 @@ def transforms_of(dataset: Any) -> Sequence[Any]:
 
 
 def label_transforms(dataset: Any) -> Sequence[Any]:
-    """Return the transforms that may change labels: without NequIP's slow ones, where other ones read nothing of them."""
+    """Return the transforms that may change labels: without NequIP's slow ones, unless others may need these."""
     transforms = transforms_of(dataset)
     if not all(type(transform).__module__.startswith(_TRANSFORMS) for transform in transforms):
         return transforms

@@ -101,8 +101,10 @@ def open_source(path: Path, keys: Tuple[Optional[str], Optional[str]], split: st
         raise
     # NequIP and its libraries raise whatever goes wrong.
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{path}: NequIP cannot open it ({reason}); {_WAY_OUT}") from error
+        cause = error.__cause__ or error
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        way_out = f"; {_WAY_OUT}" if path.suffix in _FORMATS else ""
+        raise InputError(f"{path}: NequIP cannot open it ({reason}){way_out}") from error
     return None
 
 

@@ -263,7 +263,9 @@ def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
 def test_fit_in_parts(fit, files, calls):
     """What parts are of is told from the data alone, wherever they are."""
     result = fit("my.model", "--part", "2/3")
-    assert result.exit_code == 0 and "my-e2ip.model.2-of-3; with all 3 parts, --merge 3 makes the model" in result.stdout
+    assert (
+        result.exit_code == 0 and "my-e2ip.model.2-of-3; with all 3 parts, --merge 3 makes the model" in result.stdout
+    )
     assert fit("my.model", "--merge", 3).exit_code == 0
     part, merge = (options["work"] for _, options in calls[1::2])
     assert part.part == (2, 3) and merge.part is None and merge.merge == 3

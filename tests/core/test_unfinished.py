@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins import unfinished
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.unfinished import Unfinished
 
 SETTINGS = {"the model": "a", "--stress": "not given"}

@@ -37,7 +37,8 @@ def data_set(frames, seed):
 
 def fit(output, settings=None, part=None, merge=None, batch_size=7, records=True, stop_after=-1, stop=None, told=print):
     """Return a readout that is fitted to these, and the report; ``stop`` is called in place of a batch."""
-    readout = Readout(Settings.of("e2ip", {"evidence": "leverage"}, 0.05), Layout([(0, SIZE)], [], [(SIZE, 1)], num_species=2))
+    layout = Layout([(0, SIZE)], [], [(SIZE, 1)], num_species=2)
+    readout = Readout(Settings.of("e2ip", {"evidence": "leverage"}, 0.05), layout)
     readout = readout.double().requires_grad_(False)
     batches = 0
 
@@ -80,7 +81,9 @@ def fit(output, settings=None, part=None, merge=None, batch_size=7, records=True
                 strict=True,
             )
         ]
-        report = fit_leverage(readout, passes[0], passes[1], training_errors=passes[2], energies=passes[3], records=kept)
+        report = fit_leverage(
+            readout, passes[0], passes[1], training_errors=passes[2], energies=passes[3], records=kept
+        )
     return readout, report
 
 
