@@ -67,9 +67,9 @@ def command_of(model: Path, folder: Path, output: str, *options: str) -> list[st
 
 
 def start(command: list[str], folder: Path) -> subprocess.Popen:
-    """Start a command at low priority."""
+    """Start a command."""
     log = (folder / "log.txt").open("a")
-    return subprocess.Popen(["nice", "-n", "15", *command], env=environment(), cwd=folder, stdout=log, stderr=log)
+    return subprocess.Popen(command, env=environment(), cwd=folder, stdout=log, stderr=log)
 
 
 def resident(process: subprocess.Popen) -> int:

@@ -3,7 +3,7 @@ makes what LAMMPS runs compiled models with."""
 
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, List, Optional
+from typing import Annotated, Any, List, Optional, Tuple
 
 import typer
 
@@ -78,6 +78,13 @@ def fit_command(
     except KeyboardInterrupt:
         checks.warn("interrupted; what is finished is kept: the same command goes on")
         raise typer.Exit(130) from None  # as usual after Ctrl-C
+    _tell_of_fit(report, output, piece)
+
+
+def _tell_of_fit(report: Any, output: Path, piece: Optional[Tuple[int, int]]) -> None:
+    """Print what a fit has found, or where a part of one is."""
+    from e2ip_plugins.fitting.records import part_file
+
     for text in report.warnings:
         checks.warn(text)
     for line in report.lines():
@@ -85,9 +92,8 @@ def fit_command(
     if piece is None:
         typer.echo(f"Written: {output}")
     else:
-        typer.echo(
-            f"Written: {part_file(output, *piece)}; with all {piece[1]} parts, --merge {piece[1]} makes the model"
-        )
+        i, n = piece
+        typer.echo(f"Written: {part_file(output, i, n)}; with all {n} parts, --merge {n} makes the model")
 
 
 def _packages_readout(model: Path) -> bool:

@@ -81,7 +81,8 @@ class TrainingAtoms:
     """
 
     def __init__(self, kinds: int) -> None:
-        self.broken = self.row_bytes = 0
+        self.broken = 0
+        self.row_bytes = 0
         self.count = np.zeros(kinds, dtype=np.int64)
         self.log_variance = np.zeros(kinds)
         self.highest = np.full(kinds, np.iinfo(np.uint64).max, dtype=np.uint64)
@@ -91,7 +92,7 @@ class TrainingAtoms:
     @property
     def room(self) -> int:
         """Number of atoms of a kind that are kept."""
-        share = max(1, np.count_nonzero(self.count)) * max(1, self.row_bytes)
+        share = max(1, int(np.count_nonzero(self.count))) * max(1, self.row_bytes)
         return max(1, min(MAX_ATOMS, MAX_BYTES // share))
 
     def record(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> Record:
@@ -131,7 +132,7 @@ class TrainingAtoms:
         # A kind that is new takes room from all others.
         for kind in present if self.room == before else np.flatnonzero(self.count):
             if sum(map(len, self.keys[kind])) > _SLACK * self.room:
-                self._thin(kind)
+                self._thin(int(kind))
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> None:
         """Take in the atoms of a batch: features (N, D), kinds (N,) and log-variances (N,)."""
@@ -165,7 +166,7 @@ class TrainingAtoms:
     def _gather_processes(self) -> None:
         mine = self.broken, self.row_bytes, self.count, self.log_variance
         brokens, sizes, counts, variances = zip(*gather_objects(mine), strict=True)
-        self.broken, self.row_bytes = sum(brokens), max(sizes)
+        self.broken, self.row_bytes = sum(brokens), max(map(int, sizes))
         self.count, self.log_variance = sum(counts), sum(variances)
         for kind in np.flatnonzero(self.count).tolist():
             # Keys first: no process sends features that are not going to be kept.
