@@ -29,8 +29,8 @@ from common import load, markdown, parser_of
 from e2ip_plugins import families
 from e2ip_plugins.families.laws import Elliptical, law_of
 from e2ip_plugins.fitting.constants import Samples
-from e2ip_plugins.fitting.fit import training_subset
 from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.fitting.sample import training_subset
 from e2ip_plugins.leverage.form import FORM, inflate
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout

@@ -5,16 +5,17 @@ work goes on, whatever the journal does not know is cut off: nothing is lost or 
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Optional
+from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, ResumableError
 
-#: Format and version of the journal.
-JOURNAL_FORMAT = {"format": "e2ip evaluate", "version": 1}
+#: Version of the journal.
+JOURNAL_VERSION = 1
 
 #: What to do about a part that cannot be continued.
 START_ANEW = "choose another name for the output, or delete that file and its .json to start anew"
@@ -32,6 +33,8 @@ class Unfinished:
         Name of the complete file.
     settings : dict
         Everything that decides what is written: text by option.
+    command : str
+        Name of the command that writes it.
 
     Attributes
     ----------
@@ -44,8 +47,8 @@ class Unfinished:
         Other settings than the journal's, a journal that cannot be read, another program that writes the same file.
     """
 
-    def __init__(self, output: Path, settings: Dict[str, str]) -> None:
-        self.output, self.settings = output, settings
+    def __init__(self, output: Path, settings: Dict[str, str], command: str = "e2ip evaluate") -> None:
+        self.output, self.settings, self.command = output, settings, command
         self.part = output.with_name(f"{output.name}.part")
         self.journal = output.with_name(f"{output.name}.part.json")
         self.state: Optional[Dict[str, Any]] = None
@@ -112,6 +115,17 @@ class Unfinished:
             self._file.close()
             self._file = None
 
+    def discard(self) -> None:
+        """Delete the file, which nobody needs any more, and its journal."""
+        assert self._file is not None
+        self.part.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
+        self._file.close()
+        self._file = None
+
+    def _format(self) -> Dict[str, Any]:
+        return {"format": self.command, "version": JOURNAL_VERSION}
+
     def _continue(self, file: BinaryIO) -> None:
         """Bring file and state to the last entry of the journal, and begin a journal where there is none."""
         size = os.fstat(file.fileno()).st_size
@@ -126,7 +140,7 @@ class Unfinished:
     def _read_journal(self, size: int) -> None:
         try:
             content = json.loads(self.journal.read_text(encoding="utf-8"))
-            if any(content[name] != value for name, value in JOURNAL_FORMAT.items()):
+            if any(content[name] != value for name, value in self._format().items()):
                 raise ValueError("another format or version")
             settings, state, end = content["settings"], content["state"], int(content["bytes"])
             if end > size == 0 and self.output.exists():
@@ -145,7 +159,7 @@ class Unfinished:
 
     def _note(self, file: BinaryIO) -> None:
         """Bring the journal up to date; never half of it."""
-        content = {**JOURNAL_FORMAT, "settings": self.settings, "state": self.state, "bytes": self._bytes}
+        content = {**self._format(), "settings": self.settings, "state": self.state, "bytes": self._bytes}
         temporary = self.journal.with_name(f"{self.journal.name}.new")
         with self._errors():
             try:
@@ -166,15 +180,34 @@ class Unfinished:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{self.part}: another e2ip evaluate is writing it") from error
+            raise InputError(f"{self.part}: another {self.command} is writing it") from error
         except OSError:
             pass  # a file system without locks
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn an ``OSError`` into an `InputError` that says what is kept."""
+        """Turn an ``OSError`` into a `ResumableError` that says what is kept."""
         try:
             yield
         except OSError as error:
             problem = f"cannot be written ({error.strerror or error}); what is finished is kept"
-            raise InputError(f"{self.part}: {problem}: run the same command again once that is mended") from error
+            raise ResumableError(f"{self.part}: {problem}: run the same command again once that is mended") from error
+
+
+def part_of(text: str) -> Tuple[int, int]:
+    """Return (i, n) of ``i/n``; `InputError` for anything else."""
+    try:
+        i, n = map(int, text.split("/"))
+        if not 1 <= i <= n:
+            raise ValueError
+    except ValueError as error:
+        raise InputError(f"--part {text}: give I/N, for example 3/8 for the third of eight parts") from error
+    return i, n
+
+
+def digest_of(path: Path) -> str:
+    """Return the name of a file and the SHA-256 of its content."""
+    try:
+        return f"{path.name} (sha256 {hashlib.sha256(path.read_bytes()).hexdigest()})"
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from e2ip_plugins import unfinished
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.evaluation import unfinished
-from e2ip_plugins.evaluation.unfinished import Unfinished
+from e2ip_plugins.unfinished import Unfinished
 
 SETTINGS = {"the model": "a", "--stress": "not given"}
 
