@@ -189,6 +189,15 @@ def unfitted(readout: Optional[nn.Module]) -> str:
     )
 
 
+def vector_length(readout: Optional[nn.Module], head: int = 0) -> int:
+    """Return how many numbers an error vector of energies has; 0 where those of a head have no error bars."""
+    if readout is None:
+        return 0
+    energies = cast(Readout, readout).leverage.energies
+    lengths = energies.lengths.reshape(energies.blocks, len(energies.floors), -1)
+    return energies.blocks * energies.length if bool(lengths[:, head].any()) else 0
+
+
 def model_name(readout: Optional[nn.Module]) -> Optional[str]:
     """Return the name of a readout in files, ``readout-`` and a hash; None for None.
 

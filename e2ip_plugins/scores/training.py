@@ -51,7 +51,7 @@ ENERGY_FIGURES = (
         "energy_coverage95",
         "6.4f",
         "energy coverage @ 95 %",
-        "share of frames whose energy lies inside the 95 % interval",
+        "share of energies inside the 95 % interval",
     ),
 )
 

@@ -65,8 +65,8 @@ def E2IPMetrics(
     late = sorted(name for name in set(coeffs) - set(known) if coeffs[name] is not None)
     if late:
         raise InputError(
-            f"coeffs of E2IPMetrics: {', '.join(late)} cannot have a weight: error bars of energies are fitted after the "
-            "training; leave out what is to be logged only"
+            f"coeffs of E2IPMetrics: {', '.join(late)} cannot have a weight: error bars of energies are fitted after "
+            "the training; leave out what is to be logged only"
         )
     metrics = [
         error_entry(field, error, metric(), coeffs.get(f"{field}_{error}"), ignore_nan)

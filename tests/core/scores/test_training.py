@@ -142,7 +142,7 @@ def test_leaves_no_graph():
 
 
 def energies(part=slice(None)):
-    """Reference, prediction and standard deviation of 40 energies; one without a reference, one without an error bar."""
+    """Reference, prediction and error bar of 40 energies; one lacks the first, one the last."""
     normal = torch.Generator().manual_seed(7)
     reference, std = torch.randn(40, generator=normal), 0.5 + torch.rand(40, generator=normal)
     reference[3], std[5] = float("nan"), 0.0
