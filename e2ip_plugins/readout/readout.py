@@ -159,7 +159,9 @@ class Readout(nn.Module):
             std = torch.linalg.vector_norm(vectors, dim=1)
             outputs["energy_uncertainty"] = std
             if cells is not None and self.leverage.energies.stress_factors.shape[0] > 0:
-                volumes = torch.linalg.det(cells).abs().to(std.dtype)
+                # Not a determinant, which compiled files would need LAPACK for.
+                areas = torch.linalg.cross(cells[:, 0], cells[:, 1], dim=-1)
+                volumes = (areas * cells[:, 2]).sum(-1).abs().to(std.dtype)
                 covariance = self.leverage.energies.stress_covariance(std, volumes, node_heads, frames)
                 outputs["stress_cov"] = covariance
                 outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
