@@ -82,7 +82,7 @@ def relaxed(path: Path) -> Atoms:
 
     atoms = ase.io.read(DEMO_DATA / "test.extxyz", 0)
     atoms.calc = MACECalculator(model_paths=str(path), device="cpu", default_dtype="float32")
-    BFGS(atoms, logfile=None).run(fmax=0.01, steps=300)
+    BFGS(atoms, logfile=None).run(fmax=0.05, steps=100)
     return atoms
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument(
         "--replicas", type=int, default=8, help="replicas of each, and for every member one of the model"
     )
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--timestep", type=float, default=0.5, help="in units of 1/ω of all vibrations")
     parser.add_argument("--temperature", type=float, default=300.0, help="kelvin")
     options = parser.parse_args()

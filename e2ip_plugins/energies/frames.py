@@ -160,8 +160,8 @@ def _prefix(values: Dict[str, Any], place: str) -> str:
         raise InputError(f"{place}: several error vectors: {', '.join(keys)}; keep the predictions of one model")
     if not keys:
         raise InputError(
-            f"{place}: has no {name}: it was not predicted yet (e2ip evaluate), or with --no-energy-vectors; or its model "
-            "has none (no energies in its validation set, several models at once), or its calculator has gone on to "
-            "another frame"
+            f"{place}: has no {name}: it was not predicted yet (e2ip evaluate), or with --no-energy-vectors; or its "
+            "model has none (no energies in its validation set, several models at once), or its calculator has gone on "
+            "to another frame"
         )
     return keys[0].removesuffix(name)

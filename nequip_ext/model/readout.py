@@ -196,7 +196,7 @@ class GraphReadout(GraphModule):
         )
         std = outputs.get(ENERGY_UNCERTAINTY.name)
         if std is not None and cells is not None and STRESS_COV.name not in outputs:
-            # A target of nequip-compile has the same outputs for all models: 0 where nothing was fitted, as of energies.
+            # A target of nequip-compile has the same outputs for all models: 0 where nothing was fitted.
             outputs[STRESS_COV.name] = std.new_zeros(std.shape[0], 6, 6)
             outputs[STRESS_UNCERTAINTY.name] = std.new_zeros(std.shape[0], 6)
         return outputs
