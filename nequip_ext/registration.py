@@ -9,7 +9,7 @@ from nequip.scripts._compile_utils import COMPILE_TARGET_DICT, register_compile_
 from nequip.scripts._package_utils import register_libraries_as_external_for_packaging
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import COEFFICIENTS_KEY, ENERGY_OUTPUTS, FORCE_UNIT_KEY, FRAME_OUTPUTS, LEVERAGE, PLATEAU_KEY
+from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, FRAME_OUTPUTS, LEVERAGE, PLATEAU_KEY
 
 #: Targets of NequIP and Allegro; every readout has each of them with its outputs added, named <readout>_<target>.
 COMPILE_TARGETS = ("ase", "pair_nequip", "batch", "pair_allegro")
@@ -36,8 +36,8 @@ def register() -> None:
                 # Members' forces have parts on ghost atoms, and squares of sums cannot be communicated as sums.
                 continue
             stock = COMPILE_TARGET_DICT[target]
-            # LAMMPS takes what atoms have; stresses have error bars in some models only.
-            more = [] if target.startswith("pair") else [key.name for key in ENERGY_OUTPUTS]
+            # LAMMPS takes what atoms have.
+            more = [] if target.startswith("pair") else [key.name for key in FRAME_OUTPUTS]
             ours = {**stock, "output": [*stock["output"], *names, *more]}
             register_compile_targets({f"{family.name}_{target}": ours})
     # Packages of PaiNN and AlphaNet need torch_geometric where they are opened; other packages do not mention it.

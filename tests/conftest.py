@@ -605,7 +605,8 @@ def check_observer(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         printed = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
         assert printed["processes"] == processes and printed["steps"] == [0, 5, 10, 10, 15]
-        names = ("forces_epistemic_std", "e2ip_leverage", "forces_cov")
+        of_energy = ("energy_error_vector", "energy_uncertainty", "f_e2ip")
+        names = ("forces_epistemic_std", "e2ip_leverage", "forces_cov", *of_energy)
         for key in (*names, *(("forces", "energy", "virial") if kind == "driver" else ())):
             assert printed[key] < tolerance, (key, printed)
         return printed

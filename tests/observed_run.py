@@ -61,6 +61,7 @@ def main(host, model_file, frame_file, kind, cutoff):
     observer = (LammpsObserver if kind == "observer" else LammpsClusterDriver)(
         lmp, model, species, keys=KEYS, interval=5, skin=1.0
     )
+    lmp.command("thermo_style custom step pe c_virial[*] f_e2ip[1] f_e2ip[2]")
 
     def compare(name, value, expected):
         difference = np.abs(value - expected).max() / np.abs(expected).max()
@@ -71,23 +72,30 @@ def main(host, model_file, frame_file, kind, cutoff):
         atoms, results = observer.atoms.copy(), observer.atoms.calc.results
         assert atoms.pbc.all() and len(atoms) == len(frame)
         graph = model.graph(atoms)[0]
-        expected = columns_of(model, model.uncertainties([graph]), list(atoms.symbols))
+        outputs = model.uncertainties([graph])
+        expected = columns_of(model, outputs, list(atoms.symbols))
         for key in KEYS:
             compare(key, results[key], expected[key])
+        # Of the whole system: no atom counts twice where several processes have copies of it.
+        for key in ("energy_error_vector", "energy_uncertainty"):
+            compare(key, results[key], outputs[key][0].cpu().numpy())
         if kind == "driver":
             compare("forces", results["forces"], model.evaluate([graph], False)["forces"].cpu().numpy())
         steps.append(atoms.info["lammps_step"])
 
     observer.attach(check)
     lmp.command("run 10")
+    shown = lmp.last_thermo()
+    compare("f_e2ip", shown["f_e2ip[1]"], observer.atoms.calc.results["energy_uncertainty"])
+    assert shown["f_e2ip[2]"] == 10
     if kind == "driver":
-        shown = lmp.last_thermo()
         evaluated = model.evaluate([model.graph(observer.atoms.copy())[0]], True)
         compare("energy", shown["PotEng"], evaluated["energy"].cpu().numpy())
         pressures = -evaluated["stress"][0].cpu().numpy() / (1e5 * units.Pascal)
         values = [shown[f"c_virial[{i + 1}]"] for i in range(6)]
         compare("virial", np.array(values), pressures[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]])
     lmp.command("run 2")
+    assert lmp.last_thermo()["f_e2ip[2]"] == 10
     known = lmp.numpy.extract_atom("i_e2ip_step")[: lmp.extract_setting("nlocal")]
     assert (known == 10).all()
     # Every process stops at the same step, and the first one writes the frame.

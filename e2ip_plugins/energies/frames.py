@@ -136,7 +136,7 @@ def _number(values: Dict[str, Any], key: str, place: str, default: Optional[floa
     """Return a finite number of a frame; without a default, `InputError` where it has none."""
     value = values.get(key, default)
     if value is None:
-        raise InputError(f"{place}: has no predicted energy ({key})")
+        raise InputError(f"{place}: has no predicted energy ({key}): predict the frame with e2ip evaluate")
     try:
         number = np.asarray(value, dtype=np.float64).item()
     except (TypeError, ValueError):
@@ -160,7 +160,8 @@ def _prefix(values: Dict[str, Any], place: str) -> str:
         raise InputError(f"{place}: several error vectors: {', '.join(keys)}; keep the predictions of one model")
     if not keys:
         raise InputError(
-            f"{place}: has no {name}: its model has none (no energies in its validation set, several models at once), "
-            "or `e2ip evaluate` was told --no-energy-vectors, or its calculator has gone on to another frame"
+            f"{place}: has no {name}: it was not predicted yet (e2ip evaluate), or with --no-energy-vectors; or its "
+            "model has none (no energies in its validation set, several models at once), or its calculator has gone on "
+            "to another frame"
         )
     return keys[0].removesuffix(name)

@@ -65,6 +65,8 @@ class BatchModel(Protocol):
         In Å.
     strictly_local : bool
         Whether an atom's leverage does not depend on its neighbours' features.
+    vector_length : int
+        Numbers of an error vector of energies; 0 where these have no error bars.
     """
 
     family: Optional[Type[Family]]
@@ -75,6 +77,7 @@ class BatchModel(Protocol):
     warning: str
     cutoff: float
     strictly_local: bool
+    vector_length: int
 
     def graph(self, atoms: Atoms) -> Tuple[Any, int]:
         """Return a frame with its neighbours, and their number."""
@@ -86,10 +89,12 @@ class BatchModel(Protocol):
         and the leverage if the model has one, (N, …); `FRAME_OUTPUTS` (F, …), 0 where they were not fitted.
         """
 
-    def uncertainties(self, graphs: Sequence[Any]) -> Dict[str, Tensor]:
+    def uncertainties(self, graphs: Sequence[Any], own: Optional[int] = None) -> Dict[str, Tensor]:
         """Return the uncertainties among these results, without energies and forces, of which none are computed.
 
-        Not of families that take forces, nor of compiled files: `InputError`.
+        With ``own``, the error vector is that of the first so many atoms of one frame, see
+        `e2ip_plugins.evaluation.own_atoms.own_vector`. Not of families that take forces, nor of compiled files:
+        `InputError`.
         """
 
     def cluster(self, graph: Any, count: int) -> Cluster:

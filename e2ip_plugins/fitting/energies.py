@@ -232,15 +232,22 @@ def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:
     if offset is None:
         return ""
     listed = ", ".join(f"{species_name(int(kind), species)} {value:.4g}" for kind, value in offset.items())
+    listed += " eV"
+    if not offset:
+        mean = frames["residual"].sum() / frames["counts"].sum()
+        listed = f"{mean:.4g} eV an atom on average; these compositions do not tell it by species"
     return (
-        f"the validation energies differ from the model's by the same amount for every atom of a species ({listed} "
-        "eV), beside which they scatter little; they are of another reference than those of the training, such as "
+        f"the validation energies differ from the model's by the same amount for every atom of a species ({listed}), "
+        "beside which they scatter little; they are of another reference than those of the training, such as "
         "other energies of isolated atoms or another level of theory: give energies of the same reference"
     )
 
 
 def _offset(counts: np.ndarray, residual: np.ndarray) -> Optional[Dict[int, float]]:
-    """Return the offset per atom by species if the errors (F,) of frames are one, beside which the rest is small."""
+    """Return the offset per atom by species if the errors (F,) of frames are one, beside which the rest is small.
+
+    Empty where the frames' compositions do not tell how it is divided among species; None where it is no offset.
+    """
     present = np.flatnonzero(counts.any(0))
     weight = 1.0 / np.sqrt(counts.sum(1))
     solution, _, rank, _ = np.linalg.lstsq(counts[:, present] * weight[:, None], residual * weight, rcond=None)
@@ -251,4 +258,4 @@ def _offset(counts: np.ndarray, residual: np.ndarray) -> Optional[Dict[int, floa
         return None
     if size <= OFFSET**2 * np.square(rest).sum() * len(residual) / max(free, 1):
         return None
-    return dict(zip(present.tolist(), solution.tolist(), strict=True))
+    return dict(zip(present.tolist(), solution.tolist(), strict=True)) if rank == len(present) else {}

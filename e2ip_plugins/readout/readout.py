@@ -159,7 +159,9 @@ class Readout(nn.Module):
             std = torch.linalg.vector_norm(vectors, dim=1)
             outputs["energy_uncertainty"] = std
             if cells is not None and self.leverage.energies.stress_factors.shape[0] > 0:
-                volumes = torch.linalg.det(cells).abs().to(std.dtype)
+                # Not a determinant, which compiled files would need LAPACK for.
+                areas = torch.linalg.cross(cells[:, 0], cells[:, 1], dim=-1)
+                volumes = (areas * cells[:, 2]).sum(-1).abs().to(std.dtype)
                 covariance = self.leverage.energies.stress_covariance(std, volumes, node_heads, frames)
                 outputs["stress_cov"] = covariance
                 outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
@@ -187,6 +189,15 @@ def unfitted(readout: Optional[nn.Module]) -> str:
         "'coupled', and e2ip_leverage is -1; a training fits the model that it leaves, or says at its end why it "
         "cannot; `e2ip fit` fits any"
     )
+
+
+def vector_length(readout: Optional[nn.Module], head: int = 0) -> int:
+    """Return how many numbers an error vector of energies has; 0 where those of a head have no error bars."""
+    if readout is None:
+        return 0
+    energies = cast(Readout, readout).leverage.energies
+    lengths = energies.lengths.reshape(energies.blocks, len(energies.floors), -1)
+    return energies.blocks * energies.length if bool(lengths[:, head].any()) else 0
 
 
 def model_name(readout: Optional[nn.Module]) -> Optional[str]:

@@ -88,6 +88,9 @@ def energy_results(outputs: Mapping[str, Any], frame: int, periodic: bool = True
     values = {name: outputs[name][frame] for name in names if len(outputs.get(name, ()))}
     if not values or not float(values[ENERGY_UNCERTAINTY.name]) > 0.0:
         return {}
+    of_stress = (STRESS_UNCERTAINTY.name, STRESS_COV.name)
+    if of_stress[0] in values and not np.asarray(values[of_stress[0]]).any():
+        values = {name: value for name, value in values.items() if name not in of_stress}
     return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 

@@ -1,9 +1,11 @@
 """Figures on the uncertainty that MACE and NequIP log during training and validation.
 
 Until an epoch ends, atoms are kept as rows of one table, whose columns `columns` names. `figures` then scores them by
-the family's law.
+the family's law. `energy_figures` scores energies by a Gaussian. Error bars of energies have constants, which are
+fitted after the last epoch: until then energies have no figures, rather than provisional ones of another leverage.
 """
 
+import math
 from typing import Dict, List, NamedTuple, Type, Union
 
 import numpy as np
@@ -41,6 +43,20 @@ FIGURES = (
     TrainingFigure("condition_max", "8.4g", "largest condition", "largest condition number of forces_cov"),
     TrainingFigure("plateau", "6.4f", "plateau", "share of atoms with a damper past its knee"),
 )
+
+#: Figures of total energies.
+ENERGY_FIGURES = (
+    TrainingFigure("energy_nll", "8.4f", "energy NLL / nats", "mean negative log density in nats, density in eV⁻¹"),
+    TrainingFigure(
+        "energy_coverage95",
+        "6.4f",
+        "energy coverage @ 95 %",
+        "share of energies inside the 95 % interval",
+    ),
+)
+
+#: Half the width of a Gaussian's 95 % interval in standard deviations.
+_WIDTH_95 = 1.959964
 
 
 def columns(family: Type[Family]) -> Dict[str, slice]:
@@ -94,30 +110,80 @@ def figures(family: Type[Family], atoms: Union[Tensor, List[Tensor]]) -> Dict[st
     return result
 
 
-class ForceUncertainty(Metric):
-    """Compute `figures` over the atoms of all batches."""
+def energy_rows(reference: Tensor, predicted: Tensor, std: Tensor) -> Tensor:
+    """Return rows (F, 2), error and standard deviation, of frames with energies in eV (F,)."""
+    with torch.no_grad():
+        return torch.stack([(reference - predicted).reshape(-1), std.reshape(-1).to(predicted.dtype)], dim=-1)
+
+
+def energy_figures(frames: Union[Tensor, List[Tensor]]) -> Dict[str, float]:
+    """Return the value of every figure of `ENERGY_FIGURES`.
+
+    NaN while no frame has both a finite reference and an error bar, which is 0 where its constants are not fitted.
+
+    Parameters
+    ----------
+    frames : tensor or list of tensors
+        `energy_rows`, flattened.
+    """
+    table = np.empty(0) if len(frames) == 0 else dim_zero_cat(frames).to("cpu", torch.float64).numpy()
+    error, std = table.reshape(-1, 2).T
+    counts = np.isfinite(error) & (std > 0.0)
+    if not counts.any():
+        return {figure.name: math.nan for figure in ENERGY_FIGURES}
+    scaled, std = error[counts] / std[counts], std[counts]
+    likelihood = 0.5 * (math.log(2.0 * math.pi) + scaled**2) + np.log(std)
+    inside = np.abs(scaled) <= _WIDTH_95
+    return {"energy_nll": float(likelihood.mean()), "energy_coverage95": float(inside.mean())}
+
+
+class Uncertainty(Metric):
+    """Figures over the rows of a table, which batches add."""
 
     full_state_update = False
     is_differentiable = False
 
-    atoms: List[Tensor]
+    rows: List[Tensor]
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        # One state, because every state costs a collective operation under DDP. It is flat and of the metric's dtype,
+        # as the empty tensor is that torchmetrics puts in for a rank without rows.
+        self.add_state("rows", default=[], dist_reduce_fx="cat")
+
+    def forward(self, *args, **kwargs) -> Dict[str, float]:
+        """Add a batch; return its figures, which are also kept as ``latest``."""
+        self.latest = super().forward(*args, **kwargs)
+        return self.latest
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (N, columns)."""
+        self.rows.append(rows.to(self.dtype).reshape(-1))
+
+
+class ForceUncertainty(Uncertainty):
+    """Compute `figures` over the atoms of all batches."""
 
     def __init__(self, family: Type[Family], **kwargs) -> None:
         super().__init__(**kwargs)
         self.family = family
-        # One state, because every state costs a collective operation under DDP. It is flat and of the metric's dtype,
-        # as the empty tensor is that torchmetrics puts in for a rank without atoms.
-        self.add_state("atoms", default=[], dist_reduce_fx="cat")
-
-    def forward(self, *args, **kwargs) -> Dict[str, float]:
-        """Add a batch's atoms; return its figures, which are also kept as ``latest``."""
-        self.latest = super().forward(*args, **kwargs)
-        return self.latest
 
     def update(self, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> None:
         """Add atoms with forces in eV/Å (N, 3) and the model's outputs (N, …)."""
-        self.atoms.append(rows(self.family, reference, forces, outputs).to(self.dtype).reshape(-1))
+        self.add(rows(self.family, reference, forces, outputs))
 
     def compute(self) -> Dict[str, float]:
         """Return the figures of all atoms."""
-        return figures(self.family, self.atoms)
+        return figures(self.family, self.rows)
+
+
+class EnergyUncertainty(Uncertainty):
+    """Compute `energy_figures` over the frames of all batches."""
+
+    def update(self, reference: Tensor, predicted: Tensor, std: Tensor) -> None:
+        """Add frames with energies in eV (F,)."""
+        self.add(energy_rows(reference, predicted, std))
+
+    def compute(self) -> Dict[str, float]:
+        """Return the figures of all frames."""
+        return energy_figures(self.rows)

@@ -12,12 +12,14 @@ from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
 from e2ip_plugins.evaluation.options import Cluster
+from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
-from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.gradient import feature_gradient
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.readout.readout import unfitted, vector_length
 from mace_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from mace_ext.inference.gradient import uncertainty_gradient
 from mace_ext.model.files import choose_head, configuration, embedded, open_file, precision_of, species_of
@@ -34,6 +36,7 @@ class Batches:
         self.warning, self.uq_model = unfitted(readout), find_name(net, head)
         self.strictly_local = readout is not None and readout.leverage.strictly_local
         self.heads, self.cutoff = list(net.heads), float(net.r_max)
+        self.vector_length = vector_length(readout, self.heads.index(head))
         self.table = AtomicNumberTable([int(z) for z in net.atomic_numbers])
         self.species = species_of(net)
         self.reads = [key for keys in embedded(net) for key in keys.values()]
@@ -67,11 +70,15 @@ class Batches:
         names += [key.name for key in FRAME_OUTPUTS if key.name in output]
         return {name: output[name].detach() for name in names}
 
-    def uncertainties(self, graphs: Sequence[data.AtomicData]) -> Dict[str, Tensor]:
+    def uncertainties(self, graphs: Sequence[data.AtomicData], own: Optional[int] = None) -> Dict[str, Tensor]:
         """Return the uncertainties of a batch; energies and forces are not computed."""
-        with precision_of(self.net), torch.no_grad():
+        readout = self.net.e2ip_readout
+        with precision_of(self.net), torch.no_grad(), record_calls(readout) as call:
             batch = Batch.from_data_list(list(graphs)).to(self.device)
-            return self._uncertainties(self.net.uncertainty_outputs(batch.to_dict()))
+            output = self._uncertainties(self.net.uncertainty_outputs(batch.to_dict()))
+            if own is not None:
+                output[ENERGY_ERROR_VECTOR.name] = own_vector(readout, call, own)
+        return output
 
     def cluster(self, graph: data.AtomicData, count: int) -> Cluster:
         """Return energy, forces and virial of the first atoms of a frame that is not periodic."""

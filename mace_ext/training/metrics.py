@@ -5,12 +5,14 @@ imports of SciPy wait until they are used.
 """
 
 import logging
+import math
 import sys
 from typing import Any, Dict, List, NamedTuple
 
 from e2ip_plugins import families
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY
 from mace_ext.compat import finite_errors
-from mace_ext.training.labels import atom_weights, finite_references, reference_forces
+from mace_ext.training.labels import atom_weights, finite_references, reference_energies, reference_forces
 
 
 class Logged(NamedTuple):
@@ -37,11 +39,12 @@ def mace_loss_with_figures(stock: type) -> type:
                 # without atoms. Not a metric of its own inside this one: torchmetrics' forward resets and restores
                 # only states, and would count every batch twice.
                 self.add_state("e2ip_atoms", default=[], dist_reduce_fx="cat")
+                self.add_state("e2ip_frames", default=[], dist_reduce_fx="cat")
 
         def update(self, batch, output):
             if self.uq_family is None:
                 return super().update(batch, output)
-            from e2ip_plugins.scores.training import rows
+            from e2ip_plugins.scores.training import energy_rows, rows
 
             finite, labelled = finite_references(batch), atom_weights(batch) > 0
             frames = len(self.fs)
@@ -52,14 +55,21 @@ def mace_loss_with_figures(stock: type) -> type:
                 self.delta_fs[-1] = finite_errors(self.delta_fs[-1], finite, labelled)
                 table = rows(self.uq_family, reference_forces(batch), output["forces"], output)
                 self.e2ip_atoms.append(table[labelled].reshape(-1))
+            std = output.get(ENERGY_UNCERTAINTY.name)
+            if std is not None:
+                self.e2ip_frames.append(energy_rows(reference_energies(batch), output["energy"], std).reshape(-1))
 
         def compute(self):
             loss, aux = super().compute()
             if self.uq_family is not None and len(self.e2ip_atoms) > 0:
-                from e2ip_plugins.scores.training import FIGURES, figures
+                from e2ip_plugins.scores.training import ENERGY_FIGURES, FIGURES, energy_figures, figures
 
                 values = figures(self.uq_family, self.e2ip_atoms)
                 aux.update({figure.key(self.uq_family.name): values[figure.name] for figure in FIGURES})
+                values = energy_figures(self.e2ip_frames)
+                # Before the fit after the training, and without energies, there are none.
+                fitted = [figure for figure in ENERGY_FIGURES if not math.isnan(values[figure.name])]
+                aux.update({figure.key(self.uq_family.name): values[figure.name] for figure in fitted})
             return loss, aux
 
     MACELoss.__qualname__ = stock.__qualname__
@@ -69,9 +79,9 @@ def mace_loss_with_figures(stock: type) -> type:
 
 def find_figures(metrics: Dict[str, Any]) -> List[Logged]:
     """Return our figures among MACE's validation metrics."""
-    from e2ip_plugins.scores.training import FIGURES
+    from e2ip_plugins.scores.training import ENERGY_FIGURES, FIGURES
 
-    keys = [(figure.key(name), name, figure) for name in families.table() for figure in FIGURES]
+    keys = [(figure.key(name), name, figure) for name in families.table() for figure in (*FIGURES, *ENERGY_FIGURES)]
     logged = [(key, name, figure) for key, name, figure in keys if key in metrics]
     return [Logged(key, f"{name} {figure.heading}", f"{metrics[key]:{figure.form}}") for key, name, figure in logged]
 
@@ -96,10 +106,12 @@ def log_wandb(figures: Dict[str, Any], commit: bool) -> None:
 
 def add_table_columns(table: Any, metrics: List[Dict[str, Any]]) -> None:
     """Add our columns at the right of the stock error table; ``metrics`` has one dict per row."""
-    rows = [find_figures(row) for row in metrics]
+    rows = [{figure.key: figure for figure in find_figures(row)} for row in metrics]
     if len(metrics) != len(table.rows) or not all(rows):
         return
-    for column in zip(*rows, strict=True):
-        table.add_column(column[0].heading, [cell.text for cell in column])
+    # Data sets without energies lack some.
+    headings = {key: figure.heading for row in rows for key, figure in row.items()}
+    for key, heading in headings.items():
+        table.add_column(heading, [row[key].text if key in row else "" for row in rows])
     for row, values, cells in zip(table.rows, metrics, rows, strict=True):
-        log_wandb({f"{row[0]}_final_{cell.key}": values[cell.key] for cell in cells}, commit=True)
+        log_wandb({f"{row[0]}_final_{key}": values[key] for key in cells}, commit=True)

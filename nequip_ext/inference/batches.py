@@ -17,13 +17,15 @@ from torch import Tensor
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.options import Cluster
+from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
 from e2ip_plugins.fitting.features import Passes, required_readout
-from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
+from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.gradient import feature_gradient
-from e2ip_plugins.readout.readout import unfitted
+from e2ip_plugins.readout.readout import unfitted, vector_length
 from nequip_ext.compat import IS_0_16
 from nequip_ext.fitting.passes import Graphs, batching, forces_of, run_features
 from nequip_ext.inference.gradient import uncertainty_gradient
@@ -67,6 +69,7 @@ class Batches:
         readout = find_readout(self.model)
         self.warning, self.uq_model = unfitted(readout), find_name(self.model)
         self.strictly_local = readout is not None and readout.leverage.strictly_local
+        self.vector_length = vector_length(readout)
 
     def graph(self, atoms: Atoms) -> Tuple[AtomicDataDict.Type, int]:
         """Return NequIP's dictionary of a frame, and its number of edges."""
@@ -100,12 +103,17 @@ class Batches:
         results.update({key.name: output[key.name].reshape(frames, *key.shape) for key in of_frames})
         return {name: value.detach() for name, value in results.items()}
 
-    def uncertainties(self, graphs: Sequence[AtomicDataDict.Type]) -> Dict[str, Tensor]:
+    def uncertainties(self, graphs: Sequence[AtomicDataDict.Type], own: Optional[int] = None) -> Dict[str, Tensor]:
         """Return the uncertainties of a batch; energies and forces are not computed."""
         model, data = self._eager(), AtomicDataDict.batched_from_list(list(graphs))
-        with torch.no_grad():
+        readout = find_readout(model)
+        assert readout is not None
+        with torch.no_grad(), record_calls(readout) as call:
             output = model.model.func(inputs_of(model, AtomicDataDict.to_(data, torch.device(self.device))))
-        return self._uncertainties(output)
+            results = self._uncertainties(output)
+            if own is not None:
+                results[ENERGY_ERROR_VECTOR.name] = own_vector(readout, call, own)
+        return results
 
     def cluster(self, graph: AtomicDataDict.Type, count: int) -> Cluster:
         """Return energy, forces and virial of the first atoms of a frame that is not periodic."""

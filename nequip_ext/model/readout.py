@@ -20,6 +20,8 @@ from e2ip_plugins.keys import (
     LEVERAGE,
     MODEL_KEY,
     PLATEAU_KEY,
+    STRESS_COV,
+    STRESS_UNCERTAINTY,
 )
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels.paths import NOT_TRACED, tracer_of
@@ -179,7 +181,8 @@ class GraphReadout(GraphModule):
         species = data[AtomicDataDict.ATOM_TYPE_KEY].reshape(-1)[: invariant.shape[0]]
         # LAMMPS' ML-IAP has no positions, and takes energies and forces only.
         positions = data.get(AtomicDataDict.POSITIONS_KEY) if torch.is_grad_enabled() else None
-        return self.readout(
+        cells = data[AtomicDataDict.CELL_KEY].view(-1, 3, 3) if AtomicDataDict.CELL_KEY in data else None
+        outputs = self.readout(
             invariant,
             equivariant,
             species,
@@ -189,8 +192,14 @@ class GraphReadout(GraphModule):
             create_graph=create_graph,
             frames=data.get(AtomicDataDict.BATCH_KEY),
             num_frames=0 if self.training else AtomicDataDict.num_frames(data),
-            cells=data[AtomicDataDict.CELL_KEY].view(-1, 3, 3) if AtomicDataDict.CELL_KEY in data else None,
+            cells=cells,
         )
+        std = outputs.get(ENERGY_UNCERTAINTY.name)
+        if std is not None and cells is not None and STRESS_COV.name not in outputs:
+            # A target of nequip-compile has the same outputs for all models: 0 where nothing was fitted.
+            outputs[STRESS_COV.name] = std.new_zeros(std.shape[0], 6, 6)
+            outputs[STRESS_UNCERTAINTY.name] = std.new_zeros(std.shape[0], 6)
+        return outputs
 
     def _neighbours(self, data: AtomicDataDict.Type) -> Optional[Neighbours]:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data:

@@ -160,15 +160,19 @@ def labelled():
 
 @pytest.fixture(scope="session")
 def fitted_file(tmp_path_factory, make_model, labelled):
-    """Path of a model with a fitted leverage, and forces of some eV/Å."""
+    """Path of a model with a fitted leverage, forces of some eV/Å, and (wide) error bars of energies."""
+    import numpy as np
     import torch
 
+    from e2ip_plugins.predictions.labelled import Label
     from mace_ext.fitting.file import fit_file
 
     folder = tmp_path_factory.mktemp("fitted")
     torch.save(make_model(atomic_inter_scale=(20.0,)), folder / "fresh.model")
-    sets = labelled("CH3OH", 12, 0, 0.05), labelled("CH3OH", 8, 1, 0.05)
-    fit_file(folder / "fresh.model", *sets, folder / "fitted.model", batch_size=12)
+    train, valid = labelled("CH3OH", 12, 0, 0.05), labelled("CH3OH", 8, 1, 0.05)
+    energies = np.random.default_rng(2).normal(scale=3000.0, size=len(valid))
+    valid = [frame._replace(energy=Label(energy)) for frame, energy in zip(valid, energies, strict=True)]
+    fit_file(folder / "fresh.model", train, valid, folder / "fitted.model", batch_size=12)
     return folder / "fitted.model"
 
 

@@ -7,7 +7,7 @@ from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.options import BatchModel
-from e2ip_plugins.md.lammps.library import FORCES_FIX, communication_cutoff, of_atoms
+from e2ip_plugins.md.lammps.library import FORCES_FIX, communication_cutoff, sum_over_processes
 from e2ip_plugins.md.lammps.observer import LammpsObserver
 
 #: Largest error of a force in eV/Å from a communication cutoff that does not hold all of a force's reach.
@@ -15,9 +15,6 @@ _TOLERANCE = 1e-5
 
 #: Atoms of which it is measured.
 _PROBES = 4
-
-#: Per-atom property with each process's part of energy and virial, and the id of its fix.
-_PARTS, _PARTS_FIX = "d2_e2ip_parts", "e2ip_parts"
 
 #: Places in a matrix of LAMMPS's virial (xx, yy, zz, xy, xz, yz).
 _VIRIAL = ([0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2])
@@ -40,10 +37,11 @@ class LammpsClusterDriver(LammpsObserver):
     """
 
     _gives = "the model's forces"
+    #: Energy and virial.
+    _further = 7
 
     def _set_up(self) -> None:
         self._calls_every, self._measured = 1, False
-        self.lmp.command(f"fix {_PARTS_FIX} all property/atom {_PARTS} 7 writedata no")
         super()._set_up()
         self.lmp.command(f"fix_modify {FORCES_FIX} energy yes virial yes")
 
@@ -55,7 +53,6 @@ class LammpsClusterDriver(LammpsObserver):
         if not self._measured:
             self._measure(step)
             self._measured = True
-        of_atoms(self.lmp, _PARTS)[:] = 0.0
         super()._called(step, count, forces)
 
     def _evaluate(self, step: int, cluster: Atoms, count: int, forces: np.ndarray) -> None:
@@ -64,16 +61,17 @@ class LammpsClusterDriver(LammpsObserver):
         if not (np.isfinite(result.energy) and np.isfinite(result.forces).all()):
             raise InputError(f"step {step}: energy or forces are not finite")
         forces[:] = self._energy * result.forces
-        # In the place of the first atom, from which all processes read it.
-        of_atoms(self.lmp, _PARTS)[0] = [result.energy, *result.virial[_VIRIAL]]
+        self._part = np.array([result.energy, *result.virial[_VIRIAL]])
         if step % self._interval == 0:
             self._put(step, graph, list(cluster.symbols), count)
 
-    def _share(self) -> None:
-        parts = np.asarray(self.lmp.gather_concat(_PARTS, 1, 7)).reshape(-1, 7)
-        energy, *virial = self._energy * parts.sum(0)
+    def _share(self, step: int) -> None:
+        sums = sum_over_processes(self.lmp, self._part)
+        energy, *virial = self._energy * sums[: self._further]
         self.lmp.fix_external_set_energy_global(FORCES_FIX, float(energy))
         self.lmp.fix_external_set_virial_global(FORCES_FIX, [float(value) for value in virial])
+        if self.model.vector_length and step % self._interval == 0:
+            self._show_energy(step, sums[self._further :])
 
     def _all_forces(self) -> np.ndarray:
         # LAMMPS adds those of the fix after the call.

@@ -13,6 +13,7 @@ from ase.calculators.calculator import CalculationFailed
 from ase.geometry import find_mic
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.keys import ENERGY_UNCERTAINTY
 from e2ip_plugins.md.frames import evaluate_first
 from e2ip_plugins.md.lammps.guard import RunGuard
 from e2ip_plugins.md.lammps.library import (
@@ -26,9 +27,11 @@ from e2ip_plugins.md.lammps.library import (
     check_lammps,
     check_species,
     column_name,
+    make_energy,
     of_atoms,
     positive_steps,
     property_columns,
+    show_energy,
 )
 from e2ip_plugins.md.mixtures import results_of
 
@@ -44,6 +47,9 @@ class LammpsDriver:
     ``d2_<key>[1]`` and so on. They have LAMMPS's units, like forces in a dump. The calculator's forces are added to
     those of the input's force field, if it has one.
 
+    Where the calculator gives an ``energy_uncertainty``, ``f_e2ip[1]`` is it, for thermo output, variables and
+    ``fix halt``, in LAMMPS's unit of energy, and ``f_e2ip[2]`` the step that it is of (-1: none yet).
+
     An error of the calculator, or `MonitorStop` of a monitor, ends the run after the step (forces of a step with an
     error are 0); see `e2ip_plugins.md.lammps.guard.RunGuard`.
 
@@ -56,8 +62,8 @@ class LammpsDriver:
     species : sequence of str
         Chemical symbol of every atom type of LAMMPS, in order.
     keys : sequence of str, optional
-        Uncertainties of the calculator that LAMMPS gets; with ``()`` none. Default: ``forces_epistemic_std`` and
-        ``e2ip_leverage``, as far as the calculator has them.
+        Uncertainties of the calculator that LAMMPS gets; with ``()`` none, of energies neither. Default:
+        ``forces_epistemic_std`` and ``e2ip_leverage``, as far as the calculator has them.
     interval : int
         Steps between two evaluations of the uncertainties for LAMMPS. A calculator with ``uncertainties="on request"``
         does not compute them between, unless a monitor asks. The properties hold the values of the step
@@ -110,6 +116,7 @@ class LammpsDriver:
         results = results_of(self.atoms)
         self._columns = check_keys(results, keys, len(self.atoms), lmp)
         self.keys = [key.name for key in self._columns]
+        self._shows_energy = bool(self._columns) and ENERGY_UNCERTAINTY.name in results
         periodic = bool(self.atoms.pbc.all())
         if virial and not ("stress" in results and periodic):
             raise InputError("virial: needs a calculator with a stress and a box that is periodic in three directions")
@@ -142,6 +149,8 @@ class LammpsDriver:
             of_atoms(lmp, STEP_NAME)[:] = NEVER
         lmp.command(f"fix {FORCES_FIX} all external pf/callback 1 1")
         lmp.command(f"fix_modify {FORCES_FIX} energy yes virial {'yes' if self._virial else 'no'}")
+        if self._shows_energy:
+            make_energy(lmp)
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
         self._guard = RunGuard(lmp, FORCES_FIX, "the model's forces")
 
@@ -188,6 +197,8 @@ class LammpsDriver:
             values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
             column[order] = values.reshape(column[order].shape)
         of_atoms(self.lmp, STEP_NAME)[:] = step
+        if self._shows_energy:
+            show_energy(self.lmp, self._energy * results[ENERGY_UNCERTAINTY.name], step)
 
     def _read(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Put LAMMPS's atoms and box into ``self.atoms``; return the place of each of these atoms in LAMMPS."""

@@ -27,6 +27,10 @@ STEP_NAME = "i_e2ip_step"
 #: Its value before the first evaluation.
 NEVER = -1
 
+#: Per-atom property through which processes add up numbers, its width, and the id of its fix: in a row stand its place,
+#: how many rows its process has left, and seven numbers.
+SHARED, SHARED_WIDTH, SHARED_FIX = "d2_e2ip_shared", 9, "e2ip_shared"
+
 #: 1 eV in the energy unit of a style of LAMMPS's units. Lengths are Å in both.
 ENERGY_UNITS = {"metal": 1.0, "real": units.mol / units.kcal}
 
@@ -95,6 +99,43 @@ def column_name(key: OutputKey) -> str:
 def property_columns(keys: Sequence[OutputKey]) -> str:
     """Return the per-atom properties of uncertainties as ``fix property/atom`` takes them."""
     return " ".join(column_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in keys)
+
+
+def show_energy(lmp: Any, std: float, step: int) -> None:
+    """Make ``f_e2ip[1]`` the standard deviation of the energy, in LAMMPS's unit, and ``f_e2ip[2]`` its step."""
+    for place, value in ((1, std), (2, step)):
+        lmp.fix_external_set_vector(FORCES_FIX, place, float(value))
+
+
+def make_energy(lmp: Any) -> None:
+    """Give the fix that asks for forces the vector of `show_energy`."""
+    lmp.fix_external_set_vector_length(FORCES_FIX, 2)
+    show_energy(lmp, 0.0, NEVER)
+
+
+def sum_over_processes(lmp: Any, values: np.ndarray) -> np.ndarray:
+    """Return the sum of the numbers (M,) of all processes, the same in each, followed by up to six zeros.
+
+    A process without atoms gives none, and takes part. Numbers travel in per-atom properties, as many rows as a process
+    has atoms, again and again until all are through: LAMMPS's library has no other way that needs no MPI for Python.
+    """
+    width = SHARED_WIDTH - 2
+    rows = np.append(values, np.zeros(-len(values) % width)).reshape(-1, width)
+    sums, sent = np.zeros((0, width)), 0
+    while True:
+        table = of_atoms(lmp, SHARED)
+        part = rows[sent : sent + len(table)]
+        places = np.arange(sent, sent + len(part))
+        sent += len(part)
+        table[:] = -1.0
+        table[: len(part)] = np.column_stack([places, np.full(len(part), len(rows) - sent), part])
+        gathered = np.asarray(lmp.gather_concat(SHARED, 1, SHARED_WIDTH)).reshape(-1, SHARED_WIDTH)
+        gathered = gathered[gathered[:, 0] >= 0.0]
+        places = gathered[:, 0].astype(int)
+        sums = np.append(sums, np.zeros((max(0, places.max(initial=-1) + 1 - len(sums)), width)), axis=0)
+        np.add.at(sums, places, gathered[:, 2:])
+        if not gathered[:, 1].any():
+            return sums.ravel()
 
 
 def positive_steps(number: Any, name: str) -> int:

@@ -2,7 +2,8 @@
 
 Every process of LAMMPS has its own atoms and, within the communication cutoff, copies of those around them (ghosts).
 An atom's uncertainty depends on its surroundings alone and needs no forces: each process evaluates the readout for its
-own atoms, on the cluster of both, and nothing is communicated for it.
+own atoms, on the cluster of both, and nothing is communicated for it. The uncertainty of the energy is the norm of a
+sum over all atoms, for which the processes' sums are added.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.evaluation.batches import columns_of, origin_of
 from e2ip_plugins.evaluation.options import BatchModel
 from e2ip_plugins.evaluation.reach import reach
-from e2ip_plugins.keys import ENERGY_PER_ATOM, LEVERAGE, OutputKey
+from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, ENERGY_UNCERTAINTY, LEVERAGE, OutputKey
 from e2ip_plugins.md.lammps.guard import RunGuard
 from e2ip_plugins.md.lammps.library import (
     DEFAULT_KEYS,
@@ -25,15 +26,21 @@ from e2ip_plugins.md.lammps.library import (
     FORCES_FIX,
     NEVER,
     OUTPUTS_FIX,
+    SHARED,
+    SHARED_FIX,
+    SHARED_WIDTH,
     STEP_NAME,
     box_of,
     check_lammps,
     check_species,
     column_name,
     communication_cutoff,
+    make_energy,
     of_atoms,
     positive_steps,
     property_columns,
+    show_energy,
+    sum_over_processes,
 )
 from e2ip_plugins.md.monitor import SOURCES, Monitor
 from e2ip_plugins.predictions.columns import uncertainties
@@ -49,7 +56,8 @@ class LammpsObserver:
     Make the observer after box, atoms, masses and ``comm_modify cutoff``, before dumps and computes that show
     uncertainties. These are per-atom properties, ``d_<key>`` or ``d2_<key>[1]`` and so on, as of a `LammpsDriver`, and
     hold the values of the step ``i_e2ip_step`` (-1 before the first). ``compute reduce`` gives extremes over all
-    processes, and ``fix halt`` ends the run by them.
+    processes, and ``fix halt`` ends the run by them. Where the model has error bars of energies, ``f_e2ip[1]`` is the
+    standard deviation of the energy of all atoms, in LAMMPS's unit, and ``f_e2ip[2]`` its step.
 
     The pair style may be another model's: the uncertainties are those of the observer's model for its own forces.
 
@@ -74,7 +82,8 @@ class LammpsObserver:
     ----------
     atoms : ase.Atoms
         All atoms of the last observed step, ordered by LAMMPS's ids, the same in every process; read where functions
-        are attached. The results of its calculator are LAMMPS's forces and the uncertainties of ``keys``, in eV and Å.
+        are attached. The results of its calculator are LAMMPS's forces, the uncertainties of ``keys`` and those of the
+        energy, in eV and Å.
     keys : list of str
 
     Raises
@@ -84,6 +93,8 @@ class LammpsObserver:
     """
 
     _gives = "the uncertainties"
+    #: Numbers that processes share beside the error vector of the energy.
+    _further = 0
 
     def __init__(
         self,
@@ -110,6 +121,7 @@ class LammpsObserver:
         self.keys = [key.name for key in self._columns]
         self._reach, self._skin = reach(model, symbols), skin
         self._shell = self._check_cutoff()
+        self._vector = np.zeros(0)
         self._watchers: List[Callable[[Atoms], Callable[[], Any]]] = []
         self._observers: List[Callable[[], Any]] = []
         self.atoms = Atoms()
@@ -128,8 +140,12 @@ class LammpsObserver:
         columns = property_columns(self._columns)
         lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
         of_atoms(lmp, STEP_NAME)[:] = NEVER
+        if self._further or self.model.vector_length:
+            lmp.command(f"fix {SHARED_FIX} all property/atom {SHARED} {SHARED_WIDTH} writedata no")
         self._guard = RunGuard(lmp, FORCES_FIX, self._gives)
         lmp.command(f"fix {FORCES_FIX} all external pf/callback {self._calls_every} {self._calls_every}")
+        if self.model.vector_length:
+            make_energy(lmp)
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
 
     def _check_cutoff(self) -> float:
@@ -149,7 +165,7 @@ class LammpsObserver:
         self._guard.call(lambda: self._called(step, count, forces))
 
     def _called(self, step: int, count: int, forces: np.ndarray) -> None:
-        problem = None
+        problem, self._part = None, np.zeros(0)
         try:
             if count:
                 self._evaluate(step, self._cluster(count), count, forces)
@@ -161,7 +177,7 @@ class LammpsObserver:
             raise problem
         if failed:
             raise InputError(f"step {step}: the model has failed in another process")
-        self._share()
+        self._share(step)
         if step % self._interval == 0 and (self._watchers or self._observers):
             self._gather(step)
             self._observers.extend(make(self.atoms) for make in self._watchers)
@@ -169,8 +185,16 @@ class LammpsObserver:
             for function in self._observers:
                 function()
 
-    def _share(self) -> None:
-        """Share what all processes need of a step."""
+    def _share(self, step: int) -> None:
+        """Share what all processes need of a step: the error vector of the energy."""
+        if self.model.vector_length:
+            self._show_energy(step, sum_over_processes(self.lmp, self._part))
+
+    def _show_energy(self, step: int, sums: np.ndarray) -> None:
+        """Give LAMMPS the uncertainty of the energy, for sums over all processes in eV."""
+        factor = 1.0 if self.calibration is None else self.calibration.energy_factor
+        self._vector = factor * sums[: self.model.vector_length]
+        show_energy(self.lmp, self._energy * float(np.linalg.norm(self._vector)), step)
 
     def _cluster(self, count: int) -> Atoms:
         """Return this process's own atoms, which come first, and all ghosts within the shell."""
@@ -188,7 +212,11 @@ class LammpsObserver:
         self._put(step, self.model.graph(cluster)[0], list(cluster.symbols), count)
 
     def _put(self, step: int, graph: Any, symbols: List[str], count: int) -> None:
-        columns = columns_of(self.model, self.model.uncertainties([graph]), symbols, self.calibration)
+        outputs = self.model.uncertainties([graph], count if self.model.vector_length else None)
+        if self.model.vector_length:
+            vector = outputs[ENERGY_ERROR_VECTOR.name][0].cpu().numpy().astype(np.float64)
+            self._part = np.append(self._part, vector)
+        columns = columns_of(self.model, outputs, symbols, self.calibration)
         for key in self._columns:
             column = of_atoms(self.lmp, column_name(key))
             values = np.asarray(columns[key.name][:count], dtype=np.float64)
@@ -213,6 +241,9 @@ class LammpsObserver:
             size = int(np.prod(key.shape))
             values = np.asarray(lmp.gather_concat(column_name(key), 1, size)).reshape(-1, *key.shape)[order]
             results[key.name] = values / self._energy ** FORCE_POWERS.get(key.unit, 0)
+        if len(self._vector):
+            results[ENERGY_ERROR_VECTOR.name] = self._vector
+            results[ENERGY_UNCERTAINTY.name] = float(np.linalg.norm(self._vector))
         atoms.calc = SinglePointCalculator(atoms, forces=forces / self._energy)
         atoms.calc.results.update(results)
 
@@ -238,10 +269,9 @@ class SilentMonitor(Monitor):
 
 
 def observed_keys(thresholds: Iterable[str], keys: Optional[Sequence[str]]) -> List[str]:
-    """Return ``keys``, or those by default, and what a monitor with these thresholds reads; no energies."""
-    if ENERGY_PER_ATOM.name in thresholds:
-        raise InputError(f"--watch {ENERGY_PER_ATOM.name}: an observer has no uncertainties of energies")
-    names = [SOURCES.get(name, name) for name in thresholds]
+    """Return ``keys``, or those by default, and what a monitor with these thresholds reads of atoms."""
+    sources = [SOURCES.get(name, name) for name in thresholds]
+    names = [name for name in sources if name != ENERGY_UNCERTAINTY.name]
     return list(dict.fromkeys([*(DEFAULT_KEYS if keys is None else keys), *names]))
 
 

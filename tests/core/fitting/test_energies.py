@@ -109,7 +109,13 @@ def test_each_head_has_its_length_and_one_without_energies_has_none(readout):
         (
             lambda std, noise, c: c @ torch.tensor([-13.6, -430.0], dtype=F64) + 1e-3 * std * noise,
             50,
-            "H -13.6, O -430 eV",
+            "H -13.6, O -430 eV)",
+        ),
+        # Frames of one composition do not tell which species has it.
+        (
+            lambda std, noise, c: torch.where(c[:, 0] == 3, 12.0 + 1e-3 * std * noise, math.nan),
+            50,
+            "2 eV an atom on average",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from e2ip_plugins.cli import app, checks
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
 from e2ip_plugins.md.lammps import LammpsDriver, open_lammps, script
+from e2ip_plugins.md.lammps.library import SHARED, SHARED_FIX, SHARED_WIDTH, sum_over_processes
 from e2ip_plugins.md.lammps.script import ScriptOptions, run_script
 from e2ip_plugins.md.watch import Watch
 
@@ -29,7 +30,14 @@ QUIET = ["-log", "none", "-screen", "none"]
 class Uncertain(LennardJones):
     """Argon whose uncertainties go with its forces; ``fails`` at an evaluation."""
 
-    implemented_properties = [*LennardJones.implemented_properties, STD, LEVERAGE, COV, "forces_uncertainty"]  # noqa: RUF012
+    implemented_properties = [  # noqa: RUF012
+        *LennardJones.implemented_properties,
+        STD,
+        LEVERAGE,
+        COV,
+        "forces_uncertainty",
+        "energy_uncertainty",
+    ]
 
     def __init__(self, fails=None, fitted=True, **settings):
         super().__init__(**{"epsilon": EPSILON, "sigma": SIGMA, "rc": CUTOFF, **settings})
@@ -46,6 +54,7 @@ class Uncertain(LennardJones):
         # Not symmetric: the order of columns shows.
         self.results[COV] = np.einsum("ni,nj->nij", forces, self.atoms.positions)
         self.results["forces_uncertainty"] = 2.0 * forces
+        self.results["energy_uncertainty"] = 0.1 * abs(self.results["energy"])
 
 
 class Stranger(LennardJones):
@@ -193,6 +202,37 @@ def test_uncertainties_between_two_evaluations_are_those_of_the_step_that_is_sho
         run 100
     """)
     assert lmp.extract_global("ntimestep") % 4 == 0
+
+
+def test_the_uncertainty_of_the_energy_is_shown_with_its_step(crystal, start_lammps):
+    """In LAMMPS's unit, for thermo output and ``fix halt``; none without uncertainties for LAMMPS."""
+    lmp = start_lammps(crystal, KINDS, "real")
+    calculator = Uncertain()
+    LammpsDriver(lmp, calculator, KINDS, interval=4)
+    lmp.command("thermo_style custom step pe f_e2ip[1] f_e2ip[2]")
+    shown = {}
+    for step in range(6):
+        lmp.command("run 1 post no" if step else "run 0 post no")
+        shown[step] = lmp.last_thermo()
+        assert shown[step]["f_e2ip[2]"] == step - step % 4
+        assert shown[step]["f_e2ip[1]"] == pytest.approx(shown[step - step % 4]["f_e2ip[1]"], rel=1e-6)
+    assert shown[0]["f_e2ip[1]"] == pytest.approx(0.1 * abs(shown[0]["PotEng"]), rel=1e-6)
+    assert shown[4]["f_e2ip[1]"] == pytest.approx(0.1 * abs(shown[4]["PotEng"]), rel=1e-6)
+    lmp = start_lammps(crystal, KINDS)
+    LammpsDriver(lmp, calculator, KINDS, keys=())
+    with pytest.raises(Exception, match="does not compute a vector"):
+        lmp.command("thermo_style custom step f_e2ip[1]")
+
+
+def test_numbers_of_processes_are_added_through_few_atoms(start_lammps):
+    """More numbers than a process has rows of its own atoms travel in several rounds."""
+    lmp = start_lammps(Atoms("Ar2", [[0, 0, 0], [0, 0, 4]], cell=[20] * 3, pbc=True), ["Ar"])
+    lmp.command(f"fix {SHARED_FIX} all property/atom {SHARED} {SHARED_WIDTH}")
+    for count in (0, 1, 7, 8, 64):
+        values = np.random.default_rng(count).normal(size=count)
+        sums = sum_over_processes(lmp, values)
+        np.testing.assert_array_equal(sums[:count], values)
+        assert len(sums) < count + 7 and not sums[count:].any()
 
 
 # Runs that end

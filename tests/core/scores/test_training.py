@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy.linalg import expm
 from scipy.stats import f as f_distribution
-from scipy.stats import multivariate_t, spearmanr
+from scipy.stats import multivariate_t, norm, spearmanr
 
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.maths.spd import sym6_to_matrix
-from e2ip_plugins.scores.training import FIGURES, ForceUncertainty, columns
+from e2ip_plugins.scores.training import FIGURES, EnergyUncertainty, ForceUncertainty, columns
 
 KEYS = {"nll", "coverage95", "spearman", "condition", "condition_max", "plateau"}
 
@@ -138,18 +138,53 @@ def test_leaves_no_graph():
         value.requires_grad_()
     metric = ForceUncertainty(E2IP)
     add(metric, b)
-    assert not any(t.requires_grad for t in metric.atoms)
+    assert not any(t.requires_grad for t in metric.rows)
+
+
+def energies(part=slice(None)):
+    """Reference, prediction and error bar of 40 energies; one lacks the first, one the last."""
+    normal = torch.Generator().manual_seed(7)
+    reference, std = torch.randn(40, generator=normal), 0.5 + torch.rand(40, generator=normal)
+    reference[3], std[5] = float("nan"), 0.0
+    return reference[part], torch.zeros(40)[part], std[part]
+
+
+def energy_figures_of(*parts):
+    metric = EnergyUncertainty()
+    for part in parts:
+        metric(*energies(part))
+    return metric.compute()
+
+
+def test_energies_agree_with_scipy_and_batches_add_up():
+    error, _, std = (values.double().numpy() for values in energies())
+    keep = np.isfinite(error) & (std > 0)
+    assert keep.sum() == 38
+    result = energy_figures_of(slice(None))
+    assert result["energy_nll"] == pytest.approx(-norm(scale=std[keep]).logpdf(error[keep]).mean(), rel=1e-6)
+    low, high = norm(scale=std[keep]).interval(0.95)
+    assert result["energy_coverage95"] == np.mean((low <= error[keep]) & (error[keep] <= high))
+    assert energy_figures_of(slice(0, 7), slice(7, 40)) == pytest.approx(result, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
+def test_energies_without_error_bars_have_no_figures():
+    for part in (None, slice(0, 0), slice(5, 6)):
+        values = energy_figures_of(*([] if part is None else [part])).values()
+        assert len(values) == 2 and all(math.isnan(value) for value in values)
 
 
 def two_ranks(rank, store):
-    """One of two processes: what it computes from its share of the atoms."""
+    """One of two processes: what it computes from its share of the atoms and frames."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     shared, lonely = ForceUncertainty(E2IP), ForceUncertainty(E2IP)
     add(shared, part_of(batch(40), slice(30 * rank, 30 + 10 * rank)))
     if rank == 0:
         add(lonely, batch(40))
-    results = [shared.compute(), lonely.compute()]
+    of_energies = EnergyUncertainty()
+    of_energies(*energies(slice(30 * rank, 30 + 10 * rank)))
+    results = [shared.compute(), lonely.compute(), of_energies.compute()]
     torch.distributed.destroy_process_group()
     return results
 
@@ -162,8 +197,10 @@ def test_two_processes_see_all_atoms(tmp_path):
     for process in ranks:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0
-        for result in json.loads(output):
+        *forces, of_energies = json.loads(output)
+        for result in forces:
             assert result == pytest.approx(figures_of(batch(40)), rel=1e-6)
+        assert of_energies == pytest.approx(energy_figures_of(slice(None)), rel=1e-6)
 
 
 if __name__ == "__main__":

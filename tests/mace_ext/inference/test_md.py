@@ -15,6 +15,7 @@ from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import BiasedCalculator, Monitor, MonitorStop, Quantile
 from e2ip_plugins.predictions.prediction_files import read_predictions
+from mace_ext.inference import batches
 from mace_ext.inference.calculator import open_model
 
 STD, LEVERAGE = "forces_epistemic_std", "e2ip_leverage"
@@ -292,12 +293,23 @@ def test_an_observed_run_is_stopped_by_a_monitor(observed):
     assert last.arrays[STD].shape == (6,) and last.info["uq_family"] == "niw"
 
 
+def test_the_energy_of_an_observed_run_is_watched(observed, fitted_file):
+    result = observed(
+        "run 3", "--watch", "energy_uncertainty_per_atom=1e-9", "--action", "stop", "--frames", "last.xyz"
+    )
+    assert result.exit_code == 3, result.output
+    last = ase.io.read("last.xyz")
+    assert "energy_uncertainty_per_atom is" in last.info["monitor_reason"]
+    model = batches.open_model(fitted_file)
+    expected = model.uncertainties([model.graph(last)[0]])
+    assert last.info["energy_uncertainty"] == pytest.approx(float(expected["energy_uncertainty"]), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "cutoff", "message"),
     [
         ((), 6.0, "the communication cutoff is 6 Å, and the model needs 14 Å .* put 'comm_modify cutoff 14'"),
         (("--interval", "5"), 14.0, "--interval: with --observe"),
-        (("--watch", "energy_uncertainty_per_atom=1"), 14.0, "an observer has no uncertainties of energies"),
         (("--key", "forces_epistemic_stdd"), 14.0, "'forces_epistemic_stdd' is no uncertainty"),
     ],
 )

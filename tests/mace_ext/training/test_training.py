@@ -32,6 +32,9 @@ def test_a_plain_run_learns_logs_and_saves(train):
     last = run.validation[-1]
     assert 1.0 < last["e2ip_condition"] < last["e2ip_condition_max"] < 1177.0
     assert "e2ip NLL / nats" in run.text and "RMSE F / meV / A" in run.text
+    # Energies have error bars from the fit on: in the final tables, not in those of epochs.
+    assert "e2ip energy NLL / nats" in run.text and "e2ip energy coverage @ 95 %" in run.text
+    assert not any("e2ip_energy_nll" in line for line in run.validation)
     assert type(run.model).__name__ == "ScaleShiftMACE"
     # MACE swallows the error of a failed compilation.
     assert (run.folder / "run_compiled.model").exists()

@@ -7,7 +7,7 @@ from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import ENERGY_OUTPUTS, FRAME_OUTPUTS, LEVERAGE
 from nequip_ext import E2IPCalculator, E2IPLoss, E2IPModel
 from nequip_ext.inference import batches
 from nequip_ext.inference.calculator import open_model
@@ -88,7 +88,14 @@ def train_smallest(tmp_path_factory, train, train_files, fast_compiler):
 
 @pytest.fixture(scope="module")
 def checkpoint(train_smallest):
-    return train_smallest("evidence=leverage")
+    """Path of one whose energies have error bars, and whose stresses have some that were not fitted."""
+    path = train_smallest("evidence=leverage")
+    content = torch.load(path, weights_only=False)
+    names = [name for name in content["state_dict"] if name.endswith("energies.stress_factors")]
+    assert names
+    content["state_dict"].update({name: torch.tensor([[0.7, 1.3]]) for name in names})
+    torch.save(content, path)
+    return path
 
 
 def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compiled):
@@ -106,6 +113,12 @@ def test_ahead_of_time_compiled_model(checkpoint, compile_for, frames, run_compi
         reference.calculate(atoms)
         calculator.calculate(atoms)
         assert calculator.results["uq_model"] == reference.results["uq_model"]
+        of_frame = [key.name for key in (FRAME_OUTPUTS if atoms.pbc.all() else ENERGY_OUTPUTS)]
+        for results in (calculator.results, reference.results):
+            assert [key.name for key in FRAME_OUTPUTS if key.name in results] == of_frame
+        for name in of_frame:
+            largest = np.abs(reference.results[name]).max()
+            assert largest > 0 and np.allclose(calculator.results[name], reference.results[name], atol=1e-4 * largest)
         for name in ("energy", *names):
             assert np.allclose(calculator.results[name], reference.results[name], rtol=1e-4, atol=1e-5), name
         for name in names:

@@ -305,9 +305,21 @@ def test_figures_share_their_atoms(monkeypatch):
         assert len(judged) == before + 1
         epoch = metrics.compute()
         assert len(judged) == before + 2
-        assert len(shared.atoms) == 2
+        assert len(shared.rows) == 2
         for name in names:  # the same batch twice
             assert step[name].item() == pytest.approx(epoch[name].item())
         metrics.to("cpu").reset()
-        assert len(shared.atoms) == 0
+        assert len(shared.rows) == 0
     assert original["e2ip_nll"].shared is not E2IPMetrics()["e2ip_nll"].shared
+
+
+def test_energies_of_models_without_error_bars_have_no_figures():
+    preds, target = batch()
+    metrics = E2IPMetrics()
+    for known, extra in ((False, {}), (True, {"energy_uncertainty": torch.full((len(target["total_energy"]),), 0.1)})):
+        values = [metrics({**preds, **extra}, target), metrics.compute()]
+        assert all(("e2ip_energy_nll" in v) is ("e2ip_energy_coverage95" in v) is known for v in values)
+        metrics.reset()
+    E2IPMetrics({"forces_rmse": 1.0, "e2ip_energy_nll": None})
+    with pytest.raises(InputError, match="e2ip_energy_nll cannot have a weight"):
+        E2IPMetrics({"forces_rmse": 1.0, "e2ip_energy_nll": 1.0})

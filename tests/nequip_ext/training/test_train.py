@@ -38,6 +38,12 @@ def test_validation_log_has_our_figures_beside_the_stock_ones(trained, baseline,
     assert set(ours[2]) == set(stock[2]) | names
 
 
+def test_energies_have_figures_after_the_fit(trained, logged):
+    """In the test run: error bars of energies are fitted after the training, and its epochs have none."""
+    (tested,) = logged(trained, "test0_epoch").values()
+    assert np.isfinite(tested["test0_epoch/e2ip_energy_nll"]) and 0 <= tested["test0_epoch/e2ip_energy_coverage95"] <= 1
+
+
 def test_writer_puts_uncertainties_into_xyz(trained, baseline, train_files):
     frames = ase.io.read(trained / "test_dataset0.xyz", ":")
     reference = ase.io.read(train_files["test"], ":")
