@@ -3,6 +3,7 @@
 python benchmarks/evidence.py --table
 """
 
+import functools
 import json
 from pathlib import Path
 from statistics import mean
@@ -28,15 +29,19 @@ SETS = {
     "aluminium": ("aluminium", "200 K", "700, 950 K"),
     "copper-gold": ("copper-gold", "200 K", "900, 1300 K"),
 }
+#: Epochs on aspirin in `e2ip bench rmd17 --preset cpu`.
+EPOCHS = 24
 HOSTS = {"mace": "MACE", "nequip": "NequIP"}
 
 
-def values(rows: list[dict[str, Any]], dataset: str, host: str, title: str, test: str, key: str) -> list[float]:
-    """Return a score of every seed; empty where there is none."""
+def values(
+    rows: list[dict[str, Any]], dataset: str, host: str, title: str, test: str, key: str, how: str = "raw"
+) -> list[float]:
+    """Return a score of every seed, with a calibration (``how``); empty where there is none."""
     cases = [row["cases"] for row in rows if (row["dataset"], row["host"], row["title"]) == (dataset, host, title)]
     tests = [case["tests"].get(test, {}) for case in (cases[0] if cases else [])]
     # A model without a distribution has its errors alone.
-    scores = [scores.get("raw", scores).get(key) for scores in tests]
+    scores = [scores.get(how, scores).get(key) for scores in tests]
     return [score for score in scores if score is not None]
 
 
@@ -86,6 +91,34 @@ def calibration(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def lengths(rows: list[dict[str, Any]]) -> str:
+    """Return the table of aspirin over the length of trainings; NLL for a density in (kcal/mol/Å)⁻³."""
+    lines = [
+        "| | epochs | MAE: stock | e²IP | ratio | NLL: e²IP | five stock models | CE: e²IP | Spearman: e²IP | five |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for host, label in HOSTS.items():
+        for factor in (1.0, 2.0, 4.0):
+            chosen = [row for row in rows if row.get("benchmark") == "rmd17" and row["epochs"] == factor]
+            score = functools.partial(values, chosen, "aspirin", host)
+            stock, ours = (score(title, "test", "force_mae") for title in ("stock model", "e²IP"))
+            cells = [label, f"{EPOCHS * factor:.0f}", f"{1000 * mean(stock):.1f}"]
+            cells += [f"{1000 * mean(ours):.1f}", f"{mean(ours) / mean(stock):.2f}"] if ours else ["", ""]
+            for title, key, how, digits in (
+                ("e²IP", "nll_kcal", "raw", 2),
+                ("DE, isotropic", "nll_kcal", "floor", 2),
+                ("DE, K = 5", "nll_kcal", "floor", 2),
+                ("e²IP", "calibration_error", "raw", 3),
+                ("e²IP", "spearman_epistemic", "raw", 2),
+                ("DE, K = 5", "spearman_epistemic", "raw", 2),
+            ):
+                found = score(title, "test", key, how)
+                cells.append(f"{mean(found):.{digits}f}" if found else "")
+            best = min(cell for cell in cells[6:8] if cell)
+            lines.append(f"| {' | '.join([*cells[:6], best, *cells[8:]])} |")
+    return "\n".join(lines)
+
+
 def draw(rows: list[dict[str, Any]], folder: Path) -> None:
     """Draw force errors against those of the stock model, and coverages with and without the leverage."""
     for name, title_of_axes in (("accuracy", "Force error, e²IP over stock"), ("coverage", "Coverage of 95 % regions")):
@@ -125,7 +158,8 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
 def main() -> None:
     options = parser_of(__doc__, "evidence", "table", "figure").parse_args()
     rows = json.loads((RESULTS / "calibration.json").read_text(encoding="utf-8"))
-    print(accuracy(rows), calibration(rows), sep="\n\n")
+    longer = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    print(accuracy(rows), lengths(longer), calibration(rows), sep="\n\n")
     draw(rows, options.figure.parent)
 
 
