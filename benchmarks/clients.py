@@ -6,8 +6,8 @@
 
 A tiny MACE model of tests/fixtures drives every client for a few steps: the physics is nonsense, the interfaces are
 not. Every client is a function that returns what it handed back. Results join benchmarks/results/clients.json. LAMMPS,
-i-PI and torch-sim have tests of their own. For the others: pip install phonopy matcalc quacc wfl joblib janus-core, best
-into an environment of their own, because they bring many packages along.
+i-PI and torch-sim have tests of their own. For the others: pip install phonopy matcalc quacc wfl joblib janus-core,
+best into an environment of their own, because they bring many packages along.
 """
 
 import json
@@ -96,7 +96,7 @@ def neb() -> list[str]:
     shared = calculator()
     for image in images:
         image.calc = shared
-    band = NEB(images, allow_shared_calculator=True)
+    band = NEB(images, allow_shared_calculator=True, method="improvedtangent")
     band.interpolate()
     FIRE(band, logfile=None).run(steps=2)
     # Of a shared calculator every image asks again.
@@ -136,14 +136,12 @@ def phonopy() -> list[str]:
 
 
 def matcalc() -> list[str]:
-    """matcalc: a relaxation; its results are a dictionary, the calculator keeps those of the last call."""
+    """matcalc: a relaxation, the dictionary that it returns; the calculator keeps the outputs of the last structure."""
     from matcalc import RelaxCalc
 
-    calc = calculator()
     cell = crystal()
     cell.calc = None
-    result = RelaxCalc(calc, max_steps=2, relax_cell=True, fmax=0.5).calc(cell)
-    return outputs([*result, *calc.results])
+    return outputs(RelaxCalc(calculator(), max_steps=2, relax_cell=True, fmax=0.5).calc(cell))
 
 
 def quacc() -> list[str]:
