@@ -2,7 +2,7 @@
 
     python benchmarks/clients.py                # every client that is installed here
     python benchmarks/clients.py --clients neb  # one of them
-    python benchmarks/clients.py --table        # the table of docs/clients.md, from the results
+    python benchmarks/clients.py --table        # the table of docs/howto/other-tools.md
 
 A tiny MACE model of tests/fixtures drives every client for a few steps: the physics is nonsense, the interfaces are
 not. Every client is a function that returns what it handed back. Results join benchmarks/results/clients.json. LAMMPS,
@@ -244,7 +244,7 @@ def tried(name: str) -> dict:
 
 
 def table(results: dict[str, dict]) -> str:
-    """Return the table of docs/clients.md."""
+    """Return the table of docs/howto/other-tools.md."""
     lines = ["| client | tried | " + " | ".join(f"`{name}`" for name in OUTPUTS) + " |"]
     lines.append("|---|---|" + "---|" * len(OUTPUTS))
     for name, result in results.items():
