@@ -1,120 +1,276 @@
-"""Run a model with a readout in other people's tools, and print which results come through.
+"""Which outputs of a model with a readout come through other people's tools.
 
-    pip install phonopy joblib matcalc wfl quacc janus-core
-    python benchmarks/clients.py my-e2ip.model structure.xyz             # or names of tools after the files
+    python benchmarks/clients.py                # every client that is installed here
+    python benchmarks/clients.py --clients neb  # one of them
+    python benchmarks/clients.py --table        # the table of docs/howto/other-tools.md
 
-The model is a MACE .model. Tools that are not installed are skipped.
+A tiny MACE model of tests/fixtures drives every client for a few steps: the physics is nonsense, the interfaces are
+not. Every client is a function that returns what it handed back. Results join benchmarks/results/clients.json. LAMMPS,
+i-PI and torch-sim have tests of their own. For the others: pip install phonopy matcalc quacc wfl joblib janus-core,
+best into an environment of their own, because they bring many packages along.
 """
 
-import argparse
+import json
+import lzma
 import os
 import tempfile
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import ase.io
+import numpy as np
 from ase import Atoms
-from mace.calculators import MACECalculator
+from ase.build import bulk
+from common import DEMO_DATA, ROOT, parser_of
+
+#: What is looked for in what a client hands back.
+OUTPUTS = ("energy", "forces", "stress", "forces_cov", "e2ip_leverage", "energy_uncertainty")
 
 
-def calculator(model: str, **options: Any) -> MACECalculator:
-    return MACECalculator(model, device="cpu", default_dtype="float64", **options)
+def calculator(**options: object) -> object:
+    """Return the calculator of the fixture, which lies unpacked in the working folder."""
+    from mace.calculators import MACECalculator
+
+    return MACECalculator(model_paths="tiny.model", device="cpu", default_dtype="float64", **options)
 
 
-def ase_optimiser(model: str, atoms: Atoms) -> Any:
-    from ase.optimize import BFGS
+def molecule(index: int = 0) -> Atoms:
+    """Return a frame of the demo with a calculator."""
+    atoms = ase.io.read(DEMO_DATA / "test.extxyz", index)
+    # Labels of the file would be taken for predictions.
+    atoms = Atoms(atoms.numbers, atoms.positions)
+    atoms.calc = calculator()
+    return atoms
+
+
+def crystal() -> Atoms:
+    """Return diamond with a calculator."""
+    atoms = bulk("C", "diamond", a=3.57)
+    atoms.calc = calculator()
+    return atoms
+
+
+def outputs(names: Iterable[str]) -> list[str]:
+    """Return which of `OUTPUTS` are among some names, whatever stands before them."""
+    return [name for name in OUTPUTS if any(n == name or n.endswith(f"_{name}") for n in names)]
+
+
+def optimisers() -> list[str]:
+    """ASE: BFGS, LBFGS and FIRE, and BFGS with a moving cell."""
+    from ase.filters import FrechetCellFilter
+    from ase.optimize import BFGS, FIRE, LBFGS
+
+    for optimiser in (BFGS, LBFGS, FIRE):
+        atoms = molecule()
+        optimiser(atoms, logfile=None).run(steps=2)
+    cell = crystal()
+    BFGS(FrechetCellFilter(cell), logfile=None).run(steps=2)
+    return outputs([*atoms.calc.results, *(name for name in cell.calc.results if name == "stress")])
+
+
+def dynamics() -> list[str]:
+    """ASE: Langevin dynamics, with a trajectory of e2ip_plugins.md.with_results."""
+    from ase import units
+    from ase.md.langevin import Langevin
 
     from e2ip_plugins.md import with_results
 
-    atoms.calc = calculator(model, uncertainties="on request")
-    BFGS(atoms, logfile=None).run(fmax=0.05, steps=20)
-    return sorted(with_results(atoms).arrays)
+    atoms, frames = molecule(), []
+    run = Langevin(atoms, 0.5 * units.fs, temperature_K=300, friction=0.01, rng=np.random.default_rng(0))
+    run.attach(lambda: frames.append(with_results(atoms)))
+    run.run(2)
+    ase.io.write("md.xyz", frames)
+    last = ase.io.read("md.xyz", -1)
+    return outputs([*last.arrays, *last.info, *last.calc.results])
 
 
-def phonopy(model: str, atoms: Atoms) -> Any:
+def neb() -> list[str]:
+    """ASE: a nudged elastic band of five images that share a calculator."""
+    from ase.mep import NEB
+    from ase.optimize import FIRE
+
+    ends = molecule(0), molecule(1)
+    images = [ends[0], *(ends[0].copy() for _ in range(3)), ends[1]]
+    shared = calculator()
+    for image in images:
+        image.calc = shared
+    band = NEB(images, allow_shared_calculator=True, method="improvedtangent")
+    band.interpolate()
+    FIRE(band, logfile=None).run(steps=2)
+    # Of a shared calculator every image asks again.
+    names = set(outputs(shared.results))
+    return [name for name in OUTPUTS if name in names and np.size(shared.get_property(name, images[2]))]
+
+
+def ase_phonons() -> list[str]:
+    """ASE: phonons from finite displacements; its cache has forces alone."""
+    from ase.phonons import Phonons
+
+    phonons = Phonons(crystal(), calculator(), supercell=(2, 2, 2), delta=0.02, name="phonons")
+    phonons.run()
+    phonons.read()
+    cached = [json.loads(path.read_text()) for path in Path("phonons").glob("cache.*.json")]
+    return outputs({name for entry in cached for name in entry})
+
+
+def phonopy() -> list[str]:
+    """phonopy: displacements from it, forces from the calculator; covariances are read in the same loop."""
     from phonopy import Phonopy
     from phonopy.structure.atoms import PhonopyAtoms
 
-    cell = PhonopyAtoms(atoms.get_chemical_symbols(), cell=atoms.cell[:], scaled_positions=atoms.get_scaled_positions())
-    phonons = Phonopy(cell, supercell_matrix=[[1, 0, 0], [0, 1, 0], [0, 0, 1]])
-    phonons.generate_displacements(distance=0.02)
-    forces, deviations, calc = [], [], calculator(model, uncertainties="on request")
-    for displaced in phonons.supercells_with_displacements[:2]:
-        frame = Atoms(displaced.symbols, cell=displaced.cell, scaled_positions=displaced.scaled_positions, pbc=True)
-        frame.calc = calc
-        forces.append(frame.get_forces())
-        deviations.append(float(calc.results["forces_uncertainty"].max()))
-    return {"largest force uncertainties of the first displaced cells": deviations}
+    cell = crystal()
+    unit = PhonopyAtoms(symbols=cell.symbols, cell=cell.cell[:], scaled_positions=cell.get_scaled_positions())
+    phonon, calc, forces, names = Phonopy(unit, 2 * np.eye(3)), calculator(), [], set()
+    phonon.generate_displacements(distance=0.02)
+    for displaced in phonon.supercells_with_displacements:
+        atoms = Atoms(displaced.symbols, cell=displaced.cell, scaled_positions=displaced.scaled_positions, pbc=True)
+        atoms.calc = calc
+        forces.append(atoms.get_forces())
+        names.update(calc.results)
+    phonon.forces = forces
+    phonon.produce_force_constants()
+    assert np.isfinite(phonon.force_constants).all()
+    return outputs(names)
 
 
-def _one(model: str, atoms: Atoms) -> list[str]:
-    atoms.calc = calculator(model)
-    atoms.get_forces()
-    return sorted(atoms.calc.results)
-
-
-def joblib(model: str, atoms: Atoms) -> Any:
-    from joblib import Parallel, delayed
-
-    return Parallel(n_jobs=2)(delayed(_one)(model, atoms.copy()) for _ in range(2))[0]
-
-
-def matcalc(model: str, atoms: Atoms) -> Any:
+def matcalc() -> list[str]:
+    """matcalc: a relaxation, the dictionary that it returns; the calculator keeps the outputs of the last structure."""
     from matcalc import RelaxCalc
 
-    return sorted(RelaxCalc(calculator(model), fmax=0.1, relax_cell=False).calc(atoms))
+    cell = crystal()
+    cell.calc = None
+    return outputs(RelaxCalc(calculator(), max_steps=2, relax_cell=True, fmax=0.5).calc(cell))
 
 
-def wfl(model: str, atoms: Atoms) -> Any:
-    from wfl.calculators.generic import calculate
-    from wfl.configset import ConfigSet, OutputSpec
-
-    ase.io.write("in.xyz", atoms)
-    properties = ["energy", "forces"]
-    calculate(ConfigSet("in.xyz"), OutputSpec("out.xyz"), calculator(model), properties, output_prefix="mace_")
-    frame = ase.io.read("out.xyz")
-    return [*sorted(frame.arrays), *sorted(frame.info)]
-
-
-def quacc(model: str, atoms: Atoms) -> Any:
+def quacc() -> list[str]:
+    """quacc: its runner and summary, of which recipes are made."""
+    os.environ["QUACC_RESULTS_DIR"] = os.environ["QUACC_SCRATCH_DIR"] = str(Path.cwd())
     from quacc.runners.ase import Runner
     from quacc.schemas.ase import Summarize
 
-    final = Runner(atoms, calculator(model)).run_calc()
-    return sorted(Summarize().run(final, atoms)["results"])
+    atoms = molecule()
+    final = Runner(atoms, atoms.calc).run_calc()
+    summary = Summarize(additional_fields={"name": "clients"}).run(final, atoms)
+    return outputs(summary["results"])
 
 
-def janus(model: str, atoms: Atoms) -> Any:
+def wfl() -> list[str]:
+    """wfl: its generic calculation over a file of configurations."""
+    from wfl.autoparallelize import AutoparaInfo
+    from wfl.calculators import generic
+    from wfl.configset import ConfigSet, OutputSpec
+
+    atoms = molecule()
+    atoms.calc = None
+    info = AutoparaInfo(num_python_subprocesses=0)
+    done = generic.calculate(
+        ConfigSet([atoms]),
+        OutputSpec(),
+        calculator(),
+        properties=["energy", "forces", "forces_cov"],
+        output_prefix="m_",
+        autopara_info=info,
+    )
+    (result,) = list(done)
+    return outputs([*result.arrays, *result.info])
+
+
+def _worker(index: int) -> dict:
+    atoms = molecule(index)
+    atoms.get_forces()
+    return atoms.calc.results
+
+
+def joblib() -> list[str]:
+    """joblib: frames in two processes, a calculator in each, whose results come back."""
+    from joblib import Parallel, delayed
+
+    results = Parallel(n_jobs=2)(delayed(_worker)(index) for index in range(2))
+    return outputs(set(results[0]) & set(results[1]))
+
+
+def janus_core() -> list[str]:
+    """janus-core: a single point of a MACE model file, with the file that it writes."""
     from janus_core.calculations.single_point import SinglePoint
 
-    ase.io.write("in.xyz", atoms)
-    options = {"calc_kwargs": {"default_dtype": "float64"}, "properties": ["energy", "forces"], "write_results": True}
-    SinglePoint(struct="in.xyz", arch="mace_mp", model=model, **options).run()
-    frame = ase.io.read(next(Path().glob("**/*results*.extxyz")))
-    return [*sorted(frame.arrays), *sorted(frame.info)]
+    ase.io.write("in.xyz", Atoms(molecule().numbers, molecule().positions))
+    point = SinglePoint(
+        struct="in.xyz", arch="mace", model="tiny.model", device="cpu", write_results=True, file_prefix="janus"
+    )
+    point.run()
+    (written,) = Path().glob("janus*.extxyz")
+    frame = ase.io.read(written)
+    return outputs([*frame.arrays, *frame.info, *frame.calc.results] if frame.calc else [*frame.arrays, *frame.info])
 
 
-CLIENTS: dict[str, Callable[[str, Atoms], Any]] = {
-    client.__name__: client for client in (ase_optimiser, phonopy, joblib, matcalc, wfl, quacc, janus)
+#: Clients by name: the distribution that they come with, and what runs them.
+CLIENTS: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "optimisers": ("ase", optimisers),
+    "dynamics": ("ase", dynamics),
+    "neb": ("ase", neb),
+    "phonons": ("ase", ase_phonons),
+    "phonopy": ("phonopy", phonopy),
+    "matcalc": ("matcalc", matcalc),
+    "quacc": ("quacc", quacc),
+    "wfl": ("wfl", wfl),
+    "joblib": ("joblib", joblib),
+    "janus-core": ("janus-core", janus_core),
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("structure", help="a periodic structure; its last frame is taken")
-    parser.add_argument("clients", nargs="*", help=", ".join(CLIENTS))
-    options = parser.parse_args()
-    model, atoms = str(Path(options.model).resolve()), ase.io.read(options.structure)
-    # Without results and labels of the file.
-    frame = Atoms(atoms.symbols, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
-    os.chdir(tempfile.mkdtemp())
-    for name in options.clients or CLIENTS:
+def tried(name: str) -> dict:
+    """Run one client in a folder of its own; return its version and what came through, or the error."""
+    distribution, run = CLIENTS[name]
+    try:
+        result: dict = {"version": f"{distribution} {version(distribution)}"}
+    except PackageNotFoundError:
+        return {}
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        packed = max((ROOT / "tests" / "fixtures").glob("mace_v*/tiny.model.xz"))
+        os.chdir(folder)
+        Path("tiny.model").write_bytes(lzma.decompress(packed.read_bytes()))
         try:
-            print(f"{name}: {CLIENTS[name](model, frame.copy())}", flush=True)
-        except ModuleNotFoundError as error:
-            print(f"{name}: not installed ({error.name})", flush=True)
+            result |= {"outputs": run()}
+        # A client may fail in any way; the table says how.
+        except Exception as error:
+            traceback.print_exc()
+            result |= {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        finally:
+            os.chdir(before)
+    return result
+
+
+def table(results: dict[str, dict]) -> str:
+    """Return the table of docs/howto/other-tools.md."""
+    lines = ["| client | tried | " + " | ".join(f"`{name}`" for name in OUTPUTS) + " |"]
+    lines.append("|---|---|" + "---|" * len(OUTPUTS))
+    for name, result in results.items():
+        marks = ["yes" if output in result.get("outputs", ()) else "–" for output in OUTPUTS]
+        if "error" in result:
+            marks = ["failed", *[""] * (len(OUTPUTS) - 1)]
+        what = CLIENTS[name][1].__doc__.split(";")[0].rstrip(".")
+        lines.append(f"| {what} | {result['version']} | " + " | ".join(marks) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Try the clients, keep the results and print the table."""
+    parser = parser_of(__doc__, "clients", "out", "table")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="which ones, separated by commas")
+    options = parser.parse_args()
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for name in [] if options.table else options.clients.split(","):
+        result = tried(name)
+        print(f"{name}: {result or 'is not installed here'}", flush=True)
+        if result:
+            results[name] = result
+    results = {name: results[name] for name in CLIENTS if name in results}
+    if not options.table:
+        options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(table(results))
 
 
 if __name__ == "__main__":
