@@ -6,8 +6,9 @@
 
 To be run with the Python of the MACE environment. A small model is trained for one epoch on the demo's frames. The
 frames of the fits are molecules of four to six atoms, rattled, and their labels those of springs. ``memory`` watches
-the resident memory of a fit with a tenth as many validation frames for every number of frames. ``resume`` kills a fit in the pass over the training set and in that over the validation set (SIGKILL), has it
-go on, and compares the model with that of a fit without a stop, bit by bit; and with one of two parts.
+the resident memory of a fit with a tenth as many validation frames for every number of frames. ``resume`` kills a fit
+in the pass over the training set and in that over the validation set (SIGKILL), has it go on, and compares the model
+with that of a fit without a stop, bit by bit; and with one of two parts.
 """
 
 import json
