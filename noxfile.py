@@ -8,6 +8,7 @@ Without nox the file makes itself a small environment (.venv-nox) that has it; w
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Examples in the docstrings of the installed core. Triton kernels cannot be imported without Triton.
 EXAMPLES = ("--doctest-modules", "--ignore-glob=*/triton_*.py", "--pyargs", "e2ip_plugins")
 HOSTS = ("nequip", "mace")
-#: Releases that the session `matrix` tries, in the table of docs/releases.md; the newest with further Pythons, too.
+#: Releases that the session `matrix` tries, in the table of docs/reference/releases.md; the newest with more Pythons.
 RELEASES = {
     "mace": ("0.3.13", "0.3.14", "0.3.15", "0.3.16"),
     "nequip": ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1"),
@@ -220,7 +221,7 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
     """Try releases of the hosts: contract tests, trainings of one epoch, predictions (gigabytes for each).
 
     One of them is ``-s "matrix(mace='0.3.14')"``. Results and models stay in runs/releases, where each release opens
-    the models of the others; docs/releases.md has the table. A Python that is not installed is skipped.
+    the models of the others; docs/reference/releases.md has the table. A Python that is not installed is skipped.
     """
     session.install(*CONSTRAINED, "torch")
     requirement = {"mace": "mace-torch", "nequip": "nequip"}[host]
@@ -235,7 +236,7 @@ def matrix(session: nox.Session, host: str, release: str) -> None:
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])
 def calibration(session: nox.Session) -> None:
-    """Train what benchmarks/results still lacks for docs/calibration.md and docs/leverage.md and write the tables.
+    """Train what benchmarks/results still lacks for docs/evidence/calibration.md and write the tables.
 
     Takes hours, resumes what was interrupted; data from E2IP_DATA. Arguments after -- go to `e2ip bench`.
     """
@@ -272,6 +273,27 @@ def active_learning(session: nox.Session) -> None:
     python = COMMANDS["mace"] / "python"
     session.run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"), external=True)
     session.run(python, "benchmarks/active_learning.py", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+@nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
+def package(session: nox.Session, host: str) -> None:
+    """Build wheel and sdist, check both, and use the wheel as users do in an environment without anything else."""
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    session.install("build", "twine")
+    session.run("python", "-m", "build", "--outdir", folder / "dist", silent=True)
+    files = sorted((folder / "dist").iterdir())
+    session.run("twine", "check", "--strict", *files)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    session.run("python", "-m", "venv", folder / "empty")
+    python = folder / "empty" / "bin" / "python"
+    session.run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, f"{wheel}[{host}]", external=True)
+    # Nothing of the repository may be imported, nor installed for the user.
+    session.chdir(folder)
+    tour = (python, "-I", ROOT / "demo" / "first_steps.py", host, ROOT / "demo" / "data", folder / "first_steps")
+    session.run(*tour, env={**ONE_THREAD, "PYTHONNOUSERSITE": "1"}, external=True)
 
 
 @nox.session(venv_backend="none", default=False, requires=["nequip", "mace"])

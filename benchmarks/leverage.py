@@ -29,8 +29,8 @@ from common import load, markdown, parser_of
 from e2ip_plugins import families
 from e2ip_plugins.families.laws import Elliptical, law_of
 from e2ip_plugins.fitting.constants import Samples
-from e2ip_plugins.fitting.fit import training_subset
 from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.fitting.sample import training_subset
 from e2ip_plugins.leverage.form import FORM, inflate
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
@@ -42,13 +42,13 @@ SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 FIGURES += ("z_rms_minor", "z_rms_middle", "z_rms_major")
 
-#: Number of the package's form, in results; a change of the form raises it (docs/leverage.md says what was changed).
+#: Number of the package's form, in results; a change of the form raises it (docs/develop/method-history.md has them).
 FORM_NUMBER = 8
 #: Bins of the leverage in the figure, and the atoms that one must have.
 BINS, LEAST_ATOMS = np.geomspace(0.25, 512.0, 23), 50
 #: An alternative that is no constant of the form: h̄ is h.
 WITHOUT_NEIGHBOURS = "own leverage alone"
-#: Alternatives change one thing at a time. docs/leverage.md has further ones, which commit 210d723 computes.
+#: Alternatives change one thing at a time. results/leverage.json has further ones, which commit 210d723 computes.
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     "as shipped, here": {},
     **{f"ridge {ridge}": {"ridge": float(ridge)} for ridge in ("1e-3", "1e-4")},

@@ -30,7 +30,7 @@ project = "e2ip-plugins"
 version = release = e2ip_plugins.__version__
 author = copyright = "The e2ip-plugins developers"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 # Options in running text keep their two hyphens.
 smartquotes = False
@@ -49,6 +49,8 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 100
 
+# Formulas between dollar signs, and grids of cards.
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 # Links in Markdown lead to pages, headings and files, never to a Python name that happens to be the same word.
 myst_ref_domains = ["std"]

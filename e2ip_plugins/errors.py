@@ -8,5 +8,9 @@ class InputError(ValueError):
     """
 
 
+class ResumableError(InputError):
+    """What stopped long work, of which everything that is finished is kept: the same command goes on."""
+
+
 class UncertaintyWarning(UserWarning):
     """Warning about an uncertainty: above its threshold, with a doubtful threshold, or of a model never fitted."""

@@ -11,12 +11,13 @@ from typing import Dict, List, Tuple
 from e2ip_plugins import contract
 from mace_ext.switch import disabled
 
-#: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
+#: Releases that were tested (docs/reference/releases.md). Others are used, with a warning, if they have all that is
+#: named here.
 TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
 
 #: Patched modules: what the patch replaces or relies on there, with the parameters that it passes on
 #: (`contract.problem`). The patch is ``apply`` in the module of `mace_ext.patches` with the same last name; its
-#: docstring and docs/mace-training.md say what it is for.
+#: docstring and docs/howto/train-mace.md say what it is for.
 SEAMS: Dict[str, Tuple[str, ...]] = {
     "mace.tools.arg_parser": ("build_default_arg_parser()",),
     "mace.tools.model_script_utils": (

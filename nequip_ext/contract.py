@@ -10,7 +10,8 @@ from typing import List
 from e2ip_plugins import contract
 from e2ip_plugins.errors import InputError
 
-#: Releases that were tested (docs/releases.md). Others are used, with a warning, if they have all that is named here.
+#: Releases that were tested (docs/reference/releases.md). Others are used, with a warning, if they have all that is
+#: named here.
 TESTED = ("0.16.2", "0.17.1", "0.18.0", "0.19.0", "0.19.1")
 
 #: Terms by module, see `e2ip_plugins.contract.problem`.

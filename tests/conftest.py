@@ -46,10 +46,10 @@ def reference_frames(tmp_path):
 def run_tool():
     """Function that runs a command of this environment, asserts that it went well, and gives what it printed."""
 
+    from forked_commands import run_command
+
     def run(name, *arguments, **options):
-        command = [str(part) for part in (Path(sys.executable).parent / name, *arguments)]
-        options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
-        done = subprocess.run(command, capture_output=True, text=True, **options)
+        done = run_command([Path(sys.executable).parent / name, *arguments], **options)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return done.stdout + done.stderr
 

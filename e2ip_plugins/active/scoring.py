@@ -13,7 +13,7 @@ import torch
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features
 from e2ip_plugins.fitting.moments import Moments, leverages, norms_of
-from e2ip_plugins.fitting.training_atoms import TrainingAtoms
+from e2ip_plugins.fitting.training_atoms import TrainingAtoms, TrainingBatch
 from e2ip_plugins.leverage.form import FORM
 
 
@@ -94,8 +94,10 @@ class _WorkingMoments:
 def _features_of_fit(training: Features) -> Dict[int, np.ndarray]:
     """Return the features by kind of as many atoms as a fit keeps, in its order."""
     atoms = TrainingAtoms(int(training.kinds.max()) + 1)
-    atoms.add(torch.from_numpy(training.scalars), torch.from_numpy(training.kinds), torch.zeros(len(training.kinds)))
-    return {kind: atoms.features(kind) for kind in np.flatnonzero(atoms.count).tolist()}
+    scalars, kinds, frames = map(torch.from_numpy, (training.scalars, training.kinds, training.frames))
+    atoms.add(scalars, kinds, torch.zeros(len(kinds)), TrainingBatch(frames))
+    atoms.gather()
+    return dict(atoms.by_kind())
 
 
 def at_random(

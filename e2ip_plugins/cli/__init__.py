@@ -54,6 +54,7 @@ def _options(
 app.command("compare")(reports.compare_command)
 app.command("ensemble")(reports.ensemble_command)
 app.command("calibrate")(reports.calibrate_command)
+app.command("view")(reports.view_command)
 app.command("difference")(energies.difference_command)
 app.command("members")(energies.members_command)
 app.command("bench")(benchmarks.bench_command)

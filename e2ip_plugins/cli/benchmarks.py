@@ -27,7 +27,7 @@ def bench_command(
     methods: Annotated[
         Optional[str],
         typer.Option(
-            help="Methods of docs/bench.md, like stock,e2ip,mve; stock also trains the members of its ensemble. "
+            help="Methods of docs/howto/bench.md, like stock,e2ip,mve; stock also trains the members of its ensemble. "
             "[default: the table's]"
         ),
     ] = None,
@@ -43,7 +43,7 @@ def bench_command(
 ) -> None:
     """Train and judge methods side by side, by default the stock model and e²IP.
 
-    A data set is described in a few lines of YAML (docs/bench.md). Trainings go through the commands of
+    A data set is described in a few lines of YAML (docs/howto/bench.md). Trainings go through the commands of
     MACE or NequIP. What is finished is skipped, what was stopped or killed goes on, and tables that need
     the same model share it. Tables hold all that is finished in the folder, of both frameworks, whatever
     a call names.

@@ -4,7 +4,7 @@ import warnings
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Annotated, Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import typer
 
@@ -15,6 +15,9 @@ HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
 
 #: The same for commands that only evaluate.
 WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
+
+#: Endings of data that the frameworks read, each its own.
+OF_HOSTS = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb", ".npz", ".yaml", ".yml")
 
 # Options that several commands have.
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
@@ -132,13 +135,47 @@ def read_references(paths: Sequence[Path], forces_key: Optional[str], energy_key
 
     with_copies = read_frames(paths, forces_key, on_note=warn, energy_key=energy_key)
     frames = once(with_copies)
-    if len(frames) < len(with_copies):
-        warn(f"{len(with_copies) - len(frames)} {kind} frames are there more than once, and count once")
     weighted = [frame for frame in frames if frame.forces is None or frame.forces.counts]
     lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
+    _tell_of_references(len(with_copies), len(frames), lacking, kind)
+    return frames
+
+
+def stored_frames(
+    paths: Sequence[Path],
+    host: str,
+    split: str,
+    forces_key: Optional[str],
+    energy_key: Optional[str],
+    need_forces: bool,
+) -> Any:
+    """Return frames that stay in their files, of which the framework of a model may be the only one to read some.
+
+    ``split`` is ``train`` or ``val``: which of the sets of a training they are, where a file has several.
+    """
+    from e2ip_plugins.predictions.stored_frames import FrameSource, StoredFrames
+
+    def open_source(path: Path, keys: Tuple[Optional[str], Optional[str]]) -> Optional[FrameSource]:
+        if not (path.is_dir() or path.suffix in OF_HOSTS):
+            return None
+        return entry_point("frames", host, f"{path}: is read by {host}")(path, keys, split)
+
+    return StoredFrames(paths, forces_key, need_forces, warn, energy_key, open_source)
+
+
+def stored_references(paths: Sequence[Path], host: str, forces_key: Optional[str], energy_key: Optional[str]) -> Any:
+    """Return validation frames that stay in their files, each once, and warn of what is left out."""
+    with_copies = stored_frames(paths, host, "val", forces_key, energy_key, need_forces=True)
+    frames = with_copies.once()
+    _tell_of_references(len(with_copies), len(frames), frames.lacking, "validation")
+    return frames
+
+
+def _tell_of_references(with_copies: int, frames: int, lacking: int, kind: str) -> None:
+    if frames < with_copies:
+        warn(f"{with_copies - frames} {kind} frames are there more than once, and count once")
     if lacking:
         warn(f"{lacking} {kind} atoms have no finite reference force and are left out")
-    return frames
 
 
 def make_folder(out: Path) -> None:

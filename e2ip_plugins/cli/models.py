@@ -3,16 +3,19 @@ makes what LAMMPS runs compiled models with."""
 
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, List, Optional
+from typing import Annotated, Any, List, Optional, Tuple
 
 import typer
 
 from e2ip_plugins.cli import checks
+from e2ip_plugins.errors import InputError
 
 
 def fit_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip; with or without a readout.")],
-    train: Annotated[List[Path], typer.Option(help="Training frames, as the model had them; may be repeated.")],
+    train: Annotated[
+        List[Path], typer.Option(help="Training frames, as the model had them, of any number; may be repeated.")
+    ],
     valid: Annotated[List[Path], typer.Option(help="Other frames, with forces, to fit constants on; may be repeated.")],
     output: Annotated[
         Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
@@ -22,6 +25,12 @@ def fit_command(
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
+    part: Annotated[
+        Optional[str], typer.Option(metavar="I/N", help="Only the I-th of N pieces of the training set, for --merge.")
+    ] = None,
+    merge: Annotated[
+        Optional[int], typer.Option(min=1, metavar="N", help="Take the training set from N parts that are finished.")
+    ] = None,
     overwrite: checks.Overwrite = False,
 ) -> None:
     """Fit a model's uncertainty to its training set, without training.
@@ -29,8 +38,15 @@ def fit_command(
     The epistemic part of the uncertainty then grows where the training set supports an atom's
     environment less (evidence mode leverage). A model without a readout gets one that knows one
     standard deviation per species besides. Energies and forces stay what they are.
+
+    Frames are extxyz files, what else ASE reads, and data of the model's framework: HDF5 and LMDB of MACE; HDF5, LMDB
+    and npz of NequIP, or the YAML of a training, whose data section is read. There may be more frames than memory has
+    room for. Whatever stopped the command: the same command goes on.
+
+    --part 1/8 to 8/8 are eight commands for as many processes or nodes; --merge 8 then makes the model.
     """
-    from e2ip_plugins.predictions.labelled import read_frames, same_frames
+    from e2ip_plugins.fitting.records import Work, part_file
+    from e2ip_plugins.unfinished import digest_of, part_of
 
     host = checks.host_of(model)
     if output is None:
@@ -38,22 +54,46 @@ def fit_command(
         output = checks.beside(model, f"-e2ip{ending}")
     checks.check_model_output(output, model, overwrite)
     checks.check_device(device)
-    training = read_frames(train, forces_key, need_forces=False, on_note=checks.warn, energy_key=energy_key)
-    validation = checks.read_references(valid, forces_key, energy_key, "validation")
-    shared = same_frames(training, validation)
+    if part is not None and merge is not None:
+        raise InputError("--part and --merge: give one of them; parts come first")
+    piece = None if part is None else part_of(part)
+    if piece is not None:
+        checks.check_output(part_file(output, *piece), [model], overwrite)
+    training = checks.stored_frames(train, host, "train", forces_key, energy_key, need_forces=False)
+    validation = checks.stored_references(valid, host, forces_key, energy_key)
+    shared = training.shared(validation)
     if shared:
         checks.warn(
             f"{shared} of {len(validation)} validation frames are training frames: constants come out too small; give "
             "frames that the model was not trained on"
         )
-    report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
-        model, training, validation, output, head=head, device=device, batch_size=batch_size
-    )
+    settings = {"the model": digest_of(model), "--train": training.digest, "--head": head or "none"}
+    # A part has nothing of the validation set.
+    settings |= {"--valid": validation.digest} if piece is None else {}
+    work = Work(output, settings, piece, merge)
+    try:
+        report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
+            model, training, validation, output, head=head, device=device, batch_size=batch_size, work=work
+        )
+    except KeyboardInterrupt:
+        checks.warn("interrupted; what is finished is kept: the same command goes on")
+        raise typer.Exit(130) from None  # as usual after Ctrl-C
+    _tell_of_fit(report, output, piece)
+
+
+def _tell_of_fit(report: Any, output: Path, piece: Optional[Tuple[int, int]]) -> None:
+    """Print what a fit has found, or where a part of one is."""
+    from e2ip_plugins.fitting.records import part_file
+
     for text in report.warnings:
         checks.warn(text)
     for line in report.lines():
         typer.echo(line)
-    typer.echo(f"Written: {output}")
+    if piece is None:
+        typer.echo(f"Written: {output}")
+    else:
+        i, n = piece
+        typer.echo(f"Written: {part_file(output, i, n)}; with all {n} parts, --merge {n} makes the model")
 
 
 def _packages_readout(model: Path) -> bool:
@@ -103,9 +143,10 @@ def evaluate_command(
     whole.
     """
     from e2ip_plugins.evaluation.evaluate import check_files, evaluate
-    from e2ip_plugins.evaluation.options import EvaluateOptions, digest_of, part_of
+    from e2ip_plugins.evaluation.options import EvaluateOptions
     from e2ip_plugins.evaluation.progress import progress
     from e2ip_plugins.scores.calibration import Calibration
+    from e2ip_plugins.unfinished import digest_of, part_of
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     options = EvaluateOptions(

@@ -1,4 +1,4 @@
-"""Subcommands on prediction files: compare, ensemble, calibrate."""
+"""Subcommands on prediction files: compare, ensemble, calibrate, view."""
 
 import dataclasses
 import enum
@@ -22,6 +22,15 @@ class Unit(str, enum.Enum):
 
     eV = "eV"
     kcal = "kcal"
+
+
+class Colour(str, enum.Enum):
+    """What `e2ip view` colours atoms by."""
+
+    deviation = "deviation"
+    epistemic = "epistemic"
+    error = "error"
+    leverage = "leverage"
 
 
 def compare_command(
@@ -196,4 +205,39 @@ def calibrate_command(
         _note(text)
     for line in calibration.lines():
         typer.echo(line)
+    typer.echo(f"Written: {output}")
+
+
+def view_command(
+    file: Annotated[Path, typer.Argument(metavar="PREDICTIONS.xyz", help="extxyz file with a model's predictions.")],
+    output: Annotated[Optional[Path], typer.Option(help="The page. [default: the file's name with .html]")] = None,
+    frames: Annotated[
+        Optional[str],
+        typer.Option(help="Frame or slice, such as 0, :50 or ::10. [default: 100 frames, evenly spaced]"),
+    ] = None,
+    colour: Annotated[Colour, typer.Option(help="What atoms and ellipsoids are coloured by.")] = Colour.deviation,
+    scale: Annotated[
+        Optional[float],
+        typer.Option(min=1e-6, help="Å of an ellipsoid's half axis for 1 eV/Å. [default: 0.5 Å for the median]"),
+    ] = None,
+    calibration: checks.Calibrated = None,
+    ref_forces: RefForces = None,
+    overwrite: checks.Overwrite = False,
+) -> None:
+    """Write an HTML page that shows predictions: structures, ellipsoids of the covariances, and a scatter plot.
+
+    The scatter plot has the error of every atom over its predicted deviation; without reference forces, its leverage.
+    Points and atoms are linked: a click on one selects the other. The page is one file of some MB, which any browser
+    opens without a network. It is made with chemiscope: pip install 'e2ip-plugins[view]'.
+    """
+    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
+    from e2ip_plugins.report.viewer import write_page
+    from e2ip_plugins.scores.calibration import Calibration
+
+    plain = split_slice(file)[0]
+    check_is_file(plain)
+    output = plain.with_suffix(".html") if output is None else output
+    checks.check_output(output, [file], overwrite)
+    applied = None if calibration is None else Calibration.read(calibration)
+    typer.echo(write_page(file, output, frames, colour.value, scale, applied, ref_forces))
     typer.echo(f"Written: {output}")

@@ -15,10 +15,10 @@ import numpy as np
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions, State
-from e2ip_plugins.evaluation.unfinished import START_ANEW, Unfinished
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import Index, chunks, index_frames, open_frames, start_of
 from e2ip_plugins.predictions.trajectories import TEXT, check_output
+from e2ip_plugins.unfinished import START_ANEW, Unfinished
 
 
 class _Batch(NamedTuple):

@@ -10,10 +10,10 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, OutputKey
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.unfinished import digest_of
 
 
 class Cluster(NamedTuple):
@@ -186,22 +186,3 @@ class State:
     def read(cls, content: Dict[str, Any]) -> "State":
         """Return the state that ``dataclasses.asdict`` and JSON have made ``content`` of."""
         return cls(**{**content, "skipped": tuple(map(tuple, content["skipped"]))})
-
-
-def part_of(text: str) -> Tuple[int, int]:
-    """Return (i, n) of ``i/n``; `InputError` for anything else."""
-    try:
-        i, n = map(int, text.split("/"))
-        if not 1 <= i <= n:
-            raise ValueError
-    except ValueError as error:
-        raise InputError(f"--part {text}: give I/N, for example 3/8 for the third of eight parts") from error
-    return i, n
-
-
-def digest_of(path: Path) -> str:
-    """Return the name of a file and the SHA-256 of its content."""
-    try:
-        return f"{path.name} (sha256 {hashlib.sha256(path.read_bytes()).hexdigest()})"
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -39,8 +39,8 @@ from e2ip_plugins.maths.student import MIN_NU, aleatoric_factor, evidence, predi
 #: Sources of κ: a coefficient; ν; the leverage, and ν until that has been fitted.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
 
-#: β of the pull on the forces (see the module), chosen by measurement (docs/uncertainty.md). The authors of β-NLL
-#: recommend 0.5, too.
+#: β of the pull on the forces (see the module), chosen by measurement (docs/develop/method-history.md). The authors of
+#: β-NLL recommend 0.5, too.
 PULL_POWER = 0.5
 
 

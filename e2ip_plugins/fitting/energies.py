@@ -1,15 +1,16 @@
 """The constants of `e2ip_plugins.leverage.energies`, from energies and stresses of validation frames."""
 
 import math
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
-from e2ip_plugins.fitting.training_atoms import gather_objects
+from e2ip_plugins.fitting.training_atoms import Record, gather_objects
 from e2ip_plugins.leverage.energies import FLOOR
 from e2ip_plugins.readout.readout import Readout
 
@@ -86,7 +87,11 @@ _Table = Dict[str, np.ndarray]
 
 
 def fit_energies(
-    readout: Readout, batches: Iterable[EnergyErrors], report: FitReport, species: Sequence[str] = ()
+    readout: Readout,
+    batches: Iterable[Optional[EnergyErrors]],
+    report: FitReport,
+    species: Sequence[str] = (),
+    records: Optional[Records] = None,
 ) -> None:
     """Fit the lengths of all heads, which stay as they are (0, unless fitted before) where it is impossible.
 
@@ -98,14 +103,15 @@ def fit_energies(
     ----------
     readout : Readout
         With a fitted leverage; filled in place.
-    batches : iterable of EnergyErrors
-        Taking the next item runs the model, and with it the readout, on the next frames.
+    batches : iterable of EnergyErrors or None
+        Taking the next item runs the model, and with it the readout, on the next frames; None: they have no energies.
     report : FitReport
     species : sequence of str
         Names of the model's species, for messages.
+    records : Records, optional
     """
     energies = readout.leverage.energies
-    table, log_std = _collect(readout, batches)
+    table, log_std = _collect(readout, batches, records)
     for head in report.fitted_heads:
         chosen = table["head"] == head if table else np.zeros(0, bool)
         frames = {name: values[chosen] for name, values in table.items()}
@@ -135,46 +141,58 @@ def fit_energies(
             report.stresses[head] = fitted
 
 
-def _collect(readout: Readout, batches: Iterable[EnergyErrors]) -> Tuple[_Table, np.ndarray]:
+def _collect(
+    readout: Readout, batches: Iterable[Optional[EnergyErrors]], records: Optional[Records]
+) -> Tuple[_Table, np.ndarray]:
     """Return a table of frames, and by head sum and number of the logarithms of σ, the same in every process."""
-    energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
-    parts: List[_Table] = []
-    log_std = np.zeros((len(energies.floors), 2))
     with record_calls(readout) as call, torch.no_grad():
-        for errors in batches:
-            support, kinds, count = call["support"], call["kinds"], len(errors.residual)
-            lacking = torch.zeros(count, dtype=torch.bool, device=kinds.device)
-            lacking[errors.frames[readout.leverage.regions()[kinds] == 0]] = True
-            std = torch.linalg.vector_norm(call["outputs"]["forces_uncertainty"], dim=-1)
-            std, species = std.to(support.whitened.dtype), kinds % per_head
-            grown = energies.amplitudes(support, std, torch.zeros_like(std), readout.family.takes_support)
-            vectors = [
-                energies.sums(support, amplitudes, species, errors.frames, count).double()
-                for amplitudes in (grown, torch.ones_like(std))
-            ]
-            heads = torch.zeros(count, dtype=torch.long, device=kinds.device)
-            heads[errors.frames] = call["heads"]
-            composition = torch.zeros(count, per_head, dtype=torch.double, device=kinds.device)
-            composition.index_put_((errors.frames, species), torch.ones_like(std).double(), accumulate=True)
-            columns = {
-                **{"residual": errors.residual, "head": heads, "counts": composition},
-                **{"grown": vectors[0].square().sum(1), "level": vectors[1].square().sum(1)},
-                "mixed": (vectors[0] * vectors[1]).sum(1),
-            }
-            stress = torch.full((count, 3, 3), float("nan"), dtype=torch.double, device=kinds.device)
-            columns["stress"] = stress if errors.stress is None else errors.stress.double()
-            columns["volumes"] = stress[:, 0, 0] if errors.volumes is None else errors.volumes.double()
-            usable = torch.isfinite(errors.residual) & ~lacking
-            parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
-            logarithms = (std.double() * energies.per_component).log()
-            for head in range(len(log_std)):
-                of_head = logarithms[(call["heads"] == head) & torch.isfinite(logarithms)]
-                log_std[head] += [float(of_head.sum()), len(of_head)]
+
+        def make(errors: Optional[EnergyErrors]) -> Record:
+            return {} if errors is None else _columns(readout, call, errors)
+
+        parts = [part for part in recorded(records, "energies", batches, make) if part]
+    log_std = np.zeros((len(readout.leverage.energies.floors), 2))
+    for part in parts:
+        log_std += part.pop("log_std")
     gathered = gather_objects((parts, log_std))
     tables = [table for of_process, _ in gathered for table in of_process]
     names = tables[0] if tables else {}
     joined = {name: np.concatenate([table[name] for table in tables]) for name in names}
     return joined, np.sum([sums for _, sums in gathered], axis=0)
+
+
+def _columns(readout: Readout, call: Dict[str, Any], errors: EnergyErrors) -> Record:
+    """Return the columns of a batch that the model has been run on, and by head sum and number of ln σ."""
+    energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
+    support, kinds, count = call["support"], call["kinds"], len(errors.residual)
+    lacking = torch.zeros(count, dtype=torch.bool, device=kinds.device)
+    lacking[errors.frames[readout.leverage.regions()[kinds] == 0]] = True
+    std = torch.linalg.vector_norm(call["outputs"]["forces_uncertainty"], dim=-1)
+    std, species = std.to(support.whitened.dtype), kinds % per_head
+    grown = energies.amplitudes(support, std, torch.zeros_like(std), readout.family.takes_support)
+    vectors = [
+        energies.sums(support, amplitudes, species, errors.frames, count).double()
+        for amplitudes in (grown, torch.ones_like(std))
+    ]
+    heads = torch.zeros(count, dtype=torch.long, device=kinds.device)
+    heads[errors.frames] = call["heads"]
+    composition = torch.zeros(count, per_head, dtype=torch.double, device=kinds.device)
+    composition.index_put_((errors.frames, species), torch.ones_like(std).double(), accumulate=True)
+    columns = {
+        **{"residual": errors.residual, "head": heads, "counts": composition},
+        **{"grown": vectors[0].square().sum(1), "level": vectors[1].square().sum(1)},
+        "mixed": (vectors[0] * vectors[1]).sum(1),
+    }
+    stress = torch.full((count, 3, 3), float("nan"), dtype=torch.double, device=kinds.device)
+    columns["stress"] = stress if errors.stress is None else errors.stress.double()
+    columns["volumes"] = stress[:, 0, 0] if errors.volumes is None else errors.volumes.double()
+    usable = torch.isfinite(errors.residual) & ~lacking
+    table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
+    logarithms, log_std = (std.double() * energies.per_component).log(), np.zeros((len(energies.floors), 2))
+    for head in range(len(log_std)):
+        of_head = logarithms[(call["heads"] == head) & torch.isfinite(logarithms)]
+        log_std[head] = float(of_head.sum()), len(of_head)
+    return {**table, "log_std": log_std}
 
 
 def _fit_stress(frames: _Table, std: np.ndarray) -> Optional[FittedStress]:

@@ -1,10 +1,11 @@
 """Fit of the leverage: moments of the features from training atoms, constants from configurations with forces.
 
 The adapters do it at the end of a training, ``e2ip fit`` for any model. It needs one pass over the training set without
-forces, two over the validation set, and one over a subset of the training set (`training_subset`) for its errors.
-``e2ip update`` fits the constants alone, to new configurations.
-Nothing of it depends on a seed. Only rounding, the choice of that subset and, in species with more than
-`e2ip_plugins.fitting.training_atoms.MAX_ATOMS` atoms, of the atoms that are kept depend on the order of the data.
+forces, two over the validation set, and one over a subset of the training set
+(`e2ip_plugins.fitting.sample.training_subset`) for its errors. ``e2ip update`` fits the constants alone, to new
+configurations. Nothing of it depends on a seed. Only rounding, the choice of that subset and, where there are more
+atoms or frames than are kept (`e2ip_plugins.fitting.sample`), which of them these are depend on the order of the data.
+Memory does not grow with the number of frames.
 """
 
 import math
@@ -28,16 +29,14 @@ from e2ip_plugins.fitting.force_errors import (
     parameters_of,
     record_calls,
 )
+from e2ip_plugins.fitting.records import TRAINING, Records, recorded
 from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
-from e2ip_plugins.fitting.training_atoms import TrainingAtoms
+from e2ip_plugins.fitting.training_atoms import Record, TrainingAtoms, TrainingBatch
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import Trunk
-
-#: Training configurations for each of the validation set, about, whose errors are compared with those there.
-TRAINING_PER_VALIDATION = 4
 
 
 def is_constant(readout: Readout) -> bool:
@@ -60,22 +59,17 @@ def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) 
         )
 
 
-def training_subset(training: int, validation: int) -> range:
-    """Return the indices, of so many training configurations, of those to compare with so many of the validation set
-    in `fit_leverage`."""
-    return range(0, training, max(1, training // max(1, TRAINING_PER_VALIDATION * validation)))
-
-
 def fit_leverage(
     readout: Readout,
-    training: Optional[Iterable[Optional[Tensor]]],
+    training: Optional[Iterable[TrainingBatch]],
     validation: Iterable[ForceErrors],
     species: Sequence[str] = (),
     constant: bool = False,
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
-    energies: Optional[Iterable[EnergyErrors]] = None,
+    energies: Optional[Iterable[Optional[EnergyErrors]]] = None,
+    records: Optional[Records] = None,
 ) -> FitReport:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
 
@@ -84,9 +78,9 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms; it is the
-        mask (N,) of those that count, or None: all of them. Without training atoms (None), a leverage that was fitted
-        before keeps what these say, moments and surplus, and all else is fitted anew.
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. Without
+        training atoms (None), a leverage that was fitted before keeps what these say, moments and surplus, and all else
+        is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str
@@ -95,14 +89,17 @@ def fit_leverage(
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
     training_errors : iterable of ForceErrors
-        Like ``validation``, of training configurations, see `training_subset`: their errors say how much the network
-        knows by heart. Those without forces do not count; without any the optimism is 0.
+        Like ``validation``, of training configurations, see `e2ip_plugins.fitting.sample.training_subset`: their errors
+        say how much the network knows by heart. Those without forces do not count; without any the optimism is 0.
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
-    energies : iterable of EnergyErrors, optional
+    energies : iterable of EnergyErrors or None, optional
         The validation set once more, for the error bars of energies: taken last, when forces have theirs. None: these
         are not fitted.
+    records : Records, optional
+        Where what is made of batches is kept, so that a killed fit goes on. All batches are then
+        `e2ip_plugins.fitting.batches.Pass` es. Of a part of a fit only the pass over the training set is done.
 
     Raises
     ------
@@ -118,12 +115,16 @@ def fit_leverage(
         for buffer in (leverage.centres, leverage.log_factor, leverage.surplus):
             buffer.zero_()
         leverage.growth.fill_(form.prior_growth)
-        _fit_moments(readout, training, report, form)
+        atoms = _training_atoms(readout, training, records)
+        if records is not None and records.is_part:
+            report.part = int(atoms.count.sum())
+            return report
+        _fit_moments(readout, atoms, report, form)
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
-        tables = by_head(collect_validation(readout, validation, report))
-        training_tables = by_head(collect_errors(readout, training_errors)[0])
+        tables = by_head(collect_validation(readout, validation, report, records))
+        training_tables = by_head(collect_errors(readout, training_errors, "errors of the training set", records)[0])
         for head, table in tables.items():
             former = _former(leverage, head) if training is None else None
             if constant:
@@ -136,22 +137,30 @@ def fit_leverage(
         report.warn_of_constants(constant, form.prior_growth)
     leverage.fitted.fill_(True)
     if energies is not None:
-        fit_energies(readout, energies, report, species)
+        fit_energies(readout, energies, report, species, records)
         report.warn_of_offsets()
     return report
 
 
-def _fit_moments(readout: Readout, training: Iterable[Optional[Tensor]], report: FitReport, form: LeverageForm) -> None:
-    """Fill the buffers that follow from features of training atoms."""
-    leverage = readout.leverage
-    atoms = TrainingAtoms(len(leverage.centres))
+def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]) -> TrainingAtoms:
+    """Run a model over training atoms, and return their features."""
+    atoms = TrainingAtoms(len(readout.leverage.centres))
     with record_calls(readout) as call:
-        for counted in training:
+
+        def make(batch: TrainingBatch) -> Record:
             log_variance = torch.zeros(len(call["kinds"]))
             if readout.family.takes_support:
                 log_variance = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()
-            chosen = slice(None) if counted is None else counted.cpu()
-            atoms.add(call["scalars"].cpu()[chosen], call["kinds"].cpu()[chosen], log_variance[chosen])
+            return atoms.record(call["scalars"], call["kinds"], log_variance, batch)
+
+        for record in recorded(records, TRAINING, training, make):
+            atoms.take(record)
+    return atoms
+
+
+def _fit_moments(readout: Readout, atoms: TrainingAtoms, report: FitReport, form: LeverageForm) -> None:
+    """Fill the buffers that follow from features of training atoms."""
+    leverage = readout.leverage
     atoms.gather()
     if not atoms.count.any():
         raise InputError("the training set has no atoms: there is nothing to fit the leverage to")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.fitting.training_atoms import gather_objects
+from e2ip_plugins.fitting.training_atoms import Record, gather_objects
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.readout.readout import Readout
@@ -31,7 +32,7 @@ class ForceErrors:
         Reference minus predicted forces in eV/Å. Atoms with one that is not finite are left out, as are configurations
         with a species that has no training atoms.
     frames : (N,) int
-        Configuration of every atom, counted from 0 in each batch.
+        Number, in its data set, of the configuration of every atom.
     forces : (N, 3), optional
         Predicted, in eV/Å: atoms whose force vanishes by symmetry are left out.
     """
@@ -68,40 +69,53 @@ def parameters_of(readout: Readout, columns: Dict[str, Any]) -> Dict[str, Any]:
     return {key.name: columns[key.name] for key in readout.family.parameter_keys}
 
 
-def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[AtomTable, int]:
+def collect_errors(
+    readout: Readout, batches: Iterable[ForceErrors], name: str, records: Optional[Records] = None
+) -> Tuple[AtomTable, int]:
     """Run batches and return a table of their atoms, the same in every process of a distributed training.
 
-    Also returns the number of configurations that were left out for species without training atoms.
+    Also returns the number of configurations that were left out for species without training atoms. ``name`` is that
+    of the pass.
     """
-    parts: List[AtomTable] = []
-    frames = left_out = 0
     with record_calls(readout) as call:
-        for errors in batches:
-            # What a species without training atoms does to its neighbours says nothing about those that have some.
-            lacking = readout.leverage.regions()[call["kinds"]] == 0
-            supported = torch.ones(int(errors.frames.max()) + 1, dtype=torch.bool, device=lacking.device)
-            supported[errors.frames[lacking]] = False
-            finite = torch.isfinite(errors.residual).all(-1)
-            usable = finite & supported[errors.frames]
-            # Configurations whose forces do not count are none that were left out for their species.
-            left_out += len(torch.unique(errors.frames[finite & ~usable]))
-            forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
-            zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
-            usable &= ~torch.from_numpy(zero).to(usable.device)
-            columns = {
-                **parameters_of(readout, call["outputs"]),
-                **{"residual": errors.residual, "forces": forces, "frames": errors.frames + frames},
-                **{"heads": call["heads"], "kinds": call["kinds"]},
-                **{"distance": call["support"].distance, "typical": call["support"].log_variance},
-            }
-            parts.append({name: values[usable].detach().cpu().numpy() for name, values in columns.items()})
-            frames += len(supported)
-    parts, left_out = _from_all_processes(parts, left_out)
+        parts = list(recorded(records, name, batches, lambda errors: _columns(readout, call, errors)))
+    left_out = sum(int(part.pop("left_out")) for part in parts)
+    gathered = gather_objects((parts, left_out))
+    parts = [part for of_process, _ in gathered for part in of_process]
     names = parts[0] if parts else {}
-    return {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}, left_out
+    table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}
+    # In their order, whichever process has had them.
+    order = np.argsort(table["frames"], kind="stable") if table else np.zeros(0, dtype=int)
+    return select(table, order), sum(number for _, number in gathered)
 
 
-def collect_validation(readout: Readout, batches: Iterable[ForceErrors], report: FitReport) -> AtomTable:
+def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Record:
+    """Return the columns of a batch that the model has been run on, and how many configurations are left out."""
+    _, index = torch.unique(errors.frames.to(errors.residual.device), return_inverse=True)
+    # What a species without training atoms does to its neighbours says nothing about those that have some.
+    lacking = readout.leverage.regions()[call["kinds"]] == 0
+    supported = torch.ones(len(index), dtype=torch.bool, device=lacking.device)
+    supported[index[lacking]] = False
+    finite = torch.isfinite(errors.residual).all(-1)
+    usable = finite & supported[index]
+    # Configurations whose forces do not count are none that were left out for their species.
+    left_out = len(torch.unique(index[finite & ~usable]))
+    forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
+    zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
+    usable &= ~torch.from_numpy(zero).to(usable.device)
+    columns = {
+        **parameters_of(readout, call["outputs"]),
+        **{"residual": errors.residual, "forces": forces, "frames": errors.frames.to(usable.device)},
+        **{"heads": call["heads"], "kinds": call["kinds"]},
+        **{"distance": call["support"].distance, "typical": call["support"].log_variance},
+    }
+    table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
+    return {**table, "left_out": np.array(left_out)}
+
+
+def collect_validation(
+    readout: Readout, batches: Iterable[ForceErrors], report: FitReport, records: Optional[Records] = None
+) -> AtomTable:
     """Return a table of the atoms of a validation set, each configuration once; adds warnings to the report.
 
     Raises
@@ -109,7 +123,7 @@ def collect_validation(readout: Readout, batches: Iterable[ForceErrors], report:
     InputError
         Where they say nothing about errors.
     """
-    table, left_out = collect_errors(readout, batches)
+    table, left_out = collect_errors(readout, batches, "validation set", records)
     if not table or not len(table["residual"]):
         raise InputError(
             "the validation set has no configuration with finite reference forces whose species the training set has, "
@@ -172,13 +186,3 @@ def _alike(a: AtomTable, b: AtomTable) -> bool:
         and np.allclose(a["residual"], b["residual"], rtol=1e-3, atol=1e-4)
         and np.allclose(a["distance"], b["distance"], rtol=1e-3)
     )
-
-
-def _from_all_processes(parts: List[AtomTable], left_out: int) -> Tuple[List[AtomTable], int]:
-    gathered = gather_objects((parts, left_out))
-    together: List[AtomTable] = []
-    first = 0
-    for of_process, _ in gathered:
-        together += [{**part, "frames": part["frames"] + first} for part in of_process]
-        first = max((int(part["frames"].max(initial=-1)) + 1 for part in together), default=first)
-    return together, sum(number for _, number in gathered)

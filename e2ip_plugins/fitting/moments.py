@@ -1,7 +1,7 @@
 """Moments of features of training atoms, and the buffers of the leverage from them; further atoms can be added."""
 
 import warnings
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class Moments:
 
     Parameters
     ----------
-    features : dict of (n, D) arrays
+    features : mapping of (n, D) arrays
         Atoms by kind; one at least.
     form : LeverageForm
     per_head : int, optional
@@ -65,7 +65,7 @@ class Moments:
     """
 
     def __init__(
-        self, features: Dict[int, np.ndarray], form: LeverageForm = FORM, per_head: Optional[int] = None
+        self, features: Mapping[int, np.ndarray], form: LeverageForm = FORM, per_head: Optional[int] = None
     ) -> None:
         self.form, self.per_head = form, per_head
         self.total = {kind: Scatter(x) for kind, x in features.items()}
@@ -112,12 +112,12 @@ class Moments:
         self._fill(leverage, {0: kind})
         return leverage, float(np.average(leverages(leverage, features, 0, self.form), weights=weights))
 
-    def store(self, leverage: Leverage, features: Dict[int, np.ndarray]) -> None:
+    def store(self, leverage: Leverage, features: Mapping[int, np.ndarray]) -> None:
         """Fill the buffers of a leverage.
 
         Parameters
         ----------
-        features : dict of (n, D) arrays
+        features : mapping of (n, D) arrays
             Atoms by kind, over which the mean leverage is to be 1.
         """
         self._fill(leverage, {kind: kind for kind in self.total})

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.constants import FittedConstants
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from e2ip_plugins.fitting.energies import FittedLength, FittedStress
 
 #: Validation configurations below which a warning says that they are few: of ten, a factor on the variance is known to
-#: a tenth (docs/calibrate.md).
+#: a tenth (docs/howto/calibrate.md).
 FEW_CONFIGURATIONS = 10
 
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
@@ -46,6 +46,8 @@ class FitReport:
         `FittedLength` by head, of those whose energies have error bars.
     stresses : dict
         `FittedStress` by head, likewise.
+    part : int, optional
+        Number of training atoms of a part of a fit, which has nothing else.
     """
 
     atoms: Dict[Tuple[int, int], int] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class FitReport:
     heads: Sequence[str] = ()
     energies: Dict[int, "FittedLength"] = field(default_factory=dict)
     stresses: Dict[int, "FittedStress"] = field(default_factory=dict)
+    part: Optional[int] = None
 
     @property
     def fitted_heads(self) -> List[int]:
@@ -69,6 +72,8 @@ class FitReport:
 
     def lines(self) -> List[str]:
         """Return the fit in words, one line per data set."""
+        if self.part is not None:
+            return [f"leverage: features of {self.part} training atoms"]
         lines = [self._of_moments()]
         for head, c in self.constants.items():
             where = self.of_head(head)

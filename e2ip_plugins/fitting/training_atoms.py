@@ -1,6 +1,9 @@
-"""Features of training atoms, gathered batch by batch; `e2ip_plugins.fitting.moments` has what is made of them."""
+"""Features of training atoms, gathered batch by batch; `e2ip_plugins.fitting.moments` has what is made of them.
 
-from typing import Any, Dict, List
+Of many atoms a sample is kept, whose size is bounded in bytes.
+"""
+
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -8,11 +11,36 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.moments import Moments
+from e2ip_plugins.fitting.sample import keys_of_atoms, smallest
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
 
-#: Atoms of a kind that are kept, of many evenly spaced ones. More change moments of a few hundred features little.
+#: Atoms of a kind that are kept at most. More change moments of a few hundred features little.
 MAX_ATOMS = 32768
+
+#: Bytes of all features that are kept, at most: every kind has an equal share of them.
+MAX_BYTES = 2**29
+
+#: So many times what is kept may wait until it is thinned.
+_SLACK = 1.25
+
+#: Arrays by name: what is made of a batch.
+Record = Dict[str, np.ndarray]
+
+
+class TrainingBatch(NamedTuple):
+    """A batch of training atoms, which the model has just been run on.
+
+    Attributes
+    ----------
+    frames : (N,) int
+        Number, in the training set, of the frame of every atom; atoms of a frame follow each other.
+    counted : (N,) bool or None
+        Atoms that count; None for all.
+    """
+
+    frames: Tensor
+    counted: Optional[Tensor] = None
 
 
 def distributed() -> bool:
@@ -29,37 +57,96 @@ def gather_objects(mine: Any) -> List[Any]:
     return gathered
 
 
+class FeaturesByKind(Mapping[int, np.ndarray]):
+    """Features of every kind, made when they are asked for: in memory there is one kind at a time."""
+
+    def __init__(self, kinds: Iterable[int], features: Callable[[int], np.ndarray]) -> None:
+        self.kinds, self.features = list(kinds), features
+
+    def __getitem__(self, kind: int) -> np.ndarray:
+        return self.features(kind)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
 class TrainingAtoms:
-    """Features of training atoms, per kind (head and species)."""
+    """Features of training atoms, per kind (head and species).
+
+    Of every kind the atoms with the smallest keys are kept (`e2ip_plugins.fitting.sample`), as many as have room. They
+    do not depend on batches, processes or parts, or on the order of these.
+    """
 
     def __init__(self, kinds: int) -> None:
         self.broken = 0
+        self.row_bytes = 0
         self.count = np.zeros(kinds, dtype=np.int64)
         self.log_variance = np.zeros(kinds)
-        self.stride = np.ones(kinds, dtype=np.int64)
+        self.highest = np.full(kinds, np.iinfo(np.uint64).max, dtype=np.uint64)
+        self.keys: List[List[np.ndarray]] = [[] for _ in range(kinds)]
         self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
 
-    def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor) -> None:
+    @property
+    def room(self) -> int:
+        """Number of atoms of a kind that are kept."""
+        share = max(1, int(np.count_nonzero(self.count))) * max(1, self.row_bytes)
+        return max(1, min(MAX_ATOMS, MAX_BYTES // share))
+
+    def record(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> Record:
+        """Return what `take` needs of the atoms of a batch."""
+        frames = batch.frames.cpu().numpy()
+        counted = np.ones(len(frames), dtype=bool) if batch.counted is None else batch.counted.cpu().numpy()
+        keys = keys_of_atoms(frames)[counted]
+        features, of_kind = scalars.cpu().numpy()[counted], kinds.cpu().numpy()[counted]
+        variance = log_variance.cpu().double().numpy()[counted]
+        counts, sums = np.zeros_like(self.count), np.zeros_like(self.log_variance)
+        for kind in np.unique(of_kind):
+            mask = of_kind == kind
+            counts[kind], sums[kind] = int(mask.sum()), variance[mask].sum()
+        wanted = keys <= self.highest[of_kind]
+        return {
+            "broken": np.array(int((~np.isfinite(features)).any(-1).sum())),
+            "count": counts,
+            "log_variance": sums,
+            "keys": keys[wanted],
+            "kinds": of_kind[wanted],
+            "features": features[wanted],
+        }
+
+    def take(self, record: Record) -> None:
         """Take in the atoms of a batch."""
-        features, kinds_of_atoms = scalars.cpu().numpy(), kinds.cpu().numpy()
-        variance = log_variance.cpu().double().numpy()
-        self.broken += int((~np.isfinite(features)).any(-1).sum())
-        for kind in np.unique(kinds_of_atoms):
-            mask = kinds_of_atoms == kind
-            before, number = self.count[kind], int(mask.sum())
-            self.count[kind] += number
-            self.log_variance[kind] += variance[mask].sum()
-            # Every stride-th atom; once there are too many, every second one of those.
-            self.kept[kind].append(features[mask][(before + np.arange(number)) % self.stride[kind] == 0])
-            self._thin(kind)
+        before = self.room
+        self.broken += int(record["broken"])
+        self.count += record["count"]
+        self.log_variance += record["log_variance"]
+        features, kinds = record["features"], record["kinds"]
+        self.row_bytes = features.itemsize * features.shape[1]
+        present = np.unique(kinds)
+        for kind in present:
+            mask = kinds == kind
+            self.keys[kind].append(record["keys"][mask])
+            self.kept[kind].append(features[mask])
+        # A kind that is new takes room from all others.
+        for kind in present if self.room == before else np.flatnonzero(self.count):
+            if sum(map(len, self.keys[kind])) > _SLACK * self.room:
+                self._thin(int(kind))
+
+    def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> None:
+        """Take in the atoms of a batch: features (N, D), kinds (N,) and log-variances (N,)."""
+        self.take(self.record(scalars, kinds, log_variance, batch))
 
     def _thin(self, kind: int) -> None:
-        while sum(map(len, self.kept[kind])) > MAX_ATOMS:
-            self.kept[kind] = [np.concatenate(self.kept[kind])[::2]]
-            self.stride[kind] *= 2
+        keys = np.concatenate(self.keys[kind])
+        if len(keys) > self.room:
+            chosen = smallest(keys, self.room)
+            self.kept[kind], self.keys[kind] = [np.concatenate(self.kept[kind])[chosen]], [keys[chosen]]
+            self.highest[kind] = keys[chosen].max()
 
     def gather(self) -> None:
-        """Take in the atoms of all processes of a distributed training.
+        """Take in the atoms of all processes of a distributed training, and thin them for the last time.
 
         Raises
         ------
@@ -67,35 +154,46 @@ class TrainingAtoms:
             Features that are not finite, in all processes.
         """
         if distributed():
-            mine = self.broken, self.count, self.log_variance, self.stride, self.kept
-            brokens, counts, variances, strides, kepts = zip(*gather_objects(mine), strict=True)
-            self.broken, self.count, self.log_variance = sum(brokens), sum(counts), sum(variances)
-            # An atom counts as much whichever process has it.
-            self.stride = np.max(strides, axis=0)
-            for kind, stride in enumerate(self.stride.tolist()):
-                steps = [stride // int(of_process[kind]) for of_process in strides]
-                parts = zip((part[kind] for part in kepts), steps, strict=True)
-                self.kept[kind] = [np.concatenate(part)[::step] for part, step in parts if part]
-                self._thin(kind)
+            self._gather_processes()
+        for kind in np.flatnonzero(self.count).tolist():
+            self._thin(kind)
         if self.broken:
             raise InputError(
                 f"the model's features of {self.broken} training atoms are not finite: the training has diverged, or "
                 "two atoms of a frame are at the same place"
             )
 
+    def _gather_processes(self) -> None:
+        mine = self.broken, self.row_bytes, self.count, self.log_variance
+        brokens, sizes, counts, variances = zip(*gather_objects(mine), strict=True)
+        self.broken, self.row_bytes = sum(brokens), max(map(int, sizes))
+        self.count, self.log_variance = sum(counts), sum(variances)
+        for kind in np.flatnonzero(self.count).tolist():
+            # Keys first: no process sends features that are not going to be kept.
+            keys = np.concatenate([np.empty(0, np.uint64), *self.keys[kind]])
+            of_all = np.concatenate(gather_objects(keys))
+            highest = of_all[smallest(of_all, self.room)].max()
+            kept = np.concatenate(self.kept[kind])[keys <= highest] if len(keys) else None
+            parts = gather_objects((keys[keys <= highest], kept))
+            self.keys[kind] = [part for part, _ in parts]
+            self.kept[kind] = [part for _, part in parts if part is not None]
+
     def features(self, kind: int) -> np.ndarray:
         """Return the kept atoms of a kind (n, D), in an order that does not depend on that of the data."""
         features = np.concatenate(self.kept[kind]).astype(np.float64)
         return features[np.lexsort(features.T[:2])]
 
+    def by_kind(self) -> FeaturesByKind:
+        """Return the kept atoms of all kinds that have some."""
+        return FeaturesByKind(np.flatnonzero(self.count).tolist(), self.features)
+
     def store(self, leverage: Leverage, form: LeverageForm = FORM) -> Dict[int, float]:
         """Put the moments into the leverage's buffers; return `Moments.weight` of every kind."""
-        kinds = np.flatnonzero(self.count).tolist()
-        features = {kind: self.features(kind) for kind in kinds}
+        features = self.by_kind()
         moments = Moments(features, form, leverage.species_per_head())
         # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
         leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
-        for kind in kinds:
+        for kind in features:
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
         moments.store(leverage, features)
-        return {kind: moments.weight(kind) for kind in kinds}
+        return {kind: moments.weight(kind) for kind in features}

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from e2ip_plugins.leverage.form import FORM, Support
 
-#: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. docs/energies.md has the
-#: tables from which they were chosen.
+#: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. Chosen from the tables
+#: that docs/howto/energies.md names.
 POWER, FLOOR, WIDTH = 0.25, 0.1, 0.35
 
 #: Blocks at most; of more species some share a block, and count as one species.

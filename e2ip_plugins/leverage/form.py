@@ -70,8 +70,8 @@ class LeverageForm(NamedTuple):
     it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
-    the tables of docs/leverage.md ("The alternatives", "What was changed since"), which ``benchmarks/leverage.py``
-    computes (``atoms`` and ``judge``) and prints (``table``); rows of those tables are named here.
+    the tables in benchmarks/results/leverage.json and far_out.json (docs/develop/method-history.md), which
+    ``benchmarks/leverage.py`` computes (``atoms`` and ``judge``) and prints (``table``); their rows are named here.
     """
 
     #: ρ in units of the mean variance of a feature; rows "ridge …".

@@ -37,7 +37,7 @@ class BiasedCalculator(Calculator):
     The results ``energy``, ``free_energy`` and ``forces`` include the bias, ``energy_unbiased`` and
     ``forces_unbiased`` do not; ``energy_bias`` is their difference. Uncertainties do not change. There is no stress.
 
-    Take half the time step that the model alone needs: docs/md.md shows what that does to the energy.
+    Take half the time step that the model alone needs: docs/howto/md.md shows what that does to the energy.
 
     Parameters
     ----------

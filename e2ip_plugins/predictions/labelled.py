@@ -163,52 +163,99 @@ def _read_file(
     # ASE's readers: this module is imported while MACE is.
     from e2ip_plugins.predictions.trajectories import read_all
 
-    frames = []
-    for i, atoms in enumerate(read_all(path)):
-        if len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom":
-            continue
-        where = f"{path}, frame {i}"
-        frames.append(labelled(atoms, where, *keys))
-        check_structure(atoms, where)
-        check_apart(atoms.positions, atoms.cell.array, atoms.pbc, where)
-    if not frames:
-        raise InputError(f"{path}: has no frames")
-    counting = [frame for frame in frames if frame.counts]
-    if not counting:
-        word = weight_in_words(frame.least_weight for frame in frames)
-        raise InputError(f"{path}: all of its frames have {word} (config_weight), and count nowhere")
-    if len(counting) < len(frames):
-        word = weight_in_words(frame.least_weight for frame in frames if not frame.counts)
-        on_note(f"{path}: {_number(len(frames) - len(counting))} of {word} left out")
-    without = [frame.forces.weight for frame in counting if frame.forces is not None and frame.forces.weight <= 0.0]
-    word = weight_in_words(without)
-    if without:
-        on_note(f"{path}: forces of {_number(len(without))} have {word} (config_forces_weight) and are left out")
-    _check_predicted(path, counting, need_forces, on_note)
-    if need_forces and len(without) == len(counting):
-        raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
-    if need_forces and not any(np.isfinite(frame.counted_forces).any() for frame in counting):
-        wanted = f"'{keys[0]}'" if keys[0] else f"any of {', '.join(FORCES_KEYS)}"
-        raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
-    return counting
+    check = FileCheck(path, keys[0], need_forces)
+    atoms = ((i, atoms) for i, atoms in enumerate(read_all(path)) if not is_isolated(atoms))
+    frames = [frame for i, atoms in atoms if check.counts(frame := labelled(atoms, f"{path}, frame {i}", *keys))]
+    check.finish(on_note)
+    return frames
 
 
-def _check_predicted(
-    path: Path, frames: Sequence[LabelledFrame], need_forces: bool, on_note: Callable[[str], None]
-) -> None:
-    """Raise `InputError`, or tell, where forces of frames are a model's predictions and no references."""
-    predicted = [frame for frame in frames if frame.forces is not None and frame.forces.predicted]
-    if not predicted:
-        return
-    first = predicted[0]
-    assert first.forces is not None
-    problem = (
-        f"'{first.forces.key}' are predictions of a model ({FAMILY_KEY} is in the frame), no reference forces; name "
-        "references with --forces-key, or put them into the frames as REF_forces"
-    )
-    if need_forces:
-        raise InputError(f"{first.where}: {problem}")
-    on_note(f"{path}: the forces of {_number(len(predicted))} are not used: {problem}")
+def is_isolated(atoms: Atoms) -> bool:
+    """Return whether a frame is an isolated atom, whose energy is one of MACE's E0s."""
+    return len(atoms) == 1 and atoms.info.get("config_type") == "IsolatedAtom"
+
+
+class FileCheck:
+    """Looks at the frames of a file, one after another, and then says what is wrong with the file.
+
+    Parameters
+    ----------
+    path : Path
+    forces_key : str, optional
+    need_forces : bool
+        See `read_frames`.
+    """
+
+    def __init__(self, path: Path, forces_key: Optional[str], need_forces: bool) -> None:
+        self.path, self.forces_key, self.need_forces = path, forces_key, need_forces
+        self.frames = self.counting = self.weightless = self.predicted = 0
+        self.first_predicted: Optional[LabelledFrame] = None
+        self.has_forces = False
+        # One weight of each sign is enough to say what they are.
+        self._weights: Dict[bool, float] = {}
+        self._weights_unused: Dict[bool, float] = {}
+        self._weights_of_forces: Dict[bool, float] = {}
+
+    def counts(self, frame: LabelledFrame) -> bool:
+        """Return whether a frame counts.
+
+        Raises
+        ------
+        InputError
+            What `check_structure` and `check_apart` refuse.
+        """
+        check_structure(frame.atoms, frame.where)
+        check_apart(frame.atoms.positions, frame.atoms.cell.array, frame.atoms.pbc, frame.where)
+        self.frames += 1
+        least = frame.least_weight
+        self._weights[least < 0.0] = least
+        if not frame.counts:
+            self._weights_unused[least < 0.0] = least
+            return False
+        self.counting += 1
+        if frame.forces is not None and frame.forces.weight <= 0.0:
+            self.weightless += 1
+            self._weights_of_forces[frame.forces.weight < 0.0] = frame.forces.weight
+        if frame.forces is not None and frame.forces.predicted:
+            self.predicted += 1
+            self.first_predicted = self.first_predicted or frame
+        self.has_forces = self.has_forces or bool(np.isfinite(frame.counted_forces).any())
+        return True
+
+    def finish(self, on_note: Callable[[str], None]) -> None:
+        """Say what was left out; `InputError` for a file of no use."""
+        path = self.path
+        if not self.frames:
+            raise InputError(f"{path}: has no frames")
+        if not self.counting:
+            word = weight_in_words(self._weights.values())
+            raise InputError(f"{path}: all of its frames have {word} (config_weight), and count nowhere")
+        if self.counting < self.frames:
+            word = weight_in_words(self._weights_unused.values())
+            on_note(f"{path}: {_number(self.frames - self.counting)} of {word} left out")
+        word = weight_in_words(self._weights_of_forces.values())
+        if self.weightless:
+            on_note(f"{path}: forces of {_number(self.weightless)} have {word} (config_forces_weight) and are left out")
+        self._tell_of_predicted(on_note)
+        if self.need_forces and self.weightless == self.counting:
+            raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
+        if self.need_forces and not self.has_forces:
+            wanted = f"'{self.forces_key}'" if self.forces_key else f"any of {', '.join(FORCES_KEYS)}"
+            raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
+
+    def _tell_of_predicted(self, on_note: Callable[[str], None]) -> None:
+        """Raise `InputError`, or tell, where forces of frames are a model's predictions and no references."""
+        first = self.first_predicted
+        if first is None:
+            return
+        assert first.forces is not None
+        problem = (
+            f"'{first.forces.key}' are predictions of a model ({FAMILY_KEY} is in the frame), no reference forces; "
+            "name references with --forces-key, or put them into the frames as REF_forces"
+        )
+        if self.need_forces:
+            raise InputError(f"{first.where}: {problem}")
+        on_note(f"{self.path}: the forces of {_number(self.predicted)} are not used: {problem}")
 
 
 def weight_in_words(weights: Iterable[float]) -> str:

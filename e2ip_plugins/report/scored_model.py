@@ -101,7 +101,7 @@ class ScoredModel:
 def score(label: str, p: Predictions, calibration: Optional[Calibration]) -> ScoredModel:
     """Return predictions with their scores, calibrated first if a calibration is given."""
     if calibration is not None:
-        p = _calibrated(p, calibration)
+        p = calibrated(p, calibration)
     kept, error = np.ones(len(p.species), dtype=bool), None
     if p.labelled:
         kept = np.isfinite(p.reference_forces).all(-1)
@@ -119,7 +119,7 @@ def score(label: str, p: Predictions, calibration: Optional[Calibration]) -> Sco
     )
 
 
-def _calibrated(p: Predictions, calibration: Calibration) -> Predictions:
+def calibrated(p: Predictions, calibration: Calibration) -> Predictions:
     if p.calibration is not None:
         raise InputError(f"{p.path}: was calibrated already, with {p.calibration}; give the predictions without that")
     calibration.check(p.family, p.species, str(p.path), p.uq_model)

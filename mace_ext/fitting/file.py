@@ -11,6 +11,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, in_order, to_standard_error
 from e2ip_plugins.fitting.fit import check_update, is_constant
 from e2ip_plugins.fitting.readout_file import fitted_readout
+from e2ip_plugins.fitting.records import Work, opened
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
@@ -30,6 +31,7 @@ def fit_file(
     device: str = "cpu",
     batch_size: int = 10,
     on_progress: OnProgress = to_standard_error,
+    work: Optional[Work] = None,
 ) -> FitReport:
     """Fit a ``.model`` file's leverage to its training set, and write it to another file.
 
@@ -49,6 +51,8 @@ def fit_file(
         Configurations.
     on_progress : callable
         Takes lines about the progress.
+    work : Work, optional
+        Keeps what is finished, so that a killed fit goes on; or a part of the fit, which writes no model.
 
     Raises
     ------
@@ -57,7 +61,7 @@ def fit_file(
     """
     net = open_file(model, device)
     head = choose_head(model, net, head)
-    with precision_of(net):
+    with precision_of(net), opened(work) as records:
         train, valid = (Graphs(frames, net, head) for frames in (training, validation))
         readout = find_readout(net)
         if readout is None:
@@ -67,13 +71,16 @@ def fit_file(
         else:
             readout.settings = readout.settings.with_leverage(str(model))
             readout.family = readout.settings.build()
-        loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
-        report = fit_model(net, *loaders, constant=is_constant(net.e2ip_readout), on_progress=on_progress)
+        part = (1, 1) if work is None or work.part is None else work.part
+        loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size), part)
+        constant = is_constant(net.e2ip_readout)
+        report = fit_model(net, *loaders, constant=constant, on_progress=on_progress, records=records)
+        if report.part is None:
+            # On the CPU, or machines without that device could not load what e3nn has compiled.
+            save(net.cpu(), output)
     others = [name for name in net.heads if name != head]
-    if others:
+    if others and report.part is None:
         report.warnings.append(f"the leverage was fitted for head {head} alone, not for {', '.join(others)}")
-    # On the CPU, or machines without that device could not load what e3nn has compiled.
-    save(net.cpu(), output)
     return report
 
 

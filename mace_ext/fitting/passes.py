@@ -1,7 +1,7 @@
 """Fit of the leverage of a MACE model: its passes over training and validation batches."""
 
 from contextlib import contextmanager
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 import torch
 from mace import data
@@ -11,13 +11,15 @@ from mace.tools.torch_geometric import Batch
 from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.batches import Batching, OnProgress, to_standard_error, with_progress
+from e2ip_plugins.fitting.batches import Batching, InOrder, OnProgress, Pass, to_standard_error
 from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.records import TRAINING, Records
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.predictions.labelled import LabelledFrame
+from e2ip_plugins.predictions.stored_frames import check_species
 from mace_ext.model.files import configuration, species_of
 from mace_ext.training.labels import (
     learned_atoms,
@@ -38,9 +40,7 @@ class Graphs(Dataset):
     """
 
     def __init__(self, frames: Sequence[LabelledFrame], model: models.ScaleShiftMACE, head: str) -> None:
-        species = species_of(model)
-        for frame in frames:
-            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, species)
+        check_species(frames, species_of(model))
         self.frames, self.model, self.head, self.heads = frames, model, head, list(model.heads)
         self.table = AtomicNumberTable([int(z) for z in model.atomic_numbers])
         self.cutoff = float(model.r_max)
@@ -65,11 +65,12 @@ def batching(batch_size: int) -> Batching:
 
 def fit_model(
     model: models.ScaleShiftMACE,
-    training: Optional[Iterable[Batch]],
-    validation: Iterable[Batch],
-    training_subset: Iterable[Batch] = (),
+    training: Optional[InOrder],
+    validation: InOrder,
+    training_subset: Optional[InOrder] = None,
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
+    records: Optional[Records] = None,
 ) -> FitReport:
     """Fit the leverage of an e²IP model in place; nothing else of it changes, nor does torch's random state.
 
@@ -78,7 +79,7 @@ def fit_model(
     model : ScaleShiftMACE
         Not wrapped by DDP.
     training, validation
-        Loaders; in a distributed training every process has its share. Atoms count if the weights of their
+        Batches; in a distributed training every process has its share. Atoms count if the weights of their
         configuration are not zero; those of ``validation`` and ``training_subset`` also need finite reference forces.
         Without ``training`` (None), see `fit_leverage`.
     training_subset
@@ -87,35 +88,36 @@ def fit_model(
         See `fit_leverage`.
     on_progress : callable
         Takes lines about the progress.
+    records : Records, optional
+        See `fit_leverage`.
     """
     device = next(model.parameters()).device
 
-    def features(batches: Iterable[Batch]) -> Iterator[torch.Tensor]:
-        for batch in with_progress(batches, "training set", on_progress):
-            batch = batch.to(device)
-            run_features(model, batch)
-            yield learned_atoms(batch)
+    def features(numbers: torch.Tensor, batch: Batch) -> TrainingBatch:
+        batch = batch.to(device)
+        run_features(model, batch)
+        return TrainingBatch(numbers[batch.batch.cpu()], learned_atoms(batch))
 
-    def residuals(loader: Iterable[Batch], name: str) -> Iterator[ForceErrors]:
-        for batch in with_progress(loader, name, on_progress):
-            batch = batch.to(device)
-            forces = forces_of(model, batch)
-            yield ForceErrors(reference_forces(batch) - forces, batch.batch, forces)
+    def residuals(numbers: torch.Tensor, batch: Batch) -> ForceErrors:
+        batch = batch.to(device)
+        forces = forces_of(model, batch)
+        return ForceErrors(reference_forces(batch) - forces, numbers[batch.batch.cpu()], forces)
 
-    def energies() -> Iterator[EnergyErrors]:
-        for batch in with_progress(validation, "energies of the validation set", on_progress):
-            yield energy_errors(model, batch.to(device))
+    def energies(numbers: torch.Tensor, batch: Batch) -> EnergyErrors:
+        return energy_errors(model, batch.to(device))
 
+    known = "errors of the training set"
     with _frozen(model):
         return fit_leverage(
             model.e2ip_readout,
-            None if training is None else features(training),
-            residuals(validation, "validation set"),
+            None if training is None else Pass(training, features, TRAINING, on_progress),
+            Pass(validation, residuals, "validation set", on_progress),
             species_of(model),
             constant,
-            training_errors=residuals(training_subset, "errors of the training set"),
+            training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
             heads=model.heads,
-            energies=energies(),
+            energies=Pass(validation, energies, "energies of the validation set", on_progress),
+            records=records,
         )
 
 

@@ -1,6 +1,6 @@
 """i-PI's ``BatchedMACE``, a ``MACECalculator`` that calls models itself and passes on what they put out.
 
-It ends the run where an output is neither named under ``ase_like_properties`` nor ignored (docs/mace-inference.md).
+It ends the run where an output is neither named under ``ase_like_properties`` nor ignored (docs/howto/other-tools.md).
 """
 
 from typing import Any

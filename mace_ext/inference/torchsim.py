@@ -1,7 +1,7 @@
 """`TorchSimModel`: many structures at a time in torch-sim, with the uncertainties of every atom.
 
 torch-sim (https://github.com/TorchSim/torch-sim) runs dynamics and relaxations of batches of structures on one device
-and finds by itself how many fit. It is the extra ``torchsim``; docs/mace-inference.md has examples.
+and finds by itself how many fit. It is the extra ``torchsim``; docs/howto/torch-sim.md has examples.
 """
 
 import copy

@@ -18,6 +18,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import check_update, is_constant
 from e2ip_plugins.fitting.readout_file import fitted_readout
+from e2ip_plugins.fitting.records import Records, Work, opened
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.fitting.package import fit_package, wrap_package
@@ -49,6 +50,7 @@ def fit_file(
     device: str = "cpu",
     batch_size: int = 10,
     on_progress: OnProgress = to_standard_error,
+    work: Optional[Work] = None,
 ) -> FitReport:
     """Write a model whose uncertainty follows its leverage; energies and forces stay as they are, to the last bit.
 
@@ -71,6 +73,8 @@ def fit_file(
         Frames.
     on_progress : callable
         Takes lines about the progress.
+    work : Work, optional
+        Keeps what is finished, so that a killed fit goes on; or a part of the fit, which writes no model.
 
     Raises
     ------
@@ -79,10 +83,26 @@ def fit_file(
     """
     refuse_head(head)
     set_global_state()
-    if model.name.endswith(".zip"):
-        report = fit_package(model, training, validation, output, device, batch_size, on_progress)
-        if report is not None:
-            return report
+    with opened(work) as records:
+        settings: Any = (device, batch_size, on_progress, records)
+        if model.name.endswith(".zip"):
+            report = fit_package(model, training, validation, output, *settings)
+            if report is not None:
+                return report
+        return _fit_checkpoint(model, training, validation, output, *settings)
+
+
+def _fit_checkpoint(
+    model: Path,
+    training: Sequence[LabelledFrame],
+    validation: Sequence[LabelledFrame],
+    output: Path,
+    device: str,
+    batch_size: int,
+    on_progress: OnProgress,
+    records: Optional[Records],
+) -> FitReport:
+    """Write a checkpoint with a fitted leverage, of a checkpoint or of a stock package."""
     checkpoint = open_checkpoint(model, output)
     with only_apply_persistent_modifiers(persistent_only=True), explained(model):
         twin, hparams, is_new = _in_mode_leverage(checkpoint, model)
@@ -92,8 +112,9 @@ def fit_file(
         for trunk in readout.trunks:
             trunk.make_constant()
     with explained(model):
-        report = fit_frames(evaluated, training, validation, batch_size, types_of(model), on_progress)
-    write_checkpoint(checkpoint, twin, hparams, output, weights=is_constant(readout))
+        report = fit_frames(evaluated, training, validation, batch_size, types_of(model), on_progress, records)
+    if report.part is None:
+        write_checkpoint(checkpoint, twin, hparams, output, weights=is_constant(readout))
     return report
 
 

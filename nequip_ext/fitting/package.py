@@ -23,6 +23,7 @@ from e2ip_plugins.files import replacing
 from e2ip_plugins.fitting.batches import OnProgress
 from e2ip_plugins.fitting.fit import check_update
 from e2ip_plugins.fitting.readout_file import fitted_readout
+from e2ip_plugins.fitting.records import Records
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -85,6 +86,7 @@ def fit_package(
     device: str,
     batch_size: int,
     on_progress: OnProgress,
+    records: Optional[Records] = None,
 ) -> Optional[FitReport]:
     """Write a package with a fitted leverage; everything else in it, code included, stays. None for stock packages.
 
@@ -108,7 +110,9 @@ def fit_package(
     for modules in models.values():
         _into_mode_leverage(find_readout(modules), path)
     with explained(path):
-        report = fit_frames(model, training, validation, batch_size, types_of(path), on_progress)
+        report = fit_frames(model, training, validation, batch_size, types_of(path), on_progress, records)
+    if report.part is not None:
+        return report
     model.cpu()
     for other in map(find_readout, models.values()):
         other.load_state_dict(readout.state_dict())  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """Fit of the leverage of a NequIP model: its passes over training and validation batches."""
 
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Optional, Sequence
 
 import torch
 from nequip.data import AtomicDataDict, from_ase
@@ -9,18 +9,21 @@ from torch.utils.data import Dataset
 
 from e2ip_plugins.fitting.batches import (
     Batching,
+    InOrder,
     OnProgress,
+    Pass,
     fit_loaders,
     in_order,
     to_standard_error,
-    with_progress,
 )
 from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.records import TRAINING, Records
 from e2ip_plugins.fitting.report import FitReport
-from e2ip_plugins.predictions.checks import check_atoms
+from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.predictions.labelled import LabelledFrame
+from e2ip_plugins.predictions.stored_frames import check_species
 from nequip_ext.model.elements import Types, by_element
 from nequip_ext.model.inputs import inputs_of, transforms_of
 from nequip_ext.model.readout import find_readout
@@ -41,8 +44,7 @@ class Graphs(Dataset):
         known = by_element(types, names)
         # First, because types that are no elements are an error of their own.
         self.frames, self.transforms = frames, transforms_of(model.metadata, names, known)
-        for frame in frames:
-            check_atoms(frame.atoms.numbers, frame.atoms.positions, frame.where, list(known))
+        check_species(frames, list(known))
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -61,11 +63,12 @@ def batching(batch_size: int) -> Batching:
 
 def fit_model(
     model: graph_model.GraphModel,
-    training: Optional[Iterable[AtomicDataDict.Type]],
-    validation: Iterable[AtomicDataDict.Type],
-    training_subset: Iterable[AtomicDataDict.Type] = (),
+    training: Optional[InOrder],
+    validation: InOrder,
+    training_subset: Optional[InOrder] = None,
     constant: bool = False,
     on_progress: OnProgress = to_standard_error,
+    records: Optional[Records] = None,
 ) -> FitReport:
     """Fit the leverage of a model's readout in place.
 
@@ -73,15 +76,17 @@ def fit_model(
     ----------
     model : GraphModel
         In evaluation mode; what it was compiled to for training is not used.
-    training, validation : iterable of dict
+    training, validation : InOrder
         Batches; validation ones with reference forces, of which NaN and infinite ones do not count. In a distributed
         training every process has its share. Without ``training`` (None), see `e2ip_plugins.fitting.fit.fit_leverage`.
-    training_subset : iterable of dict
+    training_subset : InOrder, optional
         Like ``validation``, of training configurations whose errors are compared with those.
     constant : bool
         See `e2ip_plugins.fitting.fit.fit_leverage`.
     on_progress : callable
         Takes lines about the progress.
+    records : Records, optional
+        See `e2ip_plugins.fitting.fit.fit_leverage`.
 
     Raises
     ------
@@ -90,35 +95,31 @@ def fit_model(
     """
     device = next(model.parameters()).device
 
-    def on_device(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[AtomicDataDict.Type]:
-        for batch in with_progress(data, name, on_progress):
-            yield AtomicDataDict.to_(batch, device)
+    def features(numbers: torch.Tensor, batch: AtomicDataDict.Type) -> TrainingBatch:
+        batch = AtomicDataDict.to_(batch, device)
+        run_features(model, batch)
+        return TrainingBatch(numbers[frames_of(batch).cpu()])
 
-    def features(batches: Iterable[AtomicDataDict.Type]) -> Iterator[None]:
-        for batch in on_device(batches, "training set"):
-            run_features(model, batch)
-            yield None
+    def residuals(numbers: torch.Tensor, batch: AtomicDataDict.Type) -> ForceErrors:
+        batch = AtomicDataDict.to_(batch, device)
+        reference, forces = reference_forces(batch), forces_of(model, batch)
+        return ForceErrors(reference - forces, numbers[frames_of(batch).cpu()], forces)
 
-    def residuals(data: Iterable[AtomicDataDict.Type], name: str) -> Iterator[ForceErrors]:
-        for batch in on_device(data, name):
-            reference, forces = reference_forces(batch), forces_of(model, batch)
-            yield ForceErrors(residual=reference - forces, frames=frames_of(batch), forces=forces)
+    def energies(numbers: torch.Tensor, batch: AtomicDataDict.Type) -> Optional[EnergyErrors]:
+        batch = AtomicDataDict.to_(batch, device)
+        return energy_errors(model, batch) if AtomicDataDict.TOTAL_ENERGY_KEY in batch else None
 
-    def energies() -> Iterator[EnergyErrors]:
-        for batch in on_device(validation, "energies of the validation set"):
-            if AtomicDataDict.TOTAL_ENERGY_KEY in batch:
-                yield energy_errors(model, batch)
-
-    readout = find_readout(model)
+    readout, known = find_readout(model), "errors of the training set"
     assert readout is not None
     return fit_leverage(
         readout,
-        None if training is None else features(training),
-        residuals(validation, "validation set"),
+        None if training is None else Pass(training, features, TRAINING, on_progress),
+        Pass(validation, residuals, "validation set", on_progress),
         species=model.type_names,
         constant=constant,
-        training_errors=residuals(training_subset, "errors of the training set"),
-        energies=energies(),
+        training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
+        energies=Pass(validation, energies, "energies of the validation set", on_progress),
+        records=records,
     )
 
 
@@ -129,6 +130,7 @@ def fit_frames(
     batch_size: int,
     types: Types,
     on_progress: OnProgress,
+    records: Optional[Records] = None,
 ) -> FitReport:
     """Fit the leverage of a model's readout to frames, in place; ``types`` are the model's by element."""
     readout = find_readout(model)
@@ -139,8 +141,9 @@ def fit_frames(
         loader = in_order([valid], batching(batch_size))
         return fit_model(model, None, loader, constant=constant, on_progress=on_progress)
     train = Graphs(training, model, types)
-    loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size))
-    return fit_model(model, *loaders, constant=constant, on_progress=on_progress)
+    part = (1, 1) if records is None or records.work.part is None else records.work.part
+    loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size), part)
+    return fit_model(model, *loaders, constant=constant, on_progress=on_progress, records=records)
 
 
 def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:

@@ -104,6 +104,15 @@ def transforms_of(dataset: Any) -> Sequence[Any]:
     return getattr(whole_of(dataset), "transforms", ())
 
 
+def label_transforms(dataset: Any) -> Sequence[Any]:
+    """Return the transforms that may change labels: without NequIP's slow ones, unless others may need these."""
+    transforms = transforms_of(dataset)
+    if not all(type(transform).__module__.startswith(_TRANSFORMS) for transform in transforms):
+        return transforms
+    apart = (f"{_TRANSFORMS}neighborlist", f"{_TRANSFORMS}type_mapper")
+    return [transform for transform in transforms if type(transform).__module__ not in apart]
+
+
 def in_memory(dataset: Any) -> Optional[InMemory]:
     """Return the frames of a data set, None where they are not in memory."""
     numbers: Optional[Sequence[int]] = None
@@ -163,12 +172,8 @@ def labelled_frames(dataset: Dataset, where: str = "data") -> Iterator[LabelledF
     if frames is None:
         yield labelled(dataset[0], f"frame 0 of the {where}")
         return
-    transforms = transforms_of(dataset)
-    known, predicted = known_species(transforms), predicted_labels(frames.whole)
-    # These of NequIP are slow and change no labels. Other transforms may read what they make.
-    if all(type(transform).__module__.startswith(_TRANSFORMS) for transform in transforms):
-        apart = (f"{_TRANSFORMS}neighborlist", f"{_TRANSFORMS}type_mapper")
-        transforms = [transform for transform in transforms if type(transform).__module__ not in apart]
+    known, predicted = known_species(transforms_of(dataset)), predicted_labels(frames.whole)
+    transforms = label_transforms(dataset)
     for index, data in frames.numbered:
         name = f"frame {index} of the {where}"
         numbers = data.get(AtomicDataDict.ATOMIC_NUMBERS_KEY)

@@ -16,6 +16,8 @@ from nequip_ext.model.readout import find_name
 #: Key of the frames of a batch among outputs, for `_to_ase`.
 _SHARE = "e2ip_share"
 
+_OF_FRAMES = frozenset(key.name for key in FRAME_OUTPUTS)
+
 
 class Share(NamedTuple):
     """Frames that this process has of a pass over a data set.
@@ -66,6 +68,9 @@ def _wrap_once(owner: Any, name: str, function: Callable) -> None:
 
 
 def _to_ase(to_ase: Callable, *args: Any, extra_fields: Optional[List[str]] = None, **kwargs: Any) -> Any:
+    if extra_fields is not None:
+        # Whether a model has error bars of stresses shows after the fit: where it has none, they are not written.
+        extra_fields = [name for name in extra_fields if name in args[0] or name not in _OF_FRAMES]
     made = to_ase(*args, extra_fields=extra_fields, **kwargs)
     family = families.of_outputs(extra_fields or [])
     if family is not None:

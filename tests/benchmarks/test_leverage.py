@@ -10,6 +10,7 @@ import torch
 
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
@@ -70,7 +71,7 @@ def folder(study, tmp_path_factory):
 
     # A network that errs less where it was trained.
     data["train"].residual *= 0.7
-    training = (None for _ in map(run, [data["train"]]))
+    training = (TrainingBatch(torch.from_numpy(data["train"].frame)) for _ in map(run, [data["train"]]))
     fit_leverage(readout, training, labelled(data["valid"]), training_errors=labelled(data["train"]))
     assert readout.leverage.regions().sum() > 2 and readout.leverage.surplus > 0.4
     for name, d in data.items():

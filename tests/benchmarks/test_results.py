@@ -7,13 +7,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]
 #: Script, its options, and a cell of the table that docs have.
 TABLES = [
     ("active_learning.py", ["--table"], "228 (222, 219, 244)"),
     ("monitor.py", ["--table"], "9290, 7890"),
     ("bias.py", ["--table"], "0.0007 ± 0.0005"),
     ("derived.py", [], "along a bond"),
+    ("evidence.py", ["--table"], "| acetylacetone | 600 K | 0.019 | 0.942 | 0.634 | 0.032 | 0.924 | 0.675 |"),
     ("evaluate.py", ["table"], "1.06 (1.00–1.08)"),
     ("hosts.py", ["--table", str(RESULTS / "hosts.json")], "1.191 (1.187–1.195); processes 1.177–1.198"),
     ("kernel.py", ["--table"], "memory floor (copy)"),
@@ -33,7 +34,7 @@ def test_links_into_results_and_benchmarks_exist(page):
     ("script", "options", "cell"), TABLES, ids=lambda value: value if str(value)[-3:] == ".py" else ""
 )
 def test_scripts_write_their_tables_from_the_results(load_script, monkeypatch, capsys, tmp_path, script, options, cell):
-    if script in ("active_learning.py", "monitor.py", "evaluate.py"):
+    if script in ("active_learning.py", "monitor.py", "evaluate.py", "evidence.py"):
         options = [*options, "--figure", str(tmp_path / "figure.png")]
     if script == "releases.py":  # it would add runs of this machine
         options = [*options, "--work", str(tmp_path)]

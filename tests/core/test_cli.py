@@ -97,7 +97,10 @@ def test_fit_hands_frames_to_the_host_and_prints_what_was_found(fit, files, call
     host, ((model, training, validation, output), options) = calls
     assert host == "mace" and model == files / "my.model" and output == files / "my-e2ip.model"
     assert len(training) == len(validation) == 4 and np.isfinite(validation[0].counted_forces).all()
+    work = options.pop("work")
     assert options == {"head": None, "device": "cpu", "batch_size": 10}
+    assert (work.output, work.part, work.merge) == (output, None, None)
+    assert list(work.settings) == ["the model", "--train", "--head", "--valid"]
     assert result.stderr == "e2ip: warning: few atoms\n"
     assert "growth 2 (1.5 to 2.7)" in result.stdout and f"Written: {output}" in result.stdout
 
@@ -126,6 +129,7 @@ def test_fit_passes_options_on_and_reads_every_file(fit, files, calls):
     assert result.exit_code == 0, result.output
     (_, training, _, output), given = calls[1]
     assert len(training) == 8 and output == files / "other.model"
+    del given["work"]
     assert given == {"head": "pbe", "device": "cpu:0", "batch_size": 3}
     assert "warning: 4 of 4 validation frames are training frames: constants come out too small" in result.stderr
 
@@ -254,6 +258,32 @@ def test_a_host_that_is_not_installed_is_named(fit, monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [EntryPoint()])
     assert "run it in an environment with e2ip-plugins[mace]" in one_line(fit())
+
+
+def test_fit_in_parts(fit, files, calls):
+    """What parts are of is told from the data alone, wherever they are."""
+    result = fit("my.model", "--part", "2/3")
+    assert (
+        result.exit_code == 0 and "my-e2ip.model.2-of-3; with all 3 parts, --merge 3 makes the model" in result.stdout
+    )
+    assert fit("my.model", "--merge", 3).exit_code == 0
+    part, merge = (options["work"] for _, options in calls[1::2])
+    assert part.part == (2, 3) and merge.part is None and merge.merge == 3
+    assert part.settings == {name: value for name, value in merge.settings.items() if name != "--valid"}
+    (files / "copy.xyz").write_bytes((files / "train.xyz").read_bytes())
+    assert fit("my.model", "--part", "1/3", train="copy.xyz").exit_code == 0
+    assert fit("my.model", "--part", "1/3", train="valid.xyz").exit_code == 0
+    same, other = (options["work"].settings["--train"] for _, options in calls[5::2])
+    assert same == part.settings["--train"] != other
+    assert "--part 4/3: give I/N" in one_line(fit("my.model", "--part", "4/3"))
+    assert "--part and --merge: give one of them" in one_line(fit("my.model", "--part", "1/3", "--merge", 3))
+
+
+def test_fit_refuses_a_file_that_ends_in_the_middle_of_a_frame(fit, files, calls):
+    text = (files / "train.xyz").read_text()
+    (files / "train.xyz").write_text(text[: text.rindex("H")])
+    assert "train.xyz, frame 3: is cut off, the file ends in the middle of it" in one_line(fit())
+    assert calls == []
 
 
 # update

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,20 +43,28 @@ def test_noxfile_runs_its_own_nox(clone):
 
 
 def sessions_of(text):
-    return set(re.findall(r"noxfile\.py (?:-R )?-s (\w+)", text))
+    return set(re.findall(r"noxfile\.py (?:-R )?-s \"?(\w+)", text))
 
 
 def test_sessions_of_the_documents_exist():
     """Every session that a document, the CI or a hook names is a function of the noxfile."""
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     functions = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list}
-    for name in ("README.md", "CONTRIBUTING.md", "demo/README.md", ".ci/run", ".pre-commit-config.yaml"):
+    hosted = (".github/workflows/ci.yml", ".readthedocs.yaml")
+    for name in ("README.md", "CONTRIBUTING.md", "demo/README.md", ".ci/run", ".pre-commit-config.yaml", *hosted):
         named = sessions_of((ROOT / name).read_text(encoding="utf-8"))
         assert named and named <= functions, name
 
 
 def test_the_ci_runs_the_command_of_the_readme():
     assert sessions_of((ROOT / ".ci" / "run").read_text(encoding="utf-8")) == {"tests"}
+
+
+def test_a_code_host_runs_the_ci_and_builds_the_site():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert [step["run"] for step in workflow["jobs"]["tests"]["steps"] if "run" in step] == [".ci/run"]
+    site = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text(encoding="utf-8"))
+    assert site["version"] == 2 and "docs" in sessions_of(site["build"]["commands"][0])
 
 
 def test_every_dependency_has_a_lower_bound():
@@ -81,6 +90,8 @@ def test_no_registry_is_named():
     """Where packages come from is the machine's affair."""
     for name in ("noxfile.py", "constraints.txt", "pyproject.toml", ".pre-commit-config.yaml", ".ci/run"):
         text = (ROOT / name).read_text(encoding="utf-8")
+        # The address of the project itself is no registry.
+        text = re.sub(r'^address = ".+"$', "", text, flags=re.M)
         assert "://" not in text.replace("https://github.com/", ""), name
         assert "index-url" not in text, name
 
@@ -96,7 +107,7 @@ def test_releases_are_the_same_everywhere():
     )
     tried = ast.literal_eval(releases)
     assert tried == {"mace": seams.TESTED, "nequip": contract.TESTED}
-    page = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "releases.md").read_text(encoding="utf-8")
     extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name, written, of_host in (("mace-torch", "mace-torch", "mace"), ("nequip", "NequIP", "nequip")):
         assert f'"{name}>={tried[of_host][0]}"' in extras

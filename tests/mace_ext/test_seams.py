@@ -108,6 +108,6 @@ def test_outputs_are_observed_where_no_function_returns_them(make_model, make_ba
 
 
 def test_the_documented_table_is_the_one_in_force():
-    page = Path(__file__).parents[2].joinpath("docs", "mace-training.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "develop", "mace-patches.md").read_text()
     for module, names in NAMES.items():
         assert f"| `{module}` | {', '.join(f'`{name}`' for name in names)} | " in page

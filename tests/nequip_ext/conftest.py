@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import run_command
 
 if importlib.util.find_spec("nequip") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -299,7 +299,7 @@ def failure(command, environment):
     """Function that gives the last line printed by a command which must fail before it trains."""
 
     def run(*arguments):
-        done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True)
+        done = run_command(command(*arguments), env=environment)
         assert done.returncode != 0
         assert "TRAIN RUN END" not in done.stdout and "Epoch 0" not in done.stdout
         return done.stderr.strip().splitlines()[-1]

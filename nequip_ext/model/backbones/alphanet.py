@@ -1,4 +1,4 @@
-"""AlphaNet (arXiv:2501.07155) from equations alone: frames on edges, phases, messages and mixing; docs/backbones.md."""
+"""AlphaNet (arXiv:2501.07155) from equations alone: frames on edges, phases, messages and mixing."""
 
 import math
 from typing import Any, Dict, Optional
@@ -159,7 +159,7 @@ class AlphaNetMessage(GraphModule):
         """Enlarge the initial filters, and in them take the factor 1/√H off the invariants of frames.
 
         With the published values messages start at a thousandth of the scalars that they are added to, and their
-        dependence on angles at a tenth of that: for many epochs only lengths are learnt (docs/backbones.md).
+        dependence on angles at a tenth of that: for many epochs only lengths are learnt (docs/howto/backbones.md).
         """
         before, after = (layer.weight for layer in self.edges if isinstance(layer, nn.Linear))
         self.radial.weight.mul_(5.0)

@@ -65,7 +65,7 @@ def PaiNNModel(
     per_edge_type_cutoff: Optional[Dict[str, Union[float, Dict[str, float]]]] = None,
     **ends: Any,
 ) -> ForceStressOutput:
-    """PaiNN (arXiv:2102.03150) as a NequIP model; see docs/backbones.md.
+    """PaiNN (arXiv:2102.03150) as a NequIP model; see docs/howto/backbones.md.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def AlphaNetModel(
     per_edge_type_cutoff: Optional[Dict[str, Union[float, Dict[str, float]]]] = None,
     **ends: Any,
 ) -> ForceStressOutput:
-    """AlphaNet (arXiv:2501.07155) as a NequIP model, written from its equations alone; see docs/backbones.md.
+    """AlphaNet (arXiv:2501.07155) as a NequIP model, written from its equations alone; see docs/howto/backbones.md.
 
     Parameters
     ----------

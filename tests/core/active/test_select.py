@@ -14,6 +14,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.features import Features, Passes, collect
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
+from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.layout import Layout
@@ -82,7 +83,9 @@ def test_scores_with_weight_1_are_those_of_a_fit_to_training_set_and_frames():
     validation = [ForceErrors(torch.ones(21, 3), torch.from_numpy(known.frames))]
     order, before = [], []
     for index, score in by_leverage(known, candidates, 3, weight=1.0):
-        training_passes = (None for _ in run(known, *before))
+        sets = [known, *before]
+        numbers = (torch.from_numpy(part.frames + 100 * i) for i, part in enumerate(sets))
+        training_passes = (TrainingBatch(part) for part, _ in zip(numbers, run(*sets), strict=True))
         fit_leverage(readout, training_passes, (label for label, _ in zip(validation, run(known), strict=True)))
         (h,) = run(candidates)
         means = np.bincount(candidates.frames, h) / 3
@@ -157,7 +160,10 @@ def model(fitted=True):
         validation = rattled(4, 9)
         counts = torch.arange(4).repeat_interleave(3)
         batch = (ForceErrors(torch.ones(12, 3), counts) for _ in run(validation, False))
-        fit_leverage(readout, run(rattled(30), False), batch)
+        # Batches of four frames with three atoms.
+        numbers = torch.arange(30).repeat_interleave(3).split(12)
+        passes = (TrainingBatch(part) for part, _ in zip(numbers, run(rattled(30), False), strict=True))
+        fit_leverage(readout, passes, batch)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What docs/energies.md derives in a line each: barrier, adsorption energy, equation of state, convex hull."""
+"""What docs/howto/energies.md derives in a line each: barrier, adsorption energy, equation of state, convex hull."""
 
 import numpy as np
 import pytest

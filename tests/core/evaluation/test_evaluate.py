@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from e2ip_plugins import cli
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.evaluate import evaluate
-from e2ip_plugins.evaluation.options import EvaluateOptions, State, part_of
+from e2ip_plugins.evaluation.options import EvaluateOptions, State
 from e2ip_plugins.keys import FORCE_VIEWS
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.unfinished import part_of
 
 SCRIPT = Path(__file__).with_name("toy_model.py")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from e2ip_plugins import families
-from e2ip_plugins.evaluation import unfinished
+from e2ip_plugins import families, unfinished
 from e2ip_plugins.evaluation.evaluate import evaluate
 from e2ip_plugins.evaluation.options import EvaluateOptions
 

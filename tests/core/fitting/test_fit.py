@@ -20,9 +20,11 @@ from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.fitting import training_atoms
 from e2ip_plugins.fitting.constants import FittedConstants
-from e2ip_plugins.fitting.fit import check_update, fit_leverage, training_subset
+from e2ip_plugins.fitting.fit import check_update, fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.fitting.sample import training_subset
+from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.leverage.form import FORM
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.predictions.labelled import Label, LabelledFrame
@@ -88,16 +90,20 @@ def batches(frames, size=7):
     return [frames[i : i + size] for i in range(0, len(frames), size)]
 
 
-def training_of(readout, frames, size=7, counted=None):
-    for batch in batches(frames, size):
-        run(readout, batch)
-        yield None if counted is None else torch.cat([torch.full((len(f.x),), counted(f)) for f in batch])
-
-
-def validation_of(readout, frames, size=7):
+def training_of(readout, frames, size=7, counted=None, first=0):
+    """A pass over training frames, the first of which has the number ``first`` in the training set."""
     for batch in batches(frames, size):
         _, number = run(readout, batch)
-        yield ForceErrors(torch.cat([frame.residual for frame in batch]), number)
+        mask = None if counted is None else torch.cat([torch.full((len(f.x),), counted(f)) for f in batch])
+        yield TrainingBatch(first + number, mask)
+        first += len(batch)
+
+
+def validation_of(readout, frames, size=7, first=0):
+    for batch in batches(frames, size):
+        _, number = run(readout, batch)
+        yield ForceErrors(torch.cat([frame.residual for frame in batch]), first + number)
+        first += len(batch)
 
 
 def fit_frames(readout, training, validation, size=7, **settings):
@@ -204,7 +210,7 @@ def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
 def _alone(readout, x, species):
     """Atoms without neighbours, in one batch."""
     readout(x, x, species)
-    yield None
+    yield TrainingBatch(torch.zeros(len(x), dtype=torch.long))
 
 
 def test_no_more_regions_than_all_species_together_may_have():
@@ -342,53 +348,81 @@ def test_validation_errors_that_are_all_zero(training):
         fit_frames(make_readout(), training, isolated)
 
 
-def test_many_atoms_are_thinned_evenly_whatever_the_batches(monkeypatch):
+def kept_of(frames, size, order=None):
+    """What is kept of the features of frames that come in batches, in any order."""
+    atoms = training_atoms.TrainingAtoms(2)
+    for numbers in batches(list(range(len(frames))) if order is None else order, size):
+        x = torch.cat([frames[i].x[:, :SIZE] for i in numbers])
+        of_frame = torch.cat([torch.full((len(frames[i].x),), i) for i in numbers])
+        atoms.add(x, torch.cat([frames[i].species for i in numbers]), torch.ones(len(x)), TrainingBatch(of_frame))
+    return atoms
+
+
+def test_of_many_atoms_the_same_are_kept_whatever_batches_and_order(monkeypatch):
     monkeypatch.setattr(training_atoms, "MAX_ATOMS", 40)
-    (frame,) = make_frames(1, 500, species=(0,))
-    found = []
-    for size in (500, 30, 7, 1):
-        atoms = training_atoms.TrainingAtoms(2)
-        for x in frame.x[:, :SIZE].split(size):
-            atoms.add(x, torch.zeros(len(x), dtype=torch.long), torch.zeros(len(x)))
-            assert sum(map(len, atoms.kept[0])) <= 40
-        assert atoms.count.tolist() == [500, 0]
-        found.append(np.concatenate(atoms.kept[0]))
-    expected = frame.x[::16, :SIZE].numpy()
-    assert all(np.array_equal(kept, expected) for kept in found)
+    frames, found = make_frames(100), []
+    shuffled = np.random.default_rng(0).permutation(100).tolist()
+    for size, order in ((100, None), (7, None), (1, None), (9, shuffled)):
+        atoms = kept_of(frames, size, order)
+        assert max(sum(map(len, part)) for part in atoms.kept) <= 50
+        atoms.gather()
+        assert atoms.count.tolist() == [300, 200]
+        found.append([atoms.features(kind) for kind in (0, 1)])
+    assert all(len(features) == 40 for features in found[0])
+    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    # Not the first ones, nor those of a few frames.
+    x = torch.cat([frame.x[frame.species == 0, :SIZE] for frame in frames]).numpy()
+    places = np.flatnonzero((x[:, None] == found[0][0]).all(-1).any(1))
+    assert len(places) == 40 and 110 < places.mean() < 190
     readout = make_readout()
-    validation = make_frames(3, seed=1, species=(0,))
-    report = fit_leverage(readout, _alone(readout, frame.x, frame.species), validation_of(readout, validation))
-    assert report.atoms == {(0, 0): 500} and report.regions == 1
-    kept = leverages(readout, [Frame(frame.x[::16], frame.species[::16], frame.residual[::16])])
-    assert len(kept) == 32 and kept.mean().item() == pytest.approx(1.0, abs=1e-6)
+    report = fit_frames(readout, frames, make_frames(3, seed=1))
+    assert report.atoms == {(0, 0): 300, (0, 1): 200}
+    assert leverages(readout, frames).mean().item() == pytest.approx(1.0, abs=0.5)
+
+
+def test_kept_features_are_bounded_in_bytes_whatever_the_number_of_kinds(monkeypatch):
+    monkeypatch.setattr(training_atoms, "MAX_BYTES", 60 * SIZE * 8)
+    one, two = kept_of(make_frames(100, species=(0,)), 7), kept_of(make_frames(100), 7)
+    for atoms in (one, two):
+        atoms.gather()
+    assert [sum(map(len, part)) for part in one.kept] == [60, 0]
+    assert [sum(map(len, part)) for part in two.kept] == [30, 30]
+    # A kind that comes late takes its share from the others.
+    late = kept_of([*make_frames(50, species=(0,)), *make_frames(50, species=(1,))], 7)
+    late.gather()
+    assert [sum(map(len, part)) for part in late.kept] == [30, 30]
 
 
 def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
-    """One process had to thin its atoms, the other not; together they are too many again."""
+    """One process had to thin its atoms, another has few, a third none."""
     monkeypatch.setattr(training_atoms, "MAX_ATOMS", 40)
-    (frame,) = make_frames(1, 170, species=(0,))
-    x, processes = frame.x[:, :SIZE], []
-    for part in (x[:130], x[130:], x[:0]):
-        atoms = training_atoms.TrainingAtoms(1)
-        atoms.add(part, torch.zeros(len(part), dtype=torch.long), torch.ones(len(part)))
-        processes.append(atoms)
-    assert [int(atoms.stride[0]) for atoms in processes] == [4, 1, 1]
+    frames = make_frames(40, species=(0,))
+    shares, calls = (range(33), range(33, 40), range(0)), []
+    processes = [kept_of(frames, 5, list(share)) for share in shares]
+    expected = kept_of(frames, 5)
+    expected.gather()
 
-    def gather(into, mine):
-        into[:] = [(a.broken, a.count, a.log_variance, a.stride, a.kept) for a in processes]
+    def gather(mine):
+        """The others have the same calls."""
+        calls.append(mine)
+        return [stand_in(atoms, len(calls)) for atoms in processes]
 
-    for name, stand_in in (
-        ("is_initialized", lambda: True),
-        ("get_world_size", lambda: 3),
-        ("all_gather_object", gather),
-    ):
-        monkeypatch.setattr(torch.distributed, name, stand_in)
+    def stand_in(atoms, call):
+        keys = np.concatenate([np.empty(0, np.uint64), *atoms.keys[0]])
+        if call < 3:
+            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_variance) if call == 1 else keys
+        chosen = (
+            keys <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.keys[0])]))[39]
+        )
+        return keys[chosen], np.concatenate(atoms.kept[0])[chosen] if len(keys) else None
+
     whole = copy.deepcopy(processes[1])
+    monkeypatch.setattr(training_atoms, "distributed", lambda: True)
+    monkeypatch.setattr(training_atoms, "gather_objects", gather)
     whole.gather()
-    # 33 of the first and 10 of the second are more than 40.
-    expected = torch.cat([x[:130:4], x[130::4]])[::2].numpy()
-    assert np.array_equal(np.concatenate(whole.kept[0]), expected)
-    assert whole.count.tolist() == [170] and whole.log_variance.tolist() == [170.0] and whole.stride.tolist() == [8]
+    assert len(calls) == 3 and len(calls[2][0]) < 35
+    assert np.array_equal(whole.features(0), expected.features(0)) and len(whole.features(0)) == 40
+    assert whole.count.tolist() == [200, 0] and whole.log_variance.tolist() == [200.0, 0.0]
 
 
 # Constants
@@ -597,11 +631,11 @@ def test_references_in_other_units_are_told(training):
     def warnings_of(factor):
         def validation(readout):
             rng = np.random.default_rng(0)
-            for frame in make_frames(12, seed=1):
+            for i, frame in enumerate(make_frames(12, seed=1)):
                 run(readout, [frame])
                 forces = torch.from_numpy(rng.normal(size=frame.residual.shape))
                 reference = factor * (forces + frame.residual)
-                yield ForceErrors(reference - forces, torch.zeros(len(forces), dtype=torch.long), forces)
+                yield ForceErrors(reference - forces, torch.full((len(forces),), i), forces)
 
         readout = make_readout()
         report = fit_leverage(readout, training_of(readout, training, 1), validation(readout))
@@ -949,15 +983,20 @@ def share(rank, world):
     training = make_frames(70, species=(0,)) + make_frames(4, seed=8, species=(1,))
     validation = make_frames(11, seed=1, width=4.0)
     if world == 1:
-        return training, validation
-    return (training[:41], validation[:3]) if rank == 0 else (training[41:], validation[3:])
+        return (training, 0), (validation, 0)
+    return ((training[:41], 0), (validation[:3], 0)) if rank == 0 else ((training[41:], 41), (validation[3:], 3))
 
 
 def fit_of_process(rank, world):
-    readout, (training, validation) = make_readout(), share(rank, world)
+    readout, ((training, first), (validation, first_valid)) = make_readout(), share(rank, world)
     known = [frame._replace(residual=0.4 * frame.residual) for frame in training]
-    report = fit_frames(readout, training, validation, size=4, training_errors=validation_of(readout, known))
-    _, wide = share(0, 1)
+    report = fit_leverage(
+        readout,
+        training_of(readout, training, 4, first=first),
+        validation_of(readout, validation, 4, first_valid),
+        training_errors=validation_of(readout, known, first=first),
+    )
+    _, (wide, _) = share(0, 1)
     return {
         "leverage": leverages(readout, wide).tolist(),
         "growth": report.constants[0].growth,
@@ -973,10 +1012,13 @@ def fit_of_process(rank, world):
 
 def left_out(rank, world):
     """What a process says where its own share has fewer configurations of unsupported species than the other's."""
-    training, mixed = share(rank, world)
+    (training, _), (mixed, _) = share(rank, world)
     known = make_frames(8, seed=9, width=4.0, species=(0,))[rank::world]
     alone = [frame for frame in training if not frame.species.any()]
-    return [text for text in fit_frames(make_readout(), alone, [*known, *mixed], size=4).warnings if "left out" in text]
+    readout = make_readout()
+    validation = validation_of(readout, [*known, *mixed], 4, 100 * rank)
+    report = fit_leverage(readout, training_of(readout, alone, 4, first=100 * rank), validation)
+    return [text for text in report.warnings if "left out" in text]
 
 
 def test_two_processes_fit_what_one_does(tmp_path):

@@ -45,7 +45,7 @@ def batched(*models, **settings):
 
 
 def test_the_documentation_shows_the_shipped_file():
-    page = (SETTINGS_FILE.parents[1] / "docs" / "mace-inference.md").read_text()
+    page = (SETTINGS_FILE.parents[1] / "docs" / "howto" / "other-tools.md").read_text()
     assert json.loads(page.partition("```json")[2].partition("```")[0]) == SETTINGS
 
 

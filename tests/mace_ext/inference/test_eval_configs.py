@@ -10,6 +10,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
+from forked_commands import run_command
 from mace.calculators import MACECalculator
 from mace.cli import eval_configs
 
@@ -29,9 +30,7 @@ def configs(tmp_path_factory, frames):
 def command(*arguments, **environment):
     """The stock console script in a process of its own."""
     script = os.path.join(os.path.dirname(sys.executable), "mace_eval_configs")
-    return subprocess.run(
-        [script, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+    return run_command([script, *arguments], env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

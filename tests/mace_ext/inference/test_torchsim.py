@@ -85,7 +85,7 @@ def test_periodic_structures_and_the_stock_results(make_model):
 
 
 def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
-    """What docs/mace-inference.md shows."""
+    """What docs/howto/torch-sim.md shows."""
     model = opened(make_model(), compute_stress=False, uncertainties="on request")
     names = [tmp_path / f"{i}.h5" for i in range(2)]
 

@@ -1,10 +1,9 @@
 """``--readout shallow``, whose members' forces are derivatives; more about it in test_model.py."""
 
-import subprocess
-
 import numpy as np
 import pytest
 import torch
+from forked_commands import run_command
 
 from e2ip_plugins import families
 from mace_ext.model.model import for_loss
@@ -123,5 +122,5 @@ def test_training_to_predictions(train, predict, data_files, tmp_path):
     ],
 )
 def test_what_cannot_be_ends_before_training(training_command, flags, message, tmp_path):
-    done = subprocess.run(training_command("--readout=shallow", *flags), cwd=tmp_path, capture_output=True, text=True)
+    done = run_command(training_command("--readout=shallow", *flags), cwd=tmp_path)
     assert done.returncode == 2 and message.replace("--e2ip_", "") in done.stderr.replace("--e2ip_", "")

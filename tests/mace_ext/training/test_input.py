@@ -1,7 +1,6 @@
 """Bad input ends the run before it starts, with one message and status 2."""
 
 import math
-import subprocess
 from types import SimpleNamespace
 
 import ase.io
@@ -11,6 +10,7 @@ import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
+from forked_commands import run_command
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Option
@@ -189,7 +189,7 @@ def test_forces_that_are_not_finite_read_as_the_mean_of_all_others():
 
 
 def test_the_command_ends_with_status_2_and_one_message(training_command):
-    done = subprocess.run(training_command(E2IP, forces_key="dft"), capture_output=True, text=True)
+    done = run_command(training_command(E2IP, forces_key="dft"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].endswith("name it with --forces_key")

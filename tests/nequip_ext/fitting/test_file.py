@@ -1,6 +1,5 @@
 """The leverage in the files of ``nequip-train``, and ``e2ip fit`` for checkpoints and packages."""
 
-import subprocess
 import warnings
 import zipfile
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from forked_commands import run_command
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.labelled import read_frames
@@ -147,7 +147,7 @@ def test_fine_tuning_fits_anew(leverage_run, tmp_path, command, environment, tra
     config = [argument for argument in config if "training_module.model." not in argument]
     model = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: '{leverage_run / 'best.ckpt'}'}}"
     config += ["~training_module.model", f"+training_module.model={model}"]
-    done = subprocess.run(config, env=environment, capture_output=True, text=True)
+    done = run_command(config, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     before, after = leverage_of(leverage_run / "best.ckpt"), leverage_of(tmp_path / "tuned" / "best.ckpt")
     assert after["fitted"] and not torch.equal(before["centres"], after["centres"])

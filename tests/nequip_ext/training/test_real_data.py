@@ -1,8 +1,5 @@
 """DFT frames of periodic silica through stock ``nequip-train``: train, predict, compare."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +9,14 @@ from e2ip_plugins.report.compare import compare, load_models
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-def test_zeolites_from_training_to_scores(reference_frames, tmp_path):
+def test_zeolites_from_training_to_scores(reference_frames, tmp_path, run_tool):
     train = reference_frames("silica/zeolite_train.extxyz", 4)
     test = reference_frames("silica/zeolite_test.extxyz", 3)
-    command = [str(Path(sys.executable).with_name("nequip-train")), "-cp", str(CONFIGS), "-cn", "nequip_e2ip"]
+    command = ["nequip-train", "-cp", CONFIGS, "-cn", "nequip_e2ip"]
     command += [f"train_file={train}", f"val_file={test}", f"test_file={test}", "chemical_species=[O,Si]"]
     command += ["max_epochs=1", "cutoff_radius=3.5", "batch_size=2", f"hydra.run.dir={tmp_path / 'run'}"]
     command += ["training_module.model.model.num_features=4", "training_module.model.model.l_max=1"]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    run_tool(*command)
     scores = compare(load_models([tmp_path / "run" / "test_dataset0.xyz"]))["models"][0]
     assert scores["frames"] == 3 and set(scores["species"]) == {"O", "Si"}
     assert all(np.isfinite(scores["overall"][key]) for key in ("nll", "calibration_error", "energy_score"))

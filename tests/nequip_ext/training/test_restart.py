@@ -2,12 +2,12 @@
 
 import re
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from forked_commands import run_command
 from omegaconf import OmegaConf
 
 from e2ip_plugins.errors import InputError
@@ -53,12 +53,8 @@ def test_restart_after_kill(tmp_path, command, environment, train, train_files, 
     whole = train(config, tmp_path / "whole", train_files, *LONG)
     broken = tmp_path / "broken"
     script = "\n".join(line[4:] for line in KILLED.splitlines())
-    run = subprocess.run(
-        [sys.executable, "-c", script, *command(config, broken, train_files, *LONG)[1:]],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    killed = [sys.executable, "-c", script, *command(config, broken, train_files, *LONG)[1:]]
+    run = run_command(killed, env=environment)
     assert run.returncode == -signal.SIGKILL, run.stderr[-3000:]
     assert "TRAIN RUN END" not in run.stdout
     checkpoint = torch.load(broken / "last.ckpt", weights_only=False)

@@ -1,25 +1,28 @@
 """Stock ``nequip-train`` and ``nequip-package`` with the ready configs, end to end."""
 
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import ase.io
 import numpy as np
 import pytest
 import torch
+from forked_commands import run_command
 
 from e2ip_plugins import families
-from e2ip_plugins.keys import LEVERAGE
+from e2ip_plugins.keys import FRAME_OUTPUTS, LEVERAGE
 from nequip_ext import E2IPCalculator
 
 FAMILY = families.get(families.DEFAULT)
 
 
+#: What the ready config writes, and error bars of stresses, which molecules do not get.
+COLUMNS = "e2ip_log_sigma0,e2ip_nu,e2ip_kappa,forces_cov,forces_uncertainty,forces_epistemic_std,e2ip_leverage"
+FIELDS = f"trainer.callbacks.3.extra_fields=[{COLUMNS},{','.join(key.name for key in FRAME_OUTPUTS)}]"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, train, train_files):
-    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files)
+    return train("nequip_e2ip", tmp_path_factory.mktemp("run") / "e2ip", train_files, FIELDS)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +97,9 @@ WITH_PACKAGE = """
 
 
 @pytest.fixture(scope="module")
-def package(trained, environment):
+def package(trained, run_tool):
     path = trained / "model.nequip.zip"
-    tool = Path(sys.executable).with_name("nequip-package")
-    subprocess.run([tool, "build", trained / "best.ckpt", path], env=environment, check=True, capture_output=True)
+    run_tool("nequip-package", "build", trained / "best.ckpt", path)
     return path
 
 
@@ -168,5 +170,5 @@ def test_packaged_models_can_be_trained_on_and_wrapped(
     override = f"training_module.model={{_target_: nequip.model.ModelFromPackage, package_path: '{package}'}}"
     config = command("nequip_e2ip", folder, train_files, "max_epochs=1", "run=[train]")
     config = [argument for argument in config if "training_module.model." not in argument]
-    done = subprocess.run([*config, f"~{override.split('=')[0]}", f"+{override}"], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:].decode()
+    done = run_command([*config, f"~{override.split('=')[0]}", f"+{override}"], env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
