@@ -124,6 +124,10 @@ def _log_once(level: int, message: str) -> None:
     logger.log(level, message)
 
 
+def _dispatch_modes() -> int:
+    return torch._C._len_torch_dispatch_stack()
+
+
 def tracer_of(tensors: Sequence[Tensor]) -> str:
     """Return who traces this call; the one place that asks what torch does not tell in public.
 
@@ -141,7 +145,7 @@ def tracer_of(tensors: Sequence[Tensor]) -> str:
     inside_func = torch._C._functorch.peek_interpreter_stack() is not None
     if inside_func or forward_ad._current_level >= 0 or torch.jit.is_tracing():
         return TRANSFORM
-    if torch._C._len_torch_dispatch_stack() > 0:
+    if _dispatch_modes() > 0:
         return GRAPH
     if any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors):
         return TRANSFORM
