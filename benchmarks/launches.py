@@ -28,6 +28,7 @@ from e2ip_plugins.families import niw
 from e2ip_plugins.leverage.energies import EnergyErrors
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.maths.kernels import paths, triton_launch
+from e2ip_plugins.readout.kernels import fused
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.trunk import EdgePool, Trunk
 
@@ -40,6 +41,8 @@ PARTS = (
     (niw.NIW, "forward", "growth"),
     (niw, "_views", "derived keys"),
     (EnergyErrors, "forward", "energies"),
+    (EnergyErrors, "of_weights", "energies"),
+    (fused, "predict", "fused readout"),
 )
 #: In each host, what calls the readout.
 ADAPTERS = {
@@ -107,7 +110,9 @@ def as_on_a_gpu(counts: Counts, host: str, path: str) -> Iterator[None]:
             stack.enter_context(patch(place, name, counts.inside(getattr(place, name), part)))
         # The counter itself is a mode that would have the plain form be traced.
         stack.enter_context(patch(paths, "_dispatch_modes", lambda: 0))
-        stack.enter_context(patch(paths, "choose", lambda *_: path))
+        stack.enter_context(patch(paths, "choose", lambda *_, **__: path))
+        if path == "triton":
+            stack.enter_context(patch(paths, "TRITON_DEVICES", ("cpu", "cuda")))
         stack.enter_context(patch(triton_launch, "start", counts.launch))
         yield
 

@@ -161,7 +161,8 @@ class GraphReadout(GraphModule):
         Models compiled for training are traced in training mode or by make_fx, which ignores the contexts used here
         (test_compile.py).
         """
-        if tracer_of(list(data.values())) != NOT_TRACED:
+        # On a GPU a clone is a launch, which costs more than this mode saves.
+        if data[self.scalar_key].is_cuda or tracer_of(list(data.values())) != NOT_TRACED:
             with torch.no_grad():
                 return self._read_out(data, create_graph=False)
         # A sixth faster for small structures. Clones, because autograd refuses tensors of the inference mode.

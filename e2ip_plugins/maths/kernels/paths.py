@@ -19,7 +19,7 @@ import functools
 import importlib
 import logging
 import os
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -82,8 +82,17 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], path: Optional[str] = None) -> str:
-    """``eager`` or ``triton`` for a call that needs these functions of `triton_launch`; `InputError` if impossible."""
+def choose(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Sequence[str],
+    path: Optional[str] = None,
+    failure: Optional[Callable] = None,
+) -> str:
+    """``eager`` or ``triton`` for a call that needs these functions of `triton_launch`; `InputError` if impossible.
+
+    ``failure``, of other kernels: from name, device and dtype to what is wrong with one, as `check.failure`.
+    """
     wish, chosen = requested(path), "eager"
     if wish == "triton":
         if not has_triton():
@@ -95,15 +104,21 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], pat
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
             )
     if wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES and has_triton()):
-        chosen = "triton" if _usable(kernels, device, dtype, wish) else "eager"
+        chosen = "triton" if _usable(kernels, device, dtype, wish, failure) else "eager"
     _log_once(logging.INFO, f"e2ip kernel on {device}: {chosen} ({VARIABLE}={wish})")
     return chosen
 
 
-def _usable(kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wish: str) -> bool:
+def _failure(kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
+    return check.failure(triton_launch(), kernel, device, dtype)
+
+
+def _usable(
+    kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wish: str, failure: Optional[Callable]
+) -> bool:
     """Whether all of these kernels pass their check; one that was asked for and does not raises `InputError`."""
     for kernel in kernels:
-        error = check.failure(triton_launch(), kernel, device, dtype)
+        error = (failure or _failure)(kernel, device, dtype)
         if error is None:
             continue
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
