@@ -111,8 +111,7 @@ def as_on_a_gpu(counts: Counts, host: str, path: str) -> Iterator[None]:
         # The counter itself is a mode that would have the plain form be traced.
         stack.enter_context(patch(paths, "_dispatch_modes", lambda: 0))
         stack.enter_context(patch(paths, "choose", lambda *_, **__: path))
-        if path == "triton":
-            stack.enter_context(patch(paths, "TRITON_DEVICES", ("cpu", "cuda")))
+        stack.enter_context(patch(paths, "TRITON_DEVICES", ("cpu", "cuda")))
         stack.enter_context(patch(triton_launch, "start", counts.launch))
         yield
 

@@ -81,7 +81,7 @@ def predict(
     channels = max(flags["features"], flags["vectors"], flags["tensors"])
     if _recorded(list(tensors.values())) or channels > MAX_CHANNELS or (flags["heads"] > 1 and node_heads is None):
         return None
-    outputs = _launchers().predict({name: x if x is None else x.detach() for name, x in tensors.items()}, flags)
+    outputs = _launchers().predict(tensors, flags)
     outputs["e2ip_force_unit"] = readout.force_unit.to(outputs["e2ip_nu"].dtype).expand(invariant.shape[0])
     return outputs
 
@@ -150,6 +150,7 @@ def _weights(readout: Any) -> Dict[str, Optional[Tensor]]:
     trunks, leverage, energies = list(readout.trunks), readout.leverage, readout.leverage.energies
 
     def of_heads(name: str) -> Optional[Tensor]:
+        # Of a readout for an irrep that a model does not have there are no weights.
         values = [functools.reduce(lambda part, key: getattr(part, key, None), name.split("."), t) for t in trunks]
         return values[0] if len(values) == 1 or values[0] is None else torch.stack(values)
 

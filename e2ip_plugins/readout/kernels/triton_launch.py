@@ -93,7 +93,8 @@ def predict(tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any]) -> Dict
     kept |= {"leverage": x.new_empty(n), "sums": x.new_empty(n, SUMS.value), "receivers": x.new_empty(n, pooled)}
     senders = tensors["senders"]
     kept["senders"] = x.new_empty(n, pooled) if senders is None else senders
-    everything = {**tensors, **kept}
+    # The interpreter takes no tensors with a graph.
+    everything = {name: x.detach() if x is not None and x.requires_grad else x for name, x in {**tensors, **kept}.items()}
 
     def of(names: str) -> Sequence[Optional[Tensor]]:
         return [everything[name] for name in names.split()]
