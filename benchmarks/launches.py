@@ -9,7 +9,6 @@ Triton kernel. Some operators launch two kernels, so that the counts are lower b
 counted, not run, so that the outputs of this run are not to be used.
 """
 
-import argparse
 import contextlib
 import functools
 import importlib
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from common import parser_of
 from hosts_models import Settings, make_system
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,7 +74,11 @@ class Counts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name not in _SILENT and not func.is_view and any(r.type.kind() == "TensorType" for r in func._schema.returns):
+        if (
+            name not in _SILENT
+            and not func.is_view
+            and any(r.type.kind() == "TensorType" for r in func._schema.returns)
+        ):
             self.add(name)
         return func(*args, **(kwargs or {}))
 

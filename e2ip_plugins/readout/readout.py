@@ -115,11 +115,29 @@ class Readout(nn.Module):
         """
         if torch.jit.is_scripting():
             outputs, vectors = self._plain(
-                invariant, equivariant, species, neighbours, edges, node_heads, positions, create_graph, frames, num_frames
+                invariant,
+                equivariant,
+                species,
+                neighbours,
+                edges,
+                node_heads,
+                positions,
+                create_graph,
+                frames,
+                num_frames,
             )
         else:
             outputs, vectors = self._predict(
-                invariant, equivariant, species, neighbours, edges, node_heads, positions, create_graph, frames, num_frames
+                invariant,
+                equivariant,
+                species,
+                neighbours,
+                edges,
+                node_heads,
+                positions,
+                create_graph,
+                frames,
+                num_frames,
             )
         if vectors is not None:
             outputs["energy_error_vector"] = vectors
@@ -134,22 +152,16 @@ class Readout(nn.Module):
                 outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
         return outputs
 
-    def _predict(self, invariant, equivariant, species, neighbours, edges, node_heads, positions, create_graph, frames,
-                 num_frames):  # fmt: skip
+    def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
-        outputs = None
-        if not create_graph:
-            outputs = fused.predict(
-                self, invariant, equivariant, species, neighbours, edges, node_heads, energies=num_frames > 0
-            )
+        *features, _, create_graph, frames, num_frames = arguments
+        outputs = None if create_graph else fused.predict(self, *features, energies=num_frames > 0)
         if outputs is None:
-            return self._plain(
-                invariant, equivariant, species, neighbours, edges, node_heads, positions, create_graph, frames, num_frames
-            )
+            return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
         if num_frames == 0:
             return outputs, None
-        vectors = self.leverage.energies.of_weights(weights, whitened, species, frames, num_frames)
+        vectors = self.leverage.energies.of_weights(weights, whitened, features[2], frames, num_frames)
         return outputs, vectors.to(outputs["e2ip_nu"].dtype)
 
     def _plain(

@@ -224,7 +224,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
 
 
 def _launched_envelope(function: Any, lengths: Tensor) -> Optional[Tensor]:
-    """Return MACE's polynomial cutoff in one launch of a kernel; None where it is another function, or no kernel runs."""
+    """Return MACE's polynomial cutoff in one launch; None where it is another function, or no kernel runs."""
     # Modules of e3nn may be scripted.
     if getattr(function, "original_name", type(function).__name__) != "PolynomialCutoff":
         return None

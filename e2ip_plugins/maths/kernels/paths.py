@@ -63,10 +63,18 @@ def triton_launch():
 @functools.cache
 def has_triton() -> bool:
     """Whether Triton and fitting kernels of ours are there: a packaged model may run without or with others."""
+    return not why_no_triton()
+
+
+@functools.cache
+def why_no_triton() -> str:
+    """Return why our Triton kernels cannot be loaded; empty if they can."""
     try:
-        return getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
-    except ImportError:
-        return False
+        fits = getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
+    except Exception as error:  # An older Triton may lack anything that the kernels name.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"Triton is not installed, or too old ({reason})"
+    return "" if fits else "this model was packaged with another version of e2ip-plugins"
 
 
 @torch.compiler.assume_constant_result
@@ -103,7 +111,10 @@ def choose(
             raise InputError(
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
             )
-    if wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES and has_triton()):
+    if wish == "auto" and device.type in TRITON_DEVICES and not has_triton():
+        message = f"e2ip kernel on {device}: {why_no_triton()}, continuing with eager, which is slower on small systems"
+        _log_once(logging.WARNING, message)
+    elif wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES):
         chosen = "triton" if _usable(kernels, device, dtype, wish, failure) else "eager"
     _log_once(logging.INFO, f"e2ip kernel on {device}: {chosen} ({VARIABLE}={wish})")
     return chosen

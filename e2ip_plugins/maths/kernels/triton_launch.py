@@ -110,7 +110,10 @@ def _operator(name: str, tensors: str, results: int, launcher: Callable, on_cpu:
 
     def launch(*arguments):
         constants = _constants(arguments[-_COUNT:])
-        return launcher(*arguments[:-_COUNT], constants, wrap=torch.library.wrap_triton)
+        # Inductor (torch 2.13) fails on a kernel's argument that was expanded, such as σ_ref.
+        as_rows = torch.contiguous_format
+        inputs = [x if x.is_contiguous() else x.clone(memory_format=as_rows) for x in arguments[:-_COUNT]]
+        return launcher(*inputs, constants, wrap=torch.library.wrap_triton)
 
     def compute(*arguments):
         return on_cpu(*arguments[:-_COUNT], _constants(arguments[-_COUNT:]))

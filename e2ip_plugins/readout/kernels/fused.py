@@ -163,7 +163,12 @@ def _weights(readout: Any) -> Dict[str, Optional[Tensor]]:
     tensors["from_sender_bias"] = None if pool is None else pool.from_sender.bias
     names = "centres axes whitening region_stretch region_offsets region_norms growth surplus log_variance log_factor"
     tensors |= {name: getattr(leverage, name) for name in f"{names} fitted".split()}
-    return {**tensors, "force_unit": readout.force_unit, "floors": energies.floors, "lengths_of_energies": energies.lengths}
+    return {
+        **tensors,
+        "force_unit": readout.force_unit,
+        "floors": energies.floors,
+        "lengths_of_energies": energies.lengths,
+    }
 
 
 def _flags(readout: Any, energies: bool) -> Dict[str, Any]:

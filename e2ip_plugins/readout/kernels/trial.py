@@ -1,9 +1,9 @@
-"""Before the kernels of this folder are first used on a device, they predict a few atoms for which the plain form is at hand.
+"""Before the kernels of this folder are first used on a device, they predict a few atoms as the plain form does.
 
 Once per process, device and dtype; see `e2ip_plugins.maths.kernels.check`.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import torch
 from torch import Tensor

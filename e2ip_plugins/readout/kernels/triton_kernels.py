@@ -13,13 +13,7 @@ import triton.language as tl
 from e2ip_plugins.maths.kernels.triton_kernels import (
     _PER_FACTORIAL,
     _PER_ROOT2,
-    _PER_ROOT3,
     _PER_ROOT6,
-    _exponential,
-    _half_matrix,
-    _load_atom,
-    _log1p,
-    _square,
     _store,
 )
 

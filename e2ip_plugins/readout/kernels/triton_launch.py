@@ -94,7 +94,9 @@ def predict(tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any]) -> Dict
     senders = tensors["senders"]
     kept["senders"] = x.new_empty(n, pooled) if senders is None else senders
     # The interpreter takes no tensors with a graph.
-    everything = {name: x.detach() if x is not None and x.requires_grad else x for name, x in {**tensors, **kept}.items()}
+    everything = {
+        name: x.detach() if x is not None and x.requires_grad else x for name, x in {**tensors, **kept}.items()
+    }
 
     def of(names: str) -> Sequence[Optional[Tensor]]:
         return [everything[name] for name in names.split()]
@@ -141,8 +143,8 @@ def _outputs(of: Any, n: int, flags: Dict[str, Any], like: Dict[str, Any]) -> Di
     (whitened,) = of("whitened")
     outputs["weights"] = whitened.new_empty(flags["blocks"], n)
     inputs = of(
-        "leverage sums species heads growth surplus log_variance log_factor fitted force_unit floors lengths_of_energies "
-        "coefficients"
+        "leverage sums species heads growth surplus log_variance log_factor fitted force_unit floors "
+        "lengths_of_energies coefficients"
     )
     double = like["dtype"] == torch.float64
     fixed = {**output_constants(flags, double), "DTYPE": _TYPES[like["dtype"]]}

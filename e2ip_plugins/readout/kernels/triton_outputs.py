@@ -6,7 +6,6 @@ import triton.language as tl
 from e2ip_plugins.maths.kernels.triton_kernels import (
     _MIN_NU,
     _PER_ROOT2,
-    _PER_ROOT3,
     _PER_ROOT6,
     _atom,
     _load3,

@@ -1,4 +1,4 @@
-"""Predictions of the readout by the fused kernels: when they are used, and in Triton's interpreter, what they predict."""
+"""The fused kernels of the readout: when they predict, and in Triton's interpreter, what they predict."""
 
 import importlib.util
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Neighbours
@@ -168,7 +169,7 @@ def test_used_where_nothing_is_recorded(launchers, passes, case):
     assert launchers.calls == 2
 
 
-@pytest.mark.parametrize("why", ["eager", "deterministic", "scripted", "exported", "family", "ghosts", "graph"])
+@pytest.mark.parametrize("why", ["eager", "deterministic", "scripted", "traced", "family", "ghosts", "graph"])
 def test_plain_otherwise(launchers, passes, case, why, monkeypatch):
     readout, arguments = case
     if why == "eager":
@@ -177,8 +178,10 @@ def test_plain_otherwise(launchers, passes, case, why, monkeypatch):
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     elif why == "scripted":
         readout = torch.jit.script(readout)
-    elif why == "exported":
-        readout = torch.export.export(readout, (), arguments).module()
+    elif why == "traced":
+        others = {name: value for name, value in arguments.items() if name != "invariant"}
+        graph = make_fx(lambda x: case.readout(x, **others)["forces_cov"])(arguments["invariant"])
+        readout = lambda invariant, **_: {"forces_cov": graph(invariant)}  # noqa: E731
     elif why == "family":
         readout.family_name = "mve"
     elif why == "ghosts":
@@ -214,10 +217,29 @@ def test_a_failed_trial(launchers, case, monkeypatch, caplog, kernel):
 
 def test_the_trial_finds_wrong_results(case):
     def launcher(tensors, flags):
-        outputs, vectors = case.readout._plain(**case.arguments | {"num_frames": 1})
+        outputs, _ = case.readout._plain(**case.arguments | {"num_frames": 1})
         outputs["forces_cov"] = outputs["forces_cov"] * (1 + 1e-3)
         return {**outputs, "weights": torch.zeros(3, 4, dtype=F64), "whitened": torch.zeros(4, 24, dtype=F64)}
 
     case = trial.make_case(False, atoms=4, pairs=12).to(CPU, F64)
     error = trial._trial(launcher, "predict", CPU, F64)
     assert "is off by" in str(error)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(paths.interpreted(), reason="builds for a GPU")
+@pytest.mark.parametrize(
+    ("name", "double", "pooled"),
+    [
+        ("pair_kernel", False, True),
+        ("neighbour_kernel", True, False),
+        ("envelope_kernel", False, False),
+        # Seconds each; the interpreter tests above have the same code.
+        *(pytest.param(name, double, pooled, marks=pytest.mark.nightly)
+          for name in ("atom_kernel", "output_kernel") for double in (False, True) for pooled in (False, True)),
+    ],
+)  # fmt: skip
+def test_builds_for_a_gpu(load_script, name, double, pooled, tmp_path):
+    """Compute capability 9.0, without a GPU; nothing is spilled to the stack."""
+    script = load_script("benchmarks/triton_build.py")
+    assert script.spilled_bytes(script.build_readout(name, double, pooled), tmp_path) in (0, None)
