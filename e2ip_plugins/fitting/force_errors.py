@@ -2,14 +2,15 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from functools import reduce
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import gather_objects
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
@@ -41,6 +42,31 @@ class ForceErrors:
     forces: Optional[Tensor] = None
 
 
+class LeftOut(NamedTuple):
+    """Configurations that were left out for species without training atoms.
+
+    Attributes
+    ----------
+    number : int
+        Of the configurations.
+    species : frozenset of int
+        Indices of the species without training atoms.
+    """
+
+    number: int = 0
+    species: FrozenSet[int] = frozenset()
+
+    def joined(self, other: "LeftOut") -> "LeftOut":
+        """Return these and other configurations as one."""
+        return LeftOut(self.number + other.number, self.species | other.species)
+
+    def in_words(self, species: Sequence[str]) -> str:
+        """Return how many configurations have which species."""
+        names = ", ".join(species_name(index, species) for index in sorted(self.species))
+        s, have = ("", "has") if self.number == 1 else ("s", "have")
+        return f"{self.number} validation configuration{s} {have} {names}, of which there are no training atoms"
+
+
 @contextmanager
 def record_calls(readout: Readout) -> Iterator[Dict[str, Any]]:
     """Give a dictionary with the last call of a readout: scalars, kinds, heads, support, outputs."""
@@ -68,13 +94,13 @@ def parameters_of(readout: Readout, columns: Dict[str, Any]) -> Dict[str, Any]:
     return {key.name: columns[key.name] for key in readout.family.parameter_keys}
 
 
-def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[AtomTable, int]:
+def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[AtomTable, LeftOut]:
     """Run batches and return a table of their atoms, the same in every process of a distributed training.
 
-    Also returns the number of configurations that were left out for species without training atoms.
+    Also returns which configurations were left out for species without training atoms.
     """
     parts: List[AtomTable] = []
-    frames = left_out = 0
+    frames, left_out = 0, LeftOut()
     with record_calls(readout) as call:
         for errors in batches:
             # What a species without training atoms does to its neighbours says nothing about those that have some.
@@ -84,7 +110,10 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
             finite = torch.isfinite(errors.residual).all(-1)
             usable = finite & supported[errors.frames]
             # Configurations whose forces do not count are none that were left out for their species.
-            left_out += len(torch.unique(errors.frames[finite & ~usable]))
+            unsupported = torch.unique(errors.frames[finite & ~usable])
+            kinds = call["kinds"][lacking & torch.isin(errors.frames, unsupported)]
+            species = (kinds % readout.leverage.species_per_head()).tolist()
+            left_out = left_out.joined(LeftOut(len(unsupported), frozenset(species)))
             forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
             zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
             usable &= ~torch.from_numpy(zero).to(usable.device)
@@ -101,8 +130,12 @@ def collect_errors(readout: Readout, batches: Iterable[ForceErrors]) -> Tuple[At
     return {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}, left_out
 
 
-def collect_validation(readout: Readout, batches: Iterable[ForceErrors], report: FitReport) -> AtomTable:
+def collect_validation(
+    readout: Readout, batches: Iterable[ForceErrors], report: FitReport, species: Sequence[str] = ()
+) -> AtomTable:
     """Return a table of the atoms of a validation set, each configuration once; adds warnings to the report.
+
+    ``species`` are names for messages.
 
     Raises
     ------
@@ -111,17 +144,18 @@ def collect_validation(readout: Readout, batches: Iterable[ForceErrors], report:
     """
     table, left_out = collect_errors(readout, batches)
     if not table or not len(table["residual"]):
+        lacking = f" ({left_out.in_words(species)})" if left_out.number else ""
         raise InputError(
-            "the validation set has no configuration with finite reference forces whose species the training set has, "
-            "or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of evidence mode "
-            "'leverage' are fitted to those; give it such configurations"
+            "the validation set has no configuration with finite reference forces whose species the training set has"
+            f"{lacking}, or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of "
+            "evidence mode 'leverage' are fitted to those; give it such configurations"
         )
     if not np.abs(table["residual"]).max():
         raise InputError(
             "all validation errors are zero: there is nothing to fit to; give other validation configurations"
         )
-    if left_out:
-        report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
+    if left_out.number:
+        report.warnings.append(f"{left_out.in_words(species)}: left out")
     copies = _copies(table)
     if copies:
         report.warnings.append(
@@ -174,11 +208,11 @@ def _alike(a: AtomTable, b: AtomTable) -> bool:
     )
 
 
-def _from_all_processes(parts: List[AtomTable], left_out: int) -> Tuple[List[AtomTable], int]:
+def _from_all_processes(parts: List[AtomTable], left_out: LeftOut) -> Tuple[List[AtomTable], LeftOut]:
     gathered = gather_objects((parts, left_out))
     together: List[AtomTable] = []
     first = 0
     for of_process, _ in gathered:
         together += [{**part, "frames": part["frames"] + first} for part in of_process]
         first = max((int(part["frames"].max(initial=-1)) + 1 for part in together), default=first)
-    return together, sum(number for _, number in gathered)
+    return together, reduce(LeftOut.joined, (of_process for _, of_process in gathered))
