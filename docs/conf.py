@@ -36,6 +36,8 @@ exclude_patterns = ["_build"]
 # Options in running text keep their two hyphens.
 smartquotes = False
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "e2ip-plugins"
 # Names in docstrings become links where the API reference has them, and code elsewhere.
 default_role = "py:obj"
