@@ -73,7 +73,8 @@ def predict(
     """
     if readout.family_name != "e2ip" or neighbours is None or (readout.has_pool and edges is None):
         return None
-    if paths.tracer_of([invariant]) != paths.NOT_TRACED:
+    # Fits read what the leverage returns.
+    if readout.leverage._forward_hooks or paths.tracer_of([invariant]) != paths.NOT_TRACED:
         return None
     if not _chosen(invariant, "predict_pooled" if readout.has_pool else "predict"):
         return None

@@ -169,7 +169,7 @@ def test_used_where_nothing_is_recorded(launchers, passes, case):
     assert launchers.calls == 2
 
 
-@pytest.mark.parametrize("why", ["eager", "deterministic", "scripted", "traced", "family", "ghosts", "graph"])
+@pytest.mark.parametrize("why", ["eager", "deterministic", "scripted", "traced", "family", "ghosts", "hook", "graph"])
 def test_plain_otherwise(launchers, passes, case, why, monkeypatch):
     readout, arguments = case
     if why == "eager":
@@ -184,6 +184,8 @@ def test_plain_otherwise(launchers, passes, case, why, monkeypatch):
         readout = lambda invariant, **_: {"forces_cov": graph(invariant)}  # noqa: E731
     elif why == "family":
         readout.family_name = "mve"
+    elif why == "hook":
+        readout.leverage.register_forward_hook(lambda *_: None)
     elif why == "ghosts":
         arguments["neighbours"] = None
     else:
@@ -243,3 +245,10 @@ def test_builds_for_a_gpu(load_script, name, double, pooled, tmp_path):
     """Compute capability 9.0, without a GPU; nothing is spilled to the stack."""
     script = load_script("benchmarks/triton_build.py")
     assert script.spilled_bytes(script.build_readout(name, double, pooled), tmp_path) in (0, None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("kernel", ["predict", "predict_pooled", "envelope"])
+def test_passes_its_trial_on_a_gpu(kernel, dtype):
+    assert trial.failure(fused._launchers(), kernel, torch.device("cuda", 0), dtype) is None
