@@ -154,14 +154,18 @@ class Readout(nn.Module):
 
     def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
-        *features, _, create_graph, frames, num_frames = arguments
-        outputs = None if create_graph else fused.predict(self, *features, energies=num_frames > 0)
+        invariant, equivariant, species, neighbours, edges, node_heads = arguments[:6]
+        _, create_graph, frames, num_frames = arguments[6:]
+        outputs = None
+        if not create_graph:
+            energies = num_frames > 0
+            outputs = fused.predict(self, invariant, equivariant, species, neighbours, edges, node_heads, energies)
         if outputs is None:
             return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
         if num_frames == 0:
             return outputs, None
-        vectors = self.leverage.energies.of_weights(weights, whitened, features[2], frames, num_frames)
+        vectors = self.leverage.energies.of_weights(weights, whitened, species, frames, num_frames)
         return outputs, vectors.to(outputs["e2ip_nu"].dtype)
 
     def _plain(

@@ -75,12 +75,12 @@ def output_constants(flags: Dict[str, Any], double: bool) -> Dict[str, Any]:
     return {**of_map, **chosen, "MOST": flags["max_leverage"], "BLOCK": BLOCK}
 
 
-def predict(tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any]) -> Dict[str, Tensor]:
+def predict(tensors: Dict[str, Any], flags: Dict[str, Any]) -> Dict[str, Tensor]:
     """Return all outputs of atoms, with ``whitened`` (N, D) and, where asked for, ``weights`` (blocks, N) of energies.
 
     Parameters
     ----------
-    tensors : dict
+    tensors : dict of Tensor or None
         Those that `e2ip_plugins.readout.kernels.fused` names.
     flags : dict
         Numbers and options, likewise.
@@ -88,7 +88,8 @@ def predict(tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any]) -> Dict
     x = tensors["invariant"]
     n, dtype = x.shape[0], _TYPES[x.dtype]
     out = torch.float64 if flags["double_outputs"] else x.dtype
-    like, pooled = {"dtype": out, "device": x.device}, max(1, flags["pooled"])
+    like: Dict[str, Any] = {"dtype": out, "device": x.device}
+    pooled = max(1, flags["pooled"])
     kept = {"coefficients": torch.empty(n, 8, **like), "whitened": x.new_empty(n, flags["features"])}
     kept |= {"leverage": x.new_empty(n), "sums": x.new_empty(n, SUMS.value), "receivers": x.new_empty(n, pooled)}
     senders = tensors["senders"]
@@ -119,7 +120,7 @@ def predict(tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any]) -> Dict
 predict_pooled = predict
 
 
-def _sum_over_pairs(of: Any, tensors: Dict[str, Optional[Tensor]], flags: Dict[str, Any], dtype: Any) -> None:
+def _sum_over_pairs(of: Any, tensors: Dict[str, Any], flags: Dict[str, Any], dtype: Any) -> None:
     pairs = tensors["lengths"].shape[0]
     programs = triton.cdiv(pairs, BLOCK)
     inputs = of("lengths envelope sender receiver vectors radial from_radial senders receivers sums")
