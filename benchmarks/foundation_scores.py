@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from common import Step, hardware, load, markdown, run, save
-from foundation_ways import TESTS, UPDATES, Way, Work, e2ip, members, ways
+from foundation_ways import TESTS, UPDATED, UPDATES, Way, Work, e2ip, members, ways
 
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.ensemble import combine
@@ -113,7 +113,7 @@ def tables(results: dict[str, Any]) -> str:
             rows.append(row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")))
     parts.append(markdown(columns, rows))
     rows = []
-    for test in TESTS[1:]:
+    for test in UPDATED:
         rows.append(row(f"{test}, as fitted", results.get(f"all/{test}")))
         rows += [row(f"{test}, {number} frames", results.get(f"update-{test}-{number}/{test}")) for number in UPDATES]
         rows += [
