@@ -14,6 +14,9 @@ from e2ip_plugins.report.scored_model import score
 from e2ip_plugins.scores.metrics import summarise
 
 FIGURES = ("force_mae", "coverage95", "calibration_error", "spearman_total", "spearman_epistemic", "nll", "leverage")
+COLUMNS = ("", "force MAE, meV/Å", "coverage at 95 %", "CE", "Spearman", "NLL", "unsupported atoms")
+#: Leverage of atoms whose species has no training atoms, about.
+UNSUPPORTED = 1e5
 #: Ways in the tables' words.
 TITLES = {
     "all": "whole training set",
@@ -41,7 +44,7 @@ def judge(path: Path) -> dict[str, Any]:
     predictions = read_predictions(path)
     figures = summarise(score(path.stem, predictions, None).scores)
     chosen = {name: figures[name] for name in FIGURES}
-    unsupported = None if predictions.leverage is None else float(np.mean(predictions.leverage > 1e5))
+    unsupported = None if predictions.leverage is None else float(np.mean(predictions.leverage > UNSUPPORTED))
     return {**chosen, "unsupported": unsupported, "frames": len(predictions.sizes), "atoms": len(predictions.species)}
 
 
@@ -94,35 +97,33 @@ def about(work: Work) -> dict[str, Any]:
     return {"members": trained, "frames": counts, "hardware": hardware(), "model_megabytes": size}
 
 
+def cell(value: float | None) -> str:
+    """Return a figure with three digits; a dash where there is none."""
+    return "–" if value is None or np.isnan(value) else f"{value:.3g}"
+
+
 def row(label: str, entry: dict[str, Any] | None) -> list[str]:
     """Return a row of a table; dashes where there is no result."""
     if entry is None:
-        return [label, *["–"] * 6]
-    mae = f"{1000 * entry['force_mae']:.0f}"
-    figures = [entry[name] for name in ("coverage95", "calibration_error", "spearman_total", "nll", "leverage")]
-    return [label, mae, *("–" if value is None or np.isnan(value) else f"{value:.3g}" for value in figures)]
+        return [label, *["–"] * (len(COLUMNS) - 1)]
+    figures = [entry[name] for name in ("coverage95", "calibration_error", "spearman_total", "nll")]
+    unsupported = entry["unsupported"]
+    share = "–" if unsupported is None else f"{100 * unsupported:.0f} %"
+    return [label, f"{1000 * entry['force_mae']:.0f}", *map(cell, figures), share]
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return the tables of the documentation as Markdown."""
-    columns = ["", "force MAE, meV/Å", "coverage at 95 %", "CE", "Spearman", "NLL", "leverage"]
-    parts = []
-    rows = []
+    """Return the tables of the documentation as Markdown: fits, updates, fine-tunings."""
+    fits, updates, tunings = [], [], []
     for test in (*TESTS, "user"):
-        for name in ("all", "subset", "committee"):
-            rows.append(row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")))
-    parts.append(markdown(columns, rows))
-    rows = []
+        of_test = [(TITLES[name], results.get(f"{name}/{test}")) for name in ("all", "subset", "committee")]
+        fits += [row(f"{test}, {title}", entry) for title, entry in of_test if entry is not None]
     for test in UPDATED:
-        rows.append(row(f"{test}, as fitted", results.get(f"all/{test}")))
-        rows += [row(f"{test}, {number} frames", results.get(f"update-{test}-{number}/{test}")) for number in UPDATES]
-        rows += [
-            row(f"seen, after {number} of {test}", results.get(f"update-{test}-{number}/seen")) for number in UPDATES
-        ]
-    parts.append(markdown(columns, rows))
-    names = ("all", "own", "multihead", "multihead-replay", "multihead-readout", "lora")
-    rows = [
-        row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")) for test in ("user", "seen") for name in names
-    ]
-    parts.append(markdown(columns, rows))
-    return "\n\n".join(parts)
+        updates.append(row(f"{test}, as fitted", results.get(f"all/{test}")))
+        for number in UPDATES:
+            updates.append(row(f"{test}, {number} frames", results.get(f"update-{test}-{number}/{test}")))
+            updates.append(row(f"seen, {number} frames of {test}", results.get(f"update-{test}-{number}/seen")))
+    for test in ("user", "seen"):
+        for name in ("all", "own", "multihead", "multihead-replay", "multihead-readout", "lora"):
+            tunings.append(row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")))
+    return "\n\n".join(markdown(COLUMNS, rows) for rows in (fits, updates, tunings))

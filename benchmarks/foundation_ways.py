@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -153,7 +154,7 @@ def fine_tune(work: Work, base: Path, name: str, epochs: int, *options: str) -> 
     """Fine-tune the stand-in to the user's frames with MACE's own command."""
     command = ["mace_run_train", "--name=tuned", "--seed=1", f"--foundation_model={base}", *COMMON.split()]
     command += [f"--train_file={work.part('user-train')}", f"--valid_file={work.part('user-valid')}", "--batch_size=8"]
-    command += ["--foundation_model_elements=True", "--E0s=foundation", "--lr=0.001", f"--max_num_epochs={epochs}"]
+    command += ["--foundation_model_elements=True", "--E0s=foundation", "--lr=0.003", f"--max_num_epochs={epochs}"]
     run(
         work.model(name, ""),
         Step("train", [*command, *options], ("checkpoints", "logs", "results", "tuned.model")),
@@ -172,33 +173,32 @@ def replay(work: Work) -> tuple[str, ...]:
     )
 
 
-def ways(work: Work, epochs: int) -> list[Way]:
-    """Make the models of all ways, as far as they are missing."""
-    base, made = work.model("member1", "standin.model"), []
+def ways(work: Work, epochs: int) -> Iterator[Way]:
+    """Make the models of all ways, as far as they are missing; yield each once it is finished."""
+    base = work.model("member1", "standin.model")
     if not base.exists():
         sys.exit(f"{base}: is missing; run the step train first")
     for name, training in (("all", "train"), ("subset", "subset")):
         fit(work, base, name, training, "valid")
-        made.append(Way(name, (*TESTS, "user")))
+        yield Way(name, (*TESTS, "user"))
     fit(work, base, "own", "user-train", "user-valid")
-    made.append(Way("own", ("user", "seen", "rare")))
+    yield Way("own", ("user", "seen", "rare"))
     for test in UPDATED:
         for number in UPDATES:
             name = f"update-{test}-{number}"
             frames = f"--frames={work.part(f'{test}-update{number}')}"
             e2ip(work.model(name, ""), "update", "update", str(work.model("all")), frames, "--output=fitted.model")
-            made.append(Way(name, (test, "seen")))
+            yield Way(name, (test, "seen"))
     tuned = fine_tune(work, base, "multihead", epochs, *replay(work))
     fit(work, tuned, "multihead", "user-train", "user-valid", "Default")
     fit(work, tuned, "multihead-replay", "subset", "valid", "pt_head")
-    made.append(Way("multihead", ("user", "seen"), "Default"))
-    made.append(Way("multihead-replay", ("user", "seen", "pairs"), "pt_head"))
+    yield Way("multihead", ("user", "seen"), "Default")
+    yield Way("multihead-replay", ("user", "seen", "pairs"), "pt_head")
     tuned = fine_tune(work, base, "lora", epochs, "--lora=True", "--lora_rank=4", "--multiheads_finetuning=False")
     fit(work, tuned, "lora", "user-train", "user-valid")
-    made.append(Way("lora", ("user", "seen")))
+    yield Way("lora", ("user", "seen"))
     options = (*replay(work), "--readout=e2ip")
     trained = fine_tune(work, base, "multihead-readout", epochs, *options)
-    made.append(Way("multihead-readout", ("user", "seen"), "Default"))
     if not work.model("multihead-readout").exists():
         work.model("multihead-readout").symlink_to(trained.name)
-    return made
+    yield Way("multihead-readout", ("user", "seen"), "Default")
