@@ -31,6 +31,9 @@ OBSERVABLES = {"C-N bond": (3, 4), "C=O bond": (3, 5), "carbonyl C to methyl C":
 #: Least force constant in eV/Å² that a vibration's mass is taken from, and that of translations and rotations.
 SOFTEST, RIGID = 10.0, 50.0
 
+#: Length in Å from which on a bond of the first two is broken.
+LONGEST = 1.8
+
 #: Pieces of each replica for errors, and bootstrap resamples.
 PIECES, RESAMPLES = 4, 300
 
@@ -45,9 +48,11 @@ class Ensemble:
     atoms : ase.Atoms
     members : sequence of int
         Member whose forces a replica has (R,); -1 for the model itself.
+    scale : float
+        What r_k is multiplied by.
     """
 
-    def __init__(self, path: Path, atoms: Atoms, members: Sequence[int]) -> None:
+    def __init__(self, path: Path, atoms: Atoms, members: Sequence[int], scale: float = 1.0) -> None:
         from mace.tools.torch_geometric import Batch
 
         from mace_ext.inference.batches import open_model
@@ -60,7 +65,7 @@ class Ensemble:
         self.data = Batch.from_data_list([graph] * len(members)).to_dict()
         drawn = random_directions(max(*members, 0) + 1, opened.vector_length)
         chosen = np.array(members)
-        self.directions = torch.tensor(np.where(chosen[:, None] < 0, 0.0, drawn[np.maximum(chosen, 0)]))
+        self.directions = scale * torch.tensor(np.where(chosen[:, None] < 0, 0.0, drawn[np.maximum(chosen, 0)]))
 
     def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return energies of the model (R,), error vectors (R, M) and the replicas' own forces (R, N, 3)."""
@@ -146,7 +151,7 @@ def averages(pieces: Sequence[tuple[np.ndarray, ...]], temperature: float) -> li
     return [result.sampled, result.direct.members[0], result.cumulant.members[0], result.effective[:1]]
 
 
-def judge(found: dict[str, np.ndarray], members: np.ndarray, temperature: float) -> dict[str, Any]:
+def judge(found: dict[str, np.ndarray], members: np.ndarray, options: Any) -> dict[str, Any]:
     """Return averages of the model, and of members reweighted and sampled, with errors: (members, observables).
 
     The last observable is the member's correction u · r_k of the energy in eV.
@@ -154,15 +159,17 @@ def judge(found: dict[str, np.ndarray], members: np.ndarray, temperature: float)
     rng, count = np.random.default_rng(1), int(members.max()) + 1
     columns: list[dict[str, np.ndarray]] = []
     for k, direction in enumerate(random_directions(count, found["vectors"].shape[-1])):
-        correction = found["vectors"] @ direction
+        correction = options.scale * (found["vectors"] @ direction)
         values = np.concatenate([found["values"], correction[:, :, None]], axis=2)
         arrays = (values, found["energies"], correction)
         model = list(zip(*(pieces_of(array[:, members < 0]) for array in arrays), strict=True))
-        everything = averages(model, temperature)
+        everything = averages(model, options.temperature)
         draws = rng.integers(len(model), size=(RESAMPLES, len(model)))
-        resampled = [averages([model[i] for i in drawn], temperature) for drawn in draws]
+        resampled = [averages([model[i] for i in drawn], options.temperature) for drawn in draws]
         means = np.array([piece.mean(0) for piece in pieces_of(values[:, members == k])])
         column = {"effective": everything[3], "sampled": means.mean(0)}
+        bonds = found["values"][:, members == k, :2]
+        column["broken"] = np.array((bonds > LONGEST).any((0, 2)).sum())
         column["sampled_error"] = means.std(0, ddof=1) / len(means) ** 0.5
         for i, way in enumerate(WAYS):
             column[way] = everything[i]
@@ -176,7 +183,8 @@ def judge(found: dict[str, np.ndarray], members: np.ndarray, temperature: float)
 def show(result: dict[str, Any]) -> None:
     """Print the table: shifts of members from the model, in mÅ and meV, and differences in units of their error."""
     print(
-        f"{result['replicas']} replicas of each member, {2 * result['replicas']} of the model, {result['steps']} steps"
+        f"{result['replicas']} replicas of each member, {2 * result['replicas']} of the model, {result['steps']} "
+        f"steps; members' replicas with broken bonds: {', '.join(map(str, result['broken']))}"
     )
     table = {name: np.array(values) for name, values in result.items() if isinstance(values, list)}
     rows = []
@@ -205,9 +213,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--timestep", type=float, default=0.5, help="in units of 1/ω of all vibrations")
     parser.add_argument("--temperature", type=float, default=300.0, help="kelvin")
+    parser.add_argument("--scale", type=float, default=1.0, help="what the members' r are multiplied by")
     options = parser.parse_args()
     if options.table:
-        show(load(options.out))
+        for name, result in load(options.out).items():
+            print(f"\n{name}: ", end="")
+            show(result)
         return
     if options.model is None:
         parser.error("give a model, or --table")
@@ -216,12 +227,14 @@ def main() -> None:
     # Few threads: the batch is small.
     torch.set_num_threads(1)
     atoms = relaxed(options.model)
-    ensemble = Ensemble(options.model, atoms, members.tolist())
+    ensemble = Ensemble(options.model, atoms, members.tolist(), options.scale)
     start = np.repeat(atoms.positions[None], len(members), axis=0)
     found = sample(ensemble, start, inverse_root(options.model, atoms), options)
-    settings = {name: getattr(options, name) for name in ("members", "replicas", "steps", "timestep", "temperature")}
-    result = {**settings, **judge(found, members, options.temperature)}
-    save(options.out, result, digits=6)
+    settings = {
+        name: getattr(options, name) for name in ("members", "replicas", "steps", "timestep", "temperature", "scale")
+    }
+    result = {**settings, **judge(found, members, options)}
+    save(options.out, {f"r times {options.scale:g}": result}, digits=6)
     show(result)
 
 

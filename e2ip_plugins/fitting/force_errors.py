@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -53,8 +54,12 @@ class LeftOut(NamedTuple):
         Indices of the species without training atoms.
     """
 
-    number: int
-    species: FrozenSet[int]
+    number: int = 0
+    species: FrozenSet[int] = frozenset()
+
+    def joined(self, other: "LeftOut") -> "LeftOut":
+        """Return these and other configurations as one."""
+        return LeftOut(self.number + other.number, self.species | other.species)
 
     def in_words(self, species: Sequence[str]) -> str:
         """Return how many configurations have which species."""
@@ -99,18 +104,18 @@ def collect_errors(
     """
     with record_calls(readout) as call:
         parts = list(recorded(records, name, batches, lambda errors: _columns(readout, call, errors)))
-    parts = [part for of_process in gather_objects(parts) for part in of_process]
-    number = sum(int(part.pop("left_out")) for part in parts)
-    left_out = LeftOut(number, frozenset(int(index) for part in parts for index in part.pop("lacking")))
+    left_out = [LeftOut(int(part.pop("left_out")), frozenset(part.pop("lacking").tolist())) for part in parts]
+    gathered = gather_objects((parts, reduce(LeftOut.joined, left_out, LeftOut())))
+    parts = [part for of_process, _ in gathered for part in of_process]
     names = parts[0] if parts else {}
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}
     # In their order, whichever process has had them.
     order = np.argsort(table["frames"], kind="stable") if table else np.zeros(0, dtype=int)
-    return select(table, order), left_out
+    return select(table, order), reduce(LeftOut.joined, (of_process for _, of_process in gathered))
 
 
 def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Record:
-    """Return the columns of a batch that the model has been run on, and what `LeftOut` holds."""
+    """Return the columns of a batch that the model has been run on, and what is left out for which species."""
     _, index = torch.unique(errors.frames.to(errors.residual.device), return_inverse=True)
     # What a species without training atoms does to its neighbours says nothing about those that have some.
     lacking = readout.leverage.regions()[call["kinds"]] == 0
@@ -119,8 +124,10 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
     finite = torch.isfinite(errors.residual).all(-1)
     usable = finite & supported[index]
     # Configurations whose forces do not count are none that were left out for their species.
-    left_out = torch.unique(index[finite & ~usable])
-    kinds = call["kinds"][lacking & torch.isin(index, left_out)].unique()
+    unsupported = torch.unique(index[finite & ~usable])
+    species = torch.unique(
+        call["kinds"][lacking & torch.isin(index, unsupported)] % readout.leverage.species_per_head()
+    )
     forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
     zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
     usable &= ~torch.from_numpy(zero).to(usable.device)
@@ -131,8 +138,7 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
         **{"distance": call["support"].distance, "typical": call["support"].log_variance},
     }
     table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
-    species = (kinds % readout.leverage.species_per_head()).cpu().numpy()
-    return {**table, "left_out": np.array(len(left_out)), "lacking": species}
+    return {**table, "left_out": np.array(len(unsupported)), "lacking": species.cpu().numpy()}
 
 
 def collect_validation(

@@ -20,6 +20,7 @@ TABLES = [
     ("hosts.py", ["--table", str(RESULTS / "hosts.json")], "1.191 (1.187–1.195); processes 1.177–1.198"),
     ("kernel.py", ["--table"], "memory floor (copy)"),
     ("kinds.py", ["--table"], "178, 4 present"),
+    ("members.py", ["--table"], "carbonyl C to methyl C"),
     ("releases.py", ["--table"], "mace-torch 0.3.13"),
 ]
 

@@ -12,7 +12,14 @@ from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.scores.calibration import Calibration, CalibrationConstant, EnergyCalibration
-from e2ip_plugins.scores.results import calibrated_columns, committee_results, in_units, model_results, warn_if_unfitted
+from e2ip_plugins.scores.results import (
+    calibrated_columns,
+    committee_results,
+    energy_results,
+    in_units,
+    model_results,
+    warn_if_unfitted,
+)
 
 E2IP = families.get("e2ip")
 
@@ -101,3 +108,17 @@ def test_an_unfitted_leverage_is_a_warning_about_the_callers_line():
     readout.leverage.fitted.fill_(True)
     warn_if_unfitted(readout)
     warn_if_unfitted(None)
+
+
+@pytest.mark.parametrize(
+    ("energy", "stress", "periodic", "count"),
+    # Compiled models of NequIP put out zeros where nothing was fitted.
+    [(0.2, 0.01, True, 4), (0.2, 0.01, False, 2), (0.2, 0.0, True, 2), (0.0, 0.0, True, 0)],
+)
+def test_what_was_not_fitted_is_no_result(energy, stress, periodic, count):
+    of_frames = {"energy_uncertainty": np.array([0.1, energy]), "energy_error_vector": np.full((2, 4), energy / 2)}
+    of_frames["stress_uncertainty"] = np.full((2, 6), stress)
+    of_frames["stress_cov"] = np.tile(stress**2 * np.eye(6), (2, 1, 1))
+    found = energy_results(of_frames, 1, periodic)
+    assert list(found) == ["energy_uncertainty", "energy_error_vector", "stress_uncertainty", "stress_cov"][:count]
+    assert found.get("energy_uncertainty", 0.0) == energy

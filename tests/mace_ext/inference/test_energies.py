@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from e3nn.util import jit
 from mace.calculators import MACECalculator
 
 from mace_ext.fitting.file import fit_file
@@ -40,7 +41,16 @@ def test_error_bars_of_a_crystal(energy_checks, tmp_path_factory, make_model):
     crystal.rattle(0.03, seed=5)
     path, report = fitted(energy_checks, tmp_path_factory, make_model, crystal, stress=True)
     assert "deviatoric" in " ".join(report.lines())
-    energy_checks.check_crystal(MACECalculator(model_paths=str(path), device="cpu", default_dtype="float64"), crystal)
+    calculator = MACECalculator(model_paths=str(path), device="cpu", default_dtype="float64")
+    energy_checks.check_crystal(calculator, crystal)
+    # The file that MACE compiles has them, too.
+    torch.set_default_dtype(torch.float64)
+    compiled = path.with_name("compiled.model")
+    torch.jit.save(jit.compile(torch.load(path, weights_only=False)), compiled)
+    expected = energy_checks.results(calculator, crystal)
+    found = energy_checks.results(MACECalculator(model_paths=str(compiled), device="cpu"), crystal)
+    for name in ("energy_uncertainty", "energy_error_vector", "stress_uncertainty", "stress_cov"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_a_molecule_has_no_stress_error(energy_checks, calculator):
