@@ -15,6 +15,7 @@ all with the same --work:
 import argparse
 
 from common import load, parser_of
+from foundation_tables import tables
 
 
 def make_structures(options: argparse.Namespace) -> None:
@@ -60,8 +61,6 @@ def try_ways(options: argparse.Namespace) -> None:
 
 def print_table(options: argparse.Namespace) -> None:
     """Print the tables of the documentation."""
-    from foundation_scores import tables
-
     print(tables(load(options.out)))
 
 

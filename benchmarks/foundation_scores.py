@@ -1,12 +1,12 @@
-"""Scores of the models of `foundation_ways`, the check of a readout file, and their tables."""
+"""Scores of the models of `foundation_ways`, and the check of a readout file."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Step, hardware, load, markdown, run, save
-from foundation_ways import TESTS, UPDATED, UPDATES, Way, Work, e2ip, members, ways
+from common import Step, hardware, load, run, save
+from foundation_ways import TESTS, Way, Work, e2ip, members, ways
 
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.ensemble import combine
@@ -14,20 +14,8 @@ from e2ip_plugins.report.scored_model import score
 from e2ip_plugins.scores.metrics import summarise
 
 FIGURES = ("force_mae", "coverage95", "calibration_error", "spearman_total", "spearman_epistemic", "nll", "leverage")
-COLUMNS = ("", "force MAE, meV/Å", "coverage at 95 %", "CE", "Spearman", "NLL", "unsupported atoms")
 #: Leverage of atoms whose species has no training atoms, about.
 UNSUPPORTED = 1e5
-#: Ways in the tables' words.
-TITLES = {
-    "all": "whole training set",
-    "subset": "400 of its frames",
-    "own": "the user's 70 frames alone",
-    "multihead": "multi-head fine-tuning with replay, `e2ip fit` for the user's head",
-    "multihead-replay": "the same, `e2ip fit` for the head of the replay",
-    "multihead-readout": "multi-head fine-tuning with `--readout e2ip`",
-    "lora": "LoRA, then `e2ip fit`",
-    "committee": "committee",
-}
 
 
 def predict(work: Work, way: Way, test: str) -> Path:
@@ -95,35 +83,3 @@ def about(work: Work) -> dict[str, Any]:
     counts = {path.stem: len(work.data(path.stem)) for path in sorted((work.folder / "data").glob("*.extxyz"))}
     size = work.model("member1", "standin.model").stat().st_size / 1e6
     return {"members": trained, "frames": counts, "hardware": hardware(), "model_megabytes": size}
-
-
-def cell(value: float | None) -> str:
-    """Return a figure with three digits; a dash where there is none."""
-    return "–" if value is None or np.isnan(value) else f"{value:.3g}"
-
-
-def row(label: str, entry: dict[str, Any] | None) -> list[str]:
-    """Return a row of a table; dashes where there is no result."""
-    if entry is None:
-        return [label, *["–"] * (len(COLUMNS) - 1)]
-    figures = [entry[name] for name in ("coverage95", "calibration_error", "spearman_total", "nll")]
-    unsupported = entry["unsupported"]
-    share = "–" if unsupported is None else f"{100 * unsupported:.0f} %"
-    return [label, f"{1000 * entry['force_mae']:.0f}", *map(cell, figures), share]
-
-
-def tables(results: dict[str, Any]) -> str:
-    """Return the tables of the documentation as Markdown: fits, updates, fine-tunings."""
-    fits, updates, tunings = [], [], []
-    for test in (*TESTS, "user"):
-        of_test = [(TITLES[name], results.get(f"{name}/{test}")) for name in ("all", "subset", "committee")]
-        fits += [row(f"{test}, {title}", entry) for title, entry in of_test if entry is not None]
-    for test in UPDATED:
-        updates.append(row(f"{test}, as fitted", results.get(f"all/{test}")))
-        for number in UPDATES:
-            updates.append(row(f"{test}, {number} frames", results.get(f"update-{test}-{number}/{test}")))
-            updates.append(row(f"seen, {number} frames of {test}", results.get(f"update-{test}-{number}/seen")))
-    for test in ("user", "seen"):
-        for name in ("all", "own", "multihead", "multihead-replay", "multihead-readout", "lora"):
-            tunings.append(row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")))
-    return "\n\n".join(markdown(COLUMNS, rows) for rows in (fits, updates, tunings))

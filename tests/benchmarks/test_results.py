@@ -16,6 +16,7 @@ TABLES = [
     ("derived.py", [], "along a bond"),
     ("evidence.py", ["--table"], "| acetylacetone | 600 K | 0.019 | 0.942 | 0.634 | 0.032 | 0.924 | 0.675 |"),
     ("evaluate.py", ["table"], "1.06 (1.00–1.08)"),
+    ("foundation.py", ["table"], "hot, 20 frames"),
     ("hosts.py", ["--table", str(RESULTS / "hosts.json")], "1.191 (1.187–1.195); processes 1.177–1.198"),
     ("kernel.py", ["--table"], "memory floor (copy)"),
     ("kinds.py", ["--table"], "178, 4 present"),
