@@ -70,12 +70,12 @@ def _of_envelope(launcher: Callable, device: torch.device, dtype: torch.dtype) -
 def _of_prediction(launcher: Callable, case: Case, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
     # Numbers that both dtypes have.
     case = case.to(torch.device("cpu"), dtype).to(torch.device("cpu"), torch.float64)
-    expected, vectors = case.readout._plain(**case.arguments)
-    expected["energy_error_vector"] = vectors
+    outputs, vectors = case.readout._plain(**case.arguments)
+    expected: Dict[str, Any] = {**outputs, "energy_error_vector": vectors}
     case = case.to(device, dtype)
     names = ("invariant", "equivariant", "species", "neighbours", "edges", "node_heads")
     try:
-        tensors, flags = fused.inputs(case.readout, *(case.arguments[name] for name in names), energies=True)
+        tensors, flags = fused.inputs(case.readout, *(case.arguments[name] for name in names), True)
         ours = launcher(tensors, flags)
         energies = case.readout.leverage.energies
         weights, whitened = ours.pop("weights"), ours.pop("whitened")
