@@ -97,7 +97,8 @@ class Batches:
 
     def _uncertainties(self, output: AtomicDataDict.Type) -> Dict[str, Tensor]:
         assert self.family is not None
-        keys, frames = (*self.family.output_keys(), LEVERAGE), AtomicDataDict.num_frames(output)
+        # Outputs of compiled files do not say how many frames there are.
+        keys, frames = (*self.family.output_keys(), LEVERAGE), len(output[AtomicDataDict.TOTAL_ENERGY_KEY])
         results = {key.name: output[key.name].reshape(-1, *key.shape) for key in keys}
         of_frames = [key for key in FRAME_OUTPUTS if key.name in output]
         results.update({key.name: output[key.name].reshape(frames, *key.shape) for key in of_frames})
