@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from common import ROOT, alternate, environment, hardware, load, parser_of, save, seconds_of
 from hosts_models import MODES, TASKS, Host, Settings, make_system
-from hosts_parts import peak_memory, seconds_inside, synchronise
+from hosts_parts import launches_on_gpu, peak_memory, seconds_inside, synchronise
 from hosts_tables import draw, tables
 
 SYSTEMS = (21, 192, 600, 1500, 3000, 10002)
@@ -69,7 +69,10 @@ def measure_task(settings: Settings, host: Host, task: str, result: dict) -> Non
         rounds = len(result["times"]["e2ip"])
         result["inside"] = seconds_inside(settings.host, calls["e2ip"], settings.device, rounds)
     if settings.memory:
-        result["memory"] = {name: peak_memory(call) for name, call in calls.items()}
+        result["memory"] = {name: peak_memory(call, settings.device) for name, call in calls.items()}
+    if settings.device != "cpu":
+        result["launches"] = {name: launches_on_gpu(call) for name, call in calls.items()}
+        print(f"{result['system']}, {settings.mode}, {task}, launches: {result['launches']}", flush=True)
     for name, call in calls.items() if settings.profile else ():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             call()

@@ -48,12 +48,16 @@ def seconds_inside(host: str, call: Callable, device: str, repeats: int) -> list
     return inside
 
 
-def peak_memory(call: Callable, repeats: int = 3) -> list[int]:
+def peak_memory(call: Callable, device: str = "cpu", repeats: int = 3) -> list[int]:
     """Return the bytes by which the resident set grows at most during a call, for each of several calls; Linux only.
+
+    On a GPU: by which the memory of tensors grows at most.
 
     Blocks from 64 kB on are returned to the system when they are freed, or the allocator's leftovers of former calls
     would hide most of the growth.
     """
+    if device != "cpu":
+        return [_peak_on_gpu(call) for _ in range(repeats)]
     clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if not clear.exists():
         return []
@@ -75,3 +79,22 @@ def peak_memory(call: Callable, repeats: int = 3) -> list[int]:
         # The kernel adds up its counts of pages late: a call that takes next to nothing may seem to take less.
         peaks.append(max(0, high_water() - before))
     return peaks
+
+
+def _peak_on_gpu(call: Callable) -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def launches_on_gpu(call: Callable) -> int:
+    """Return how many kernels and copies a call launches on a GPU."""
+    activity = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.count for event in profiler.key_averages() if event.device_type.name == "CUDA")

@@ -3,27 +3,62 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from e2ip_plugins.maths.kernels import triton_kernels, triton_launch
 from e2ip_plugins.maths.kernels.constants import Constants
+from e2ip_plugins.readout.kernels import fused, trial
+from e2ip_plugins.readout.kernels import triton_launch as readout_launch
 
 #: Kernels of each pass of `kernel.py`.
 _FORWARD = ("forward_kernel",)
 KERNELS = {"map": ("distribution_kernel",), "forward": _FORWARD, "forward+backward": (*_FORWARD, "backward_kernel")}
+#: Of the readout's kernels.
+READOUT_KERNELS = ("atom_kernel", "pair_kernel", "neighbour_kernel", "output_kernel", "envelope_kernel")
+#: Pointers to other numbers than the model's.
+_TYPES = dict.fromkeys(("species_ptr", "heads_ptr", "axes_ptr", "sender_ptr", "receiver_ptr"), "*i64")
+_TYPES |= dict.fromkeys(("columns_ptr", "vector_columns_ptr", "tensor_columns_ptr", "power_ptr"), "*i32")
+_TYPES |= {"fitted_ptr": "*i1"}
 #: Warp instructions that a multiprocessor starts per cycle, since compute capability 7.0; threads of a warp.
 _ISSUED_PER_CYCLE, _WARP = 4, 32
 
 
 def build(name: str, double: bool, constants: Constants, capability: int = 90) -> CompiledKernel:
     """Return a kernel as Triton compiles it, with the assembler's output in ``asm``."""
-    kernel = getattr(triton_kernels, name)
     fixed = triton_launch.fixed(constants, double) | {"REGULARISER": True}
-    types = {True: "*fp64" if double else "*fp32", False: "i32"}
-    signature = {name: "constexpr" if name in fixed else types[name.endswith("_ptr")] for name in kernel.arg_names}
+    return _built(getattr(triton_kernels, name), fixed, double, capability)
+
+
+def build_readout(name: str, double: bool, pooled: bool, features: int = 128, capability: int = 90) -> CompiledKernel:
+    """Return a kernel of `e2ip_plugins.readout.kernels`, for so many 0e features and 1o channels."""
+    case = trial.make_case(pooled)
+    names = ("invariant", "equivariant", "species", "neighbours", "edges", "node_heads")
+    _, flags = fused.inputs(case.readout, *(case.arguments[name] for name in names), energies=True)
+    flags |= {"features": features, "vectors": features}
+    pairs = readout_launch.pair_constants(flags)
+    fixed = {
+        "atom_kernel": readout_launch.atom_constants(flags),
+        "pair_kernel": pairs,
+        "neighbour_kernel": {"MOST": flags["max_leverage"], "TOUCHING": flags["touching"], "BLOCK": pairs["BLOCK"]},
+        "output_kernel": readout_launch.output_constants(flags, double),
+        "envelope_kernel": {"BLOCK": pairs["BLOCK"]},
+    }[name]
+    dtype = {} if name == "envelope_kernel" else {"DTYPE": tl.float64 if double else tl.float32}
+    return _built(getattr(readout_launch, name), fixed | dtype, double, capability)
+
+
+def _built(kernel: Any, fixed: dict, double: bool, capability: int) -> CompiledKernel:
+    def type_of(argument: str) -> str:
+        if argument in fixed:
+            return "constexpr"
+        return _TYPES.get(argument, ("*fp64" if double else "*fp32") if argument.endswith("_ptr") else "i32")
+
+    signature = {argument: type_of(argument) for argument in kernel.arg_names}
     values = {(k,): fixed[argument] for k, argument in enumerate(kernel.arg_names) if argument in fixed}
     options = {"num_warps": 4, **triton_launch.FUSION}
     source = ASTSource(kernel, signature, values)

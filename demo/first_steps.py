@@ -40,13 +40,13 @@ def train_mace(name: str, *options: str) -> str:
 
 
 def train_nequip(name: str, config: str, model: str) -> str:
-    """Train a model with NequIP's command and a config of the package; return its checkpoint."""
+    """Train a model with NequIP's command and a config of the package; return the checkpoint that has its leverage."""
     configs = resources.files("e2ip_plugins") / "configs"
     files = [f"{key}_file={Path(f'{part}.xyz').resolve()}" for key, part in (("train", "train"), ("val", "valid"))]
     sizes = [f"++training_module.{model}.{size}" for size in NEQUIP.split()]
     settings = ("max_epochs=1", "chemical_species=[H,C,N,O]", f"hydra.run.dir={Path(name).resolve()}", "run=[train]")
     run("nequip-train", "-cp", configs, "-cn", config, *files, *settings, *sizes)
-    return f"{name}/last.ckpt"
+    return f"{name}/best.ckpt"
 
 
 def main(host: str, data: Path, out: Path) -> None:

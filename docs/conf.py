@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,8 @@ exclude_patterns = ["_build"]
 # Options in running text keep their two hyphens.
 smartquotes = False
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "e2ip-plugins"
 # Names in docstrings become links where the API reference has them, and code elsewhere.
 default_role = "py:obj"
@@ -104,16 +107,27 @@ _comments = {}
 
 
 def as_on_github(app, doctree):
-    """Pages read well on GitHub too: what only works there needs no page or becomes text.
-
-    Tables in ``results`` are reached from the pages that speak of them, not from a menu; folders have no page.
-    """
+    """Pages read well on GitHub too: folders become text, and Markdown outside this folder can be downloaded."""
     page = HERE / app.env.docname
-    if app.env.docname.startswith("results/"):
-        app.env.metadata[app.env.docname]["orphan"] = True
     for link in list(doctree.findall(addnodes.pending_xref)):
-        if link["reftype"] == "myst" and (page.parent / link["reftarget"]).is_dir():
+        if link["reftype"] != "myst":
+            continue
+        outside = (HERE / link["reftarget"]).with_suffix(".md")
+        if (page.parent / link["reftarget"]).is_dir():
             link.replace_self(link.children)
+        elif link["refdomain"] == "doc" and outside.exists() and HERE not in outside.resolve().parents:
+            target = os.path.relpath(outside, page.parent)
+            link.replace_self(
+                addnodes.download_reference("", "", *link.children, reftarget=target, refdoc=app.env.docname)
+            )
+
+
+def lengths(app, what, name, obj, options, lines):
+    """Bars around a length are no substitutions of reStructuredText."""
+    for i, line in enumerate(lines):
+        parts = re.split("(``.*?``)", line)
+        if not line.lstrip().startswith(">>>"):
+            lines[i] = "".join(part if k % 2 else part.replace("|", "\\|") for k, part in enumerate(parts))
 
 
 def dashes(app, doctree):
@@ -129,5 +143,7 @@ def setup(app):
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", keep, priority=400)
     app.connect("autodoc-process-docstring", restore, priority=600)
-    app.connect("doctree-read", as_on_github)
+    app.connect("autodoc-process-docstring", lengths, priority=700)
+    # Before the files to be downloaded are collected.
+    app.connect("doctree-read", as_on_github, priority=100)
     app.connect("doctree-read", dashes)

@@ -27,7 +27,7 @@ def bench_command(
     methods: Annotated[
         Optional[str],
         typer.Option(
-            help="Methods of docs/howto/bench.md, like stock,e2ip,mve; stock also trains the members of its ensemble. "
+            help="Methods of docs/develop/benchmarks.md, like stock,e2ip,mve; stock also trains its ensemble. "
             "[default: the table's]"
         ),
     ] = None,

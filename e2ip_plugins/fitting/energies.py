@@ -171,7 +171,7 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: EnergyErrors) -> Re
     std, species = std.to(support.whitened.dtype), kinds % per_head
     grown = energies.amplitudes(support, std, torch.zeros_like(std), readout.family.takes_support)
     vectors = [
-        energies.sums(support, amplitudes, species, errors.frames, count).double()
+        energies.sums(support.whitened, amplitudes, species, errors.frames, count).double()
         for amplitudes in (grown, torch.ones_like(std))
     ]
     heads = torch.zeros(count, dtype=torch.long, device=kinds.device)

@@ -123,7 +123,7 @@ def fit_leverage(
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
-        tables = by_head(collect_validation(readout, validation, report, records))
+        tables = by_head(collect_validation(readout, validation, report, species, records))
         training_tables = by_head(collect_errors(readout, training_errors, "errors of the training set", records)[0])
         for head, table in tables.items():
             former = _former(leverage, head) if training is None else None

@@ -2,7 +2,8 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from functools import reduce
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.records import Records, recorded
-from e2ip_plugins.fitting.report import FitReport
+from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record, gather_objects
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
@@ -42,6 +43,31 @@ class ForceErrors:
     forces: Optional[Tensor] = None
 
 
+class LeftOut(NamedTuple):
+    """Configurations that were left out for species without training atoms.
+
+    Attributes
+    ----------
+    number : int
+        Of the configurations.
+    species : frozenset of int
+        Indices of the species without training atoms.
+    """
+
+    number: int = 0
+    species: FrozenSet[int] = frozenset()
+
+    def joined(self, other: "LeftOut") -> "LeftOut":
+        """Return these and other configurations as one."""
+        return LeftOut(self.number + other.number, self.species | other.species)
+
+    def in_words(self, species: Sequence[str]) -> str:
+        """Return how many configurations have which species."""
+        names = ", ".join(species_name(index, species) for index in sorted(self.species))
+        s, have = ("", "has") if self.number == 1 else ("s", "have")
+        return f"{self.number} validation configuration{s} {have} {names}, of which there are no training atoms"
+
+
 @contextmanager
 def record_calls(readout: Readout) -> Iterator[Dict[str, Any]]:
     """Give a dictionary with the last call of a readout: scalars, kinds, heads, support, outputs."""
@@ -71,26 +97,25 @@ def parameters_of(readout: Readout, columns: Dict[str, Any]) -> Dict[str, Any]:
 
 def collect_errors(
     readout: Readout, batches: Iterable[ForceErrors], name: str, records: Optional[Records] = None
-) -> Tuple[AtomTable, int]:
+) -> Tuple[AtomTable, LeftOut]:
     """Run batches and return a table of their atoms, the same in every process of a distributed training.
 
-    Also returns the number of configurations that were left out for species without training atoms. ``name`` is that
-    of the pass.
+    Also returns which configurations were left out for species without training atoms. ``name`` is that of the pass.
     """
     with record_calls(readout) as call:
         parts = list(recorded(records, name, batches, lambda errors: _columns(readout, call, errors)))
-    left_out = sum(int(part.pop("left_out")) for part in parts)
-    gathered = gather_objects((parts, left_out))
+    left_out = [LeftOut(int(part.pop("left_out")), frozenset(part.pop("lacking").tolist())) for part in parts]
+    gathered = gather_objects((parts, reduce(LeftOut.joined, left_out, LeftOut())))
     parts = [part for of_process, _ in gathered for part in of_process]
     names = parts[0] if parts else {}
     table = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}
     # In their order, whichever process has had them.
     order = np.argsort(table["frames"], kind="stable") if table else np.zeros(0, dtype=int)
-    return select(table, order), sum(number for _, number in gathered)
+    return select(table, order), reduce(LeftOut.joined, (of_process for _, of_process in gathered))
 
 
 def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Record:
-    """Return the columns of a batch that the model has been run on, and how many configurations are left out."""
+    """Return the columns of a batch that the model has been run on, and what is left out for which species."""
     _, index = torch.unique(errors.frames.to(errors.residual.device), return_inverse=True)
     # What a species without training atoms does to its neighbours says nothing about those that have some.
     lacking = readout.leverage.regions()[call["kinds"]] == 0
@@ -99,7 +124,10 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
     finite = torch.isfinite(errors.residual).all(-1)
     usable = finite & supported[index]
     # Configurations whose forces do not count are none that were left out for their species.
-    left_out = len(torch.unique(index[finite & ~usable]))
+    unsupported = torch.unique(index[finite & ~usable])
+    species = torch.unique(
+        call["kinds"][lacking & torch.isin(index, unsupported)] % readout.leverage.species_per_head()
+    )
     forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
     zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
     usable &= ~torch.from_numpy(zero).to(usable.device)
@@ -110,13 +138,19 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
         **{"distance": call["support"].distance, "typical": call["support"].log_variance},
     }
     table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
-    return {**table, "left_out": np.array(left_out)}
+    return {**table, "left_out": np.array(len(unsupported)), "lacking": species.cpu().numpy()}
 
 
 def collect_validation(
-    readout: Readout, batches: Iterable[ForceErrors], report: FitReport, records: Optional[Records] = None
+    readout: Readout,
+    batches: Iterable[ForceErrors],
+    report: FitReport,
+    species: Sequence[str] = (),
+    records: Optional[Records] = None,
 ) -> AtomTable:
     """Return a table of the atoms of a validation set, each configuration once; adds warnings to the report.
+
+    ``species`` are names for messages.
 
     Raises
     ------
@@ -125,17 +159,18 @@ def collect_validation(
     """
     table, left_out = collect_errors(readout, batches, "validation set", records)
     if not table or not len(table["residual"]):
+        lacking = f" ({left_out.in_words(species)})" if left_out.number else ""
         raise InputError(
-            "the validation set has no configuration with finite reference forces whose species the training set has, "
-            "or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of evidence mode "
-            "'leverage' are fitted to those; give it such configurations"
+            "the validation set has no configuration with finite reference forces whose species the training set has"
+            f"{lacking}, or all forces vanish by symmetry (isolated atoms, perfect crystals): the constants of "
+            "evidence mode 'leverage' are fitted to those; give it such configurations"
         )
     if not np.abs(table["residual"]).max():
         raise InputError(
             "all validation errors are zero: there is nothing to fit to; give other validation configurations"
         )
-    if left_out:
-        report.warnings.append(f"{left_out} validation configurations left out: the training set lacks their species")
+    if left_out.number:
+        report.warnings.append(f"{left_out.in_words(species)}: left out")
     copies = _copies(table)
     if copies:
         report.warnings.append(

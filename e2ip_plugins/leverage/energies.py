@@ -121,9 +121,17 @@ class EnergyErrors(nn.Module):
         if num_frames == 1:
             # Few and small operations: on a small molecule each costs what a thousand atoms would.
             weights = self.lengths.index_select(1, kinds) * amplitudes
-            return torch.mm(weights, self.waves(support)).reshape(1, -1)
+            return torch.mm(weights, self.waves(support.whitened)).reshape(1, -1)
         lengths = self.lengths.sum(0).index_select(0, kinds) * (0.5 * self.length) ** 0.5
-        return self.sums(support, lengths * amplitudes, species, frames, num_frames)
+        return self.sums(support.whitened, lengths * amplitudes, species, frames, num_frames)
+
+    def of_weights(
+        self, weights: Tensor, whitened: Tensor, species: Tensor, frames: Optional[Tensor], num_frames: int
+    ) -> Tensor:
+        """Return u (F, M) where s_i and ℓ are known as their product (blocks, N), 0 except in the block of an atom."""
+        if num_frames == 1:
+            return torch.mm(weights, self.waves(whitened)).reshape(1, -1)
+        return self.sums(whitened, weights.sum(0) * (0.5 * self.length) ** 0.5, species, frames, num_frames)
 
     def amplitudes(self, support: Support, std: Tensor, floors: Tensor, grows: bool) -> Tensor:
         """Return s (N,)."""
@@ -132,18 +140,18 @@ class EnergyErrors(nn.Module):
         # The mean of an atom's leverage and of those around it, which is finite in models that were not fitted, too.
         return torch.addcmul(floors, std, support.distance.pow(self.power), value=self.factor)
 
-    def waves(self, support: Support) -> Tensor:
+    def waves(self, whitened: Tensor) -> Tensor:
         """Return the block (N, length) of φ that is not 0, times √(length/2): a cosine and its sine have length 1."""
-        return torch.addmm(self.phases, support.whitened, self.directions).cos()
+        return torch.addmm(self.phases, whitened, self.directions).cos()
 
     def sums(
-        self, support: Support, amplitudes: Tensor, species: Tensor, frames: Optional[Tensor], num_frames: int
+        self, whitened: Tensor, amplitudes: Tensor, species: Tensor, frames: Optional[Tensor], num_frames: int
     ) -> Tensor:
         """Return Σ_i s_i φ(z_i) (F, M) for amplitudes (N,)."""
         place = self.block_of_species.index_select(0, species)
         if frames is not None:
             place = torch.add(place, frames, alpha=self.blocks)
-        waves = self.waves(support)
+        waves = self.waves(whitened)
         sums = waves.new_zeros(num_frames * self.blocks, self.length)
         unit = (0.5 * self.length) ** -0.5
         return sums.index_add_(0, place, waves * amplitudes.unsqueeze(1), alpha=unit).reshape(num_frames, -1)

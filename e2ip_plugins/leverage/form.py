@@ -179,6 +179,11 @@ def reach(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
     return distance * (distance.square() * form.remote**-2 + 1.0).pow(0.5 * (form.reach - 1.0))
 
 
+def reach_of_training(form: LeverageForm = FORM) -> float:
+    """Return r(2)."""
+    return 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
+
+
 def inflate(
     support: Support, log_variance: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
@@ -211,8 +216,7 @@ def inflate(
     # (1 + excess) exp(g surplus) - 1
     excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))
     # ln(scale / (1 + a r(2))²)
-    reach_of_training = 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
-    log_base = torch.sub(support.log_scale, torch.log1p(reach_of_training * support.growth), alpha=2.0)
+    log_base = torch.sub(support.log_scale, torch.log1p(reach_of_training(form) * support.growth), alpha=2.0)
     # Far out a network may take a variance for next to nothing: the bound is on the ratio, not on what has grown.
     log_base = log_base + (excess / form.max_ratio).clamp(1.0, 1e30).log()
     return log_base, excess.clamp(min=1.0 / form.max_ratio, max=form.max_ratio)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
+from e2ip_plugins.readout.kernels import fused
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
@@ -112,7 +113,109 @@ class Readout(nn.Module):
         cells : (F, 3, 3), optional
             In Å; None: stresses have no error bars.
         """
+        if torch.jit.is_scripting():
+            outputs, vectors = self._plain(
+                invariant,
+                equivariant,
+                species,
+                neighbours,
+                edges,
+                node_heads,
+                positions,
+                create_graph,
+                frames,
+                num_frames,
+            )
+        else:
+            outputs, vectors = self._predict(
+                invariant,
+                equivariant,
+                species,
+                neighbours,
+                edges,
+                node_heads,
+                positions,
+                create_graph,
+                frames,
+                num_frames,
+            )
+        if vectors is not None:
+            outputs["energy_error_vector"] = vectors
+            std = torch.linalg.vector_norm(vectors, dim=1)
+            outputs["energy_uncertainty"] = std
+            if cells is not None and self.leverage.energies.stress_factors.shape[0] > 0:
+                # Not a determinant, which compiled files would need LAPACK for.
+                areas = torch.linalg.cross(cells[:, 0], cells[:, 1], dim=-1)
+                volumes = (areas * cells[:, 2]).sum(-1).abs().to(std.dtype)
+                covariance = self.leverage.energies.stress_covariance(std, volumes, node_heads, frames)
+                outputs["stress_cov"] = covariance
+                outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
+        return outputs
+
+    def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
+        """As `_plain`, on a GPU with few launches where that is possible."""
+        invariant, equivariant, species, neighbours, edges, node_heads = arguments[:6]
+        _, create_graph, frames, num_frames = arguments[6:]
+        outputs = None
+        if not create_graph:
+            energies = num_frames > 0
+            outputs = fused.predict(self, invariant, equivariant, species, neighbours, edges, node_heads, energies)
+        if outputs is None:
+            return self._plain(*arguments)
+        weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
+        if num_frames == 0:
+            return outputs, None
+        vectors = self.leverage.energies.of_weights(weights, whitened, species, frames, num_frames)
+        return outputs, vectors.to(outputs["e2ip_nu"].dtype)
+
+    def _plain(
+        self,
+        invariant: Tensor,
+        equivariant: Tensor,
+        species: Tensor,
+        neighbours: Optional[Neighbours],
+        edges: Optional[Edges],
+        node_heads: Optional[Tensor],
+        positions: Optional[Tensor],
+        create_graph: bool,
+        frames: Optional[Tensor],
+        num_frames: int,
+    ) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
+        """Return the outputs of atoms and, where wanted and possible, the error vectors of frames."""
         scalars = gather_scalars(invariant, self.scalar_blocks)
+        coefficients = self._coefficients(scalars, equivariant, edges, node_heads)
+        force_unit = self.force_unit
+        if self.double_outputs:
+            coefficients, force_unit = coefficients.double(), force_unit.double()
+        if self.takes_forces and not create_graph:
+            scalars = scalars.detach()
+        support = self.leverage(scalars, species, node_heads, neighbours)
+        outputs: Dict[str, Tensor] = {}
+        if self.takes_forces:
+            if positions is not None:
+                forces = forces_of(coefficients, positions, create_graph)
+                outputs = self.family(forces, force_unit, support)
+                outputs["e2ip_coefficients"] = forces
+        else:
+            outputs = self.family(coefficients, force_unit, support)
+            outputs["e2ip_coefficients"] = coefficients
+        outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
+        outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
+        vectors: Optional[Tensor] = None
+        if num_frames > 0 and "forces_uncertainty" in outputs:
+            std = torch.linalg.vector_norm(outputs["forces_uncertainty"], dim=-1)
+            if std.dtype != scalars.dtype:
+                std = std.to(scalars.dtype)
+            grows = self.family.takes_support
+            vectors = self.leverage.energies(support, std, species, node_heads, frames, num_frames, grows)
+            if vectors.dtype != coefficients.dtype:
+                vectors = vectors.to(coefficients.dtype)
+        return outputs, vectors
+
+    def _coefficients(
+        self, scalars: Tensor, equivariant: Tensor, edges: Optional[Edges], node_heads: Optional[Tensor]
+    ) -> Tensor:
+        """Return the coefficients (N, C) of all atoms, each from the trunk of its head."""
         # Where NequIP truncates to local atoms, so does everything below.
         equivariant = equivariant[: scalars.shape[0]]
         vectors = gather(equivariant, self.vector_blocks, 3, self.components_first)
@@ -132,42 +235,7 @@ class Readout(nn.Module):
         if len(by_head) > 1:
             assert node_heads is not None
             coefficients = torch.stack(by_head)[node_heads, torch.arange(scalars.shape[0], device=scalars.device)]
-        force_unit = self.force_unit
-        if self.double_outputs:
-            coefficients, force_unit = coefficients.double(), force_unit.double()
-        if self.takes_forces and not create_graph:
-            scalars = scalars.detach()
-        support = self.leverage(scalars, species, node_heads, neighbours)
-        outputs: Dict[str, Tensor] = {}
-        if self.takes_forces:
-            if positions is not None:
-                forces = forces_of(coefficients, positions, create_graph)
-                outputs = self.family(forces, force_unit, support)
-                outputs["e2ip_coefficients"] = forces
-        else:
-            outputs = self.family(coefficients, force_unit, support)
-            outputs["e2ip_coefficients"] = coefficients
-        if num_frames > 0 and "forces_uncertainty" in outputs:
-            std = torch.linalg.vector_norm(outputs["forces_uncertainty"], dim=-1)
-            if std.dtype != scalars.dtype:
-                std = std.to(scalars.dtype)
-            grows = self.family.takes_support
-            vectors = self.leverage.energies(support, std, species, node_heads, frames, num_frames, grows)
-            if vectors.dtype != coefficients.dtype:
-                vectors = vectors.to(coefficients.dtype)
-            outputs["energy_error_vector"] = vectors
-            std = torch.linalg.vector_norm(vectors, dim=1)
-            outputs["energy_uncertainty"] = std
-            if cells is not None and self.leverage.energies.stress_factors.shape[0] > 0:
-                # Not a determinant, which compiled files would need LAPACK for.
-                areas = torch.linalg.cross(cells[:, 0], cells[:, 1], dim=-1)
-                volumes = (areas * cells[:, 2]).sum(-1).abs().to(std.dtype)
-                covariance = self.leverage.energies.stress_covariance(std, volumes, node_heads, frames)
-                outputs["stress_cov"] = covariance
-                outputs["stress_uncertainty"] = covariance.diagonal(dim1=1, dim2=2).sqrt()
-        outputs["e2ip_leverage"] = support.leverage.to(coefficients.dtype)
-        outputs["e2ip_force_unit"] = force_unit.expand(coefficients.shape[0])
-        return outputs
+        return coefficients
 
     def _load_from_state_dict(
         self, state_dict: Dict[str, Tensor], prefix: str, local_metadata: Dict[str, Any], *args: Any

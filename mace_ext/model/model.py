@@ -14,6 +14,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, PLATEAU_KEY
 from e2ip_plugins.leverage.module import Neighbours
+from e2ip_plugins.readout.kernels import fused
 from e2ip_plugins.readout.layout import Edges
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.settings import Settings
@@ -164,6 +165,15 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             positions, shifts = positions.detach(), shifts.detach()
         return self._outputs(data, node_feats, positions, shifts, differentiated, create_graph)
 
+    def _envelope(self, lengths: Tensor) -> Tensor:
+        """Return MACE's cutoff function of lengths (E, 1)."""
+        envelope: Optional[Tensor] = None
+        if not torch.jit.is_scripting():
+            envelope = _launched_envelope(self.radial_embedding.cutoff_fn, lengths)
+        if envelope is None:
+            envelope = self.radial_embedding.cutoff_fn(lengths)
+        return envelope
+
     def _outputs(
         self,
         data: Dict[str, Tensor],
@@ -179,7 +189,7 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
         """
         index = data["edge_index"]
         vectors, lengths = get_edge_vectors_and_lengths(positions=positions, edge_index=index, shifts=shifts)
-        cutoff = self.radial_embedding.cutoff_fn(lengths)
+        cutoff = self._envelope(lengths)
         neighbours = Neighbours(lengths.squeeze(-1), cutoff.squeeze(-1), index[0], index[1])
         edges: Optional[Edges] = None
         if self.e2ip_readout.has_pool:
@@ -191,9 +201,11 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
                 )
             radial = self.radial_embedding.bessel_fn(reach) * cutoff
             edges = Edges(vectors, radial, index[0], index[1], None)
-        node_heads = torch.zeros_like(data["batch"])
-        if "head" in data:
-            node_heads = data["head"][data["batch"]]
+        node_heads: Optional[Tensor] = None
+        if len(self.e2ip_readout.trunks) > 1:
+            node_heads = torch.zeros_like(data["batch"])
+            if "head" in data:
+                node_heads = data["head"][data["batch"]]
         species = torch.argmax(data["node_attrs"], dim=1)
         frames = 0 if training else data["ptr"].numel() - 1
         return self.e2ip_readout(
@@ -209,6 +221,14 @@ class ScaleShiftMACE(models.ScaleShiftMACE):
             frames,
             data["cell"].detach().view(-1, 3, 3),
         )
+
+
+def _launched_envelope(function: Any, lengths: Tensor) -> Optional[Tensor]:
+    """Return MACE's polynomial cutoff in one launch; None where it is another function, or no kernel runs."""
+    # Modules of e3nn may be scripted.
+    if getattr(function, "original_name", type(function).__name__) != "PolynomialCutoff":
+        return None
+    return fused.polynomial_envelope(lengths, function.r_max, function.p)
 
 
 def open_model(settings: Dict[str, Any]) -> ScaleShiftMACE:

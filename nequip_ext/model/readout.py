@@ -24,7 +24,7 @@ from e2ip_plugins.keys import (
     STRESS_UNCERTAINTY,
 )
 from e2ip_plugins.leverage.module import Neighbours
-from e2ip_plugins.maths.kernels.paths import NOT_TRACED, tracer_of
+from e2ip_plugins.maths.kernels import paths
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
 from e2ip_plugins.readout.readout import Readout, model_name
 from e2ip_plugins.readout.settings import VERSION, Settings, outdated
@@ -161,7 +161,9 @@ class GraphReadout(GraphModule):
         Models compiled for training are traced in training mode or by make_fx, which ignores the contexts used here
         (test_compile.py).
         """
-        if tracer_of(list(data.values())) != NOT_TRACED:
+        # On a GPU a clone is a launch, which costs more than this mode saves.
+        on_gpu = data[self.scalar_key].device.type in paths.TRITON_DEVICES
+        if on_gpu or paths.tracer_of(list(data.values())) != paths.NOT_TRACED:
             with torch.no_grad():
                 return self._read_out(data, create_graph=False)
         # A sixth faster for small structures. Clones, because autograd refuses tensors of the inference mode.

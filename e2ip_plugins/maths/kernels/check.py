@@ -27,8 +27,13 @@ _RESULTS = {
 _outcomes: Dict[tuple, Optional[Exception]] = {}
 
 
-def failure(launchers, kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
-    """What is wrong with the function ``kernel`` of ``launchers`` (`triton_launch`) on a device; None if nothing is."""
+def failure(
+    launchers, kernel: str, device: torch.device, dtype: torch.dtype, trial: Optional[Callable] = None
+) -> Optional[Exception]:
+    """What is wrong with the function ``kernel`` of ``launchers`` (`triton_launch`) on a device; None if nothing is.
+
+    ``trial``, of other kernels: from that function, its name, device and dtype to what is wrong.
+    """
     key = (kernel, device, dtype)
     if key not in _outcomes:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -36,7 +41,7 @@ def failure(launchers, kernel: str, device: torch.device, dtype: torch.dtype) ->
             return None
         # In a thread of its own none of the caller's modes is on: autocast, inference mode, hooks on saved tensors.
         with ThreadPoolExecutor(1) as thread:
-            _outcomes[key] = thread.submit(_trial, getattr(launchers, kernel), *key).result()
+            _outcomes[key] = thread.submit(trial or _trial, getattr(launchers, kernel), *key).result()
     return _outcomes[key]
 
 

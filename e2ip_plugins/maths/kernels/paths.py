@@ -19,7 +19,7 @@ import functools
 import importlib
 import logging
 import os
-from typing import Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -63,10 +63,18 @@ def triton_launch():
 @functools.cache
 def has_triton() -> bool:
     """Whether Triton and fitting kernels of ours are there: a packaged model may run without or with others."""
+    return not why_no_triton()
+
+
+@functools.cache
+def why_no_triton() -> str:
+    """Return why our Triton kernels cannot be loaded; empty if they can."""
     try:
-        return getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
-    except ImportError:
-        return False
+        fits = getattr(triton_launch(), "SIGNATURES", None) == _SIGNATURES
+    except Exception as error:  # An older Triton may lack anything that the kernels name.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"Triton is not installed, or too old ({reason})"
+    return "" if fits else "this model was packaged with another version of e2ip-plugins"
 
 
 @torch.compiler.assume_constant_result
@@ -82,8 +90,17 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], path: Optional[str] = None) -> str:
-    """``eager`` or ``triton`` for a call that needs these functions of `triton_launch`; `InputError` if impossible."""
+def choose(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Sequence[str],
+    path: Optional[str] = None,
+    failure: Optional[Callable] = None,
+) -> str:
+    """``eager`` or ``triton`` for a call that needs these functions of `triton_launch`; `InputError` if impossible.
+
+    ``failure``, of other kernels: from name, device and dtype to what is wrong with one, as `check.failure`.
+    """
     wish, chosen = requested(path), "eager"
     if wish == "triton":
         if not has_triton():
@@ -94,16 +111,25 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: Sequence[str], pat
             raise InputError(
                 f"{VARIABLE} 'triton' needs tensors on CUDA, got '{device}'; choose 'auto', or set TRITON_INTERPRET=1"
             )
-    if wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES and has_triton()):
-        chosen = "triton" if _usable(kernels, device, dtype, wish) else "eager"
+    if wish == "auto" and device.type in TRITON_DEVICES and not has_triton():
+        message = f"e2ip kernel on {device}: {why_no_triton()}, continuing with eager, which is slower on small systems"
+        _log_once(logging.WARNING, message)
+    elif wish == "triton" or (wish == "auto" and device.type in TRITON_DEVICES):
+        chosen = "triton" if _usable(kernels, device, dtype, wish, failure) else "eager"
     _log_once(logging.INFO, f"e2ip kernel on {device}: {chosen} ({VARIABLE}={wish})")
     return chosen
 
 
-def _usable(kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wish: str) -> bool:
+def _failure(kernel: str, device: torch.device, dtype: torch.dtype) -> Optional[Exception]:
+    return check.failure(triton_launch(), kernel, device, dtype)
+
+
+def _usable(
+    kernels: Sequence[str], device: torch.device, dtype: torch.dtype, wish: str, failure: Optional[Callable]
+) -> bool:
     """Whether all of these kernels pass their check; one that was asked for and does not raises `InputError`."""
     for kernel in kernels:
-        error = check.failure(triton_launch(), kernel, device, dtype)
+        error = (failure or _failure)(kernel, device, dtype)
         if error is None:
             continue
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -124,6 +150,10 @@ def _log_once(level: int, message: str) -> None:
     logger.log(level, message)
 
 
+def _dispatch_modes() -> int:
+    return torch._C._len_torch_dispatch_stack()
+
+
 def tracer_of(tensors: Sequence[Tensor]) -> str:
     """Return who traces this call; the one place that asks what torch does not tell in public.
 
@@ -141,7 +171,7 @@ def tracer_of(tensors: Sequence[Tensor]) -> str:
     inside_func = torch._C._functorch.peek_interpreter_stack() is not None
     if inside_func or forward_ad._current_level >= 0 or torch.jit.is_tracing():
         return TRANSFORM
-    if torch._C._len_torch_dispatch_stack() > 0:
+    if _dispatch_modes() > 0:
         return GRAPH
     if any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors):
         return TRANSFORM

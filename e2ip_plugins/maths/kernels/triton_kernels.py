@@ -112,12 +112,22 @@ def _load_atom(
     s is NaN where it or the evidence is not finite (see `plain.split`).
     """
     s, raw_nu, raw_kappa = _load3(pointer, stride, mask)
-    if COUPLED:
-        raw_kappa = raw_nu
-    s = s + ((s - s) + (raw_nu - raw_nu) + (raw_kappa - raw_kappa))
     t1, t2, t3 = _load3(pointer + 3 * stride, stride, mask)
     t4 = tl.load(pointer + 6 * stride, mask=mask, other=0.0)
     t5 = tl.load(pointer + 7 * stride, mask=mask, other=0.0)
+    return _atom(s, raw_nu, raw_kappa, (t1, t2, t3, t4, t5), S_KNEE, S_CEILING, T_KNEE, T_CEILING, COUPLED)
+
+
+@triton.jit
+def _atom(
+    s, raw_nu, raw_kappa, t,
+    S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
+):  # fmt: skip
+    """As `_load_atom`, of an atom's raw coefficients."""
+    if COUPLED:
+        raw_kappa = raw_nu
+    s = s + ((s - s) + (raw_nu - raw_nu) + (raw_kappa - raw_kappa))
+    t1, t2, t3, t4, t5 = t
     past = (tl.abs(s) > S_KNEE) | (t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5 > T_KNEE * T_KNEE)
     s, slope_s = _damp(s, S_KNEE, S_CEILING)
     t, direction, ratio, slope_t = _damp_vector((t1, t2, t3, t4, t5), T_KNEE, T_CEILING)
@@ -332,19 +342,8 @@ def backward_kernel(
 
 
 @triton.jit
-def distribution_kernel(
-    coefficients_ptr, flattening_ptr, unit_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr, plateau_ptr,
-    n, c_row, c_column, flattening_stride, unit_stride,
-    S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
-    DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = atom < n
-    s, t, nu, kappa, past, _, _, _ = _load_atom(
-        coefficients_ptr + atom * c_row, c_column, mask, S_KNEE, S_CEILING, T_KNEE, T_CEILING, COUPLED
-    )
-    unit = tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
-    flattening = tl.load(flattening_ptr + atom * flattening_stride, mask=mask, other=0.0)
+def _spread(s, t, unit, flattening, DOUBLE: tl.constexpr):
+    """log Σ0 and Σ0 as sym6 of damped coefficients."""
     t1, t2, t3, t4, t5 = t
     shape = 1.0 / tl.sqrt(1.0 + flattening * (t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5))
     b, p, q = _half_matrix((shape * t1, shape * t2, shape * t3, shape * t4, shape * t5), 1.0)
@@ -359,8 +358,26 @@ def distribution_kernel(
     scale = tl.exp(mean) * unit * unit
     mean = mean + 2.0 * tl.log(unit)
     log_sigma0 = (2.0 * xx + mean, 2.0 * yy + mean, 2.0 * zz + mean, 2.0 * yz, 2.0 * xz, 2.0 * xy)
+    return log_sigma0, (scale * x0, scale * x1, scale * x2, scale * x3, scale * x4, scale * x5)
+
+
+@triton.jit
+def distribution_kernel(
+    coefficients_ptr, flattening_ptr, unit_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr, plateau_ptr,
+    n, c_row, c_column, flattening_stride, unit_stride,
+    S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
+    DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    atom = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = atom < n
+    s, t, nu, kappa, past, _, _, _ = _load_atom(
+        coefficients_ptr + atom * c_row, c_column, mask, S_KNEE, S_CEILING, T_KNEE, T_CEILING, COUPLED
+    )
+    unit = tl.load(unit_ptr + atom * unit_stride, mask=mask, other=1.0)
+    flattening = tl.load(flattening_ptr + atom * flattening_stride, mask=mask, other=0.0)
+    log_sigma0, sigma0 = _spread(s, t, unit, flattening, DOUBLE)
     _store(log_ptr + atom * 6, log_sigma0, mask, 6)
-    _store(sigma_ptr + atom * 6, (scale * x0, scale * x1, scale * x2, scale * x3, scale * x4, scale * x5), mask, 6)
+    _store(sigma_ptr + atom * 6, sigma0, mask, 6)
     tl.store(nu_ptr + atom, nu, mask=mask)
     tl.store(kappa_ptr + atom, kappa, mask=mask)
     tl.store(plateau_ptr + atom, tl.where(past, 1.0, 0.0), mask=mask)

@@ -31,23 +31,28 @@ def fixed(constants: Constants, double: bool) -> dict:
     }  # fmt: skip
 
 
-def _launch(
-    kernel, inputs: Sequence[Tensor], outputs: Sequence[Tensor], constants: Constants, wrap: Optional[Callable], **flags
-) -> None:
-    n, device = inputs[0].shape[0], inputs[0].device
-    arguments = (*inputs, *outputs, n, *(stride for x in inputs for stride in x.stride()))
-    flags.update(fixed(constants, inputs[0].dtype == torch.float64))
-    grid = ((n + BLOCK - 1) // BLOCK,)
+def start(kernel, programs: int, arguments: Sequence, flags: dict, wrap: Optional[Callable] = None) -> None:
+    """Launch a kernel; the device is that of the first argument. ``wrap`` is torch's `wrap_triton` inside operators."""
+    device = arguments[0].device
     if wrap is not None:
-        wrap(kernel)[grid](*arguments, **flags)
-    elif n == 0:
+        wrap(kernel)[(programs,)](*arguments, **flags)
+    elif programs == 0:
         return
     elif device.type != "cuda":
-        kernel[grid](*arguments, **flags)
+        kernel[(programs,)](*arguments, **flags)
     else:
         # Triton launches on the current device, not on that of its arguments.
         with torch.cuda.device(device):
-            kernel[grid](*arguments, **flags, **FUSION)
+            kernel[(programs,)](*arguments, **flags, **FUSION)
+
+
+def _launch(
+    kernel, inputs: Sequence[Tensor], outputs: Sequence[Tensor], constants: Constants, wrap: Optional[Callable], **flags
+) -> None:
+    n = inputs[0].shape[0]
+    arguments = (*inputs, *outputs, n, *(stride for x in inputs for stride in x.stride()))
+    flags.update(fixed(constants, inputs[0].dtype == torch.float64))
+    start(kernel, (n + BLOCK - 1) // BLOCK, arguments, flags, wrap)
 
 
 def forward(
@@ -105,7 +110,10 @@ def _operator(name: str, tensors: str, results: int, launcher: Callable, on_cpu:
 
     def launch(*arguments):
         constants = _constants(arguments[-_COUNT:])
-        return launcher(*arguments[:-_COUNT], constants, wrap=torch.library.wrap_triton)
+        # Inductor (torch 2.13) fails on a kernel's argument that was expanded, such as σ_ref.
+        as_rows = torch.contiguous_format
+        inputs = [x if x.is_contiguous() else x.clone(memory_format=as_rows) for x in arguments[:-_COUNT]]
+        return launcher(*inputs, constants, wrap=torch.library.wrap_triton)
 
     def compute(*arguments):
         return on_cpu(*arguments[:-_COUNT], _constants(arguments[-_COUNT:]))

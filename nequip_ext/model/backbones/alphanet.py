@@ -159,7 +159,7 @@ class AlphaNetMessage(GraphModule):
         """Enlarge the initial filters, and in them take the factor 1/√H off the invariants of frames.
 
         With the published values messages start at a thousandth of the scalars that they are added to, and their
-        dependence on angles at a tenth of that: for many epochs only lengths are learnt (docs/howto/backbones.md).
+        dependence on angles at a tenth of that: for many epochs only lengths are learnt (docs/develop/networks.md).
         """
         before, after = (layer.weight for layer in self.edges if isinstance(layer, nn.Linear))
         self.radial.weight.mul_(5.0)

@@ -1,4 +1,4 @@
-"""Frames of edges and scalars that vectors have in them; docs/howto/backbones.md, AlphaNet."""
+"""Frames of edges and scalars that vectors have in them; docs/develop/networks.md, AlphaNet."""
 
 import math
 

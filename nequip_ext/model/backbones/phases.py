@@ -1,6 +1,6 @@
 """Complex channels of edges and of atoms in real arithmetic, because NequIP's compilers have no complex kernels.
 
-See AlphaNet in docs/howto/backbones.md.
+See AlphaNet in docs/develop/networks.md.
 """
 
 import math

@@ -311,7 +311,8 @@ def test_validation_configurations_of_a_species_without_training_atoms_say_nothi
     for readout, validation in zip(readouts, ([*mixed[:3], *known, *mixed[3:]], known), strict=True):
         reports.append(fit_frames(readout, training, validation, constant=constant))
     assert reports[0].constants[0].atoms == reports[1].constants[0].atoms == 60
-    assert any("20 validation configurations left out" in warning for warning in reports[0].warnings)
+    lacking = "20 validation configurations have species 1, of which there are no training atoms: left out"
+    assert lacking in reports[0].warnings
     for name in ("growth", "log_factor"):
         found, expected = (getattr(readout.leverage, name) for readout in readouts)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
@@ -963,6 +964,17 @@ def test_validation_set_without_forces(training, validation):
     with pytest.raises(InputError, match="validation set has no configuration with finite reference forces"):
         fit_frames(readout, training, frames)
     assert not readout.leverage.fitted, "constants of one fit and moments of another mean nothing"
+
+
+def test_every_validation_configuration_has_a_species_without_training_atoms():
+    training, mixed = make_frames(20, species=(0,)), make_frames(3, seed=1)
+    with pytest.raises(
+        InputError, match=r"\(3 validation configurations have Pd, of which there are no training atoms"
+    ):
+        fit_frames(make_readout(), training, mixed, species=("O", "Pd"))
+    validation = [*make_frames(12, seed=2, species=(0,)), mixed[0]]
+    report = fit_frames(make_readout(), training, validation, species=("O", "Pd"))
+    assert "1 validation configuration has Pd, of which there are no training atoms: left out" in report.warnings
 
 
 def test_features_that_are_not_finite(training):

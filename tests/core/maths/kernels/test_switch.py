@@ -36,7 +36,11 @@ def test_switch(monkeypatch, caplog, nothing_known):
     with pytest.raises(InputError, match="'triton' needs tensors on CUDA"):
         choose(cpu, "triton")
     monkeypatch.setattr(paths, "has_triton", lambda: False)
-    assert choose(cuda) == "eager"
+    monkeypatch.setattr(paths, "why_no_triton", lambda: "Triton is not installed, or too old (no tl.add)")
+    caplog.clear()
+    assert choose(cuda) == choose(cuda) == "eager"
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warned) == 1 and "on cuda: Triton is not installed, or too old (no tl.add), continuing" in warned[0]
     with pytest.raises(InputError, match="Triton is not installed"):
         choose(cuda, "triton")
     monkeypatch.setenv("E2IP_KERNEL", " Eager ")

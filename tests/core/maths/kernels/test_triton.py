@@ -85,6 +85,28 @@ def test_what_traces_for_a_gpu_gets_operators_where_triton_is_asked_for(monkeypa
     assert operators("cpu") == []
 
 
+def test_operators_hand_over_no_expanded_tensors(monkeypatch):
+    """σ_ref and gradients of sums are expanded, and Inductor fails on a kernel's argument that is."""
+    from torch._subclasses import FakeTensorMode
+
+    from e2ip_plugins.maths.kernels import paths
+
+    handed = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            return lambda *arguments, **_: handed.extend(x for x in arguments if isinstance(x, torch.Tensor))
+
+    assert paths.has_operators()
+    monkeypatch.setattr(torch.library, "wrap_triton", lambda kernel: Recorder())
+    with FakeTensorMode():
+        # Nobody else has as many atoms: torch keeps the outputs for fake tensors.
+        coefficients, one = torch.empty(37, 8), torch.empty(()).expand(37)
+        torch.ops.e2ip.distribution(coefficients, one, one, False, *DAMPERS)
+        torch.ops.e2ip.nll_terms_backward(coefficients, coefficients[:, :3], one, one, one, False, *DAMPERS)
+    assert len(handed) == 8 + 7 and all(x.is_contiguous() for x in handed)
+
+
 def test_torch_compile_takes_the_operators_in(monkeypatch):
     """In one graph, with gradients; here as for a GPU, but with the plain form inside the operators."""
     from e2ip_plugins.maths.kernels import nll_terms, paths

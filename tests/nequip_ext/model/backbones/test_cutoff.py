@@ -32,7 +32,7 @@ def test_smooth_at_the_cutoff(kind, build, to_data):
 
     jump = abs(energy(CUTOFF - 1e-7) - energy(CUTOFF + 1e-7))
     if kind == ("nequip_ext.AlphaNetModel", "paper"):
-        assert jump > 1e-3, "docs/howto/backbones.md says that it is not continuous"
+        assert jump > 1e-3, "docs/develop/networks.md says that it is not continuous"
     else:
         assert jump < 1e-12
     # The edges of the list that are beyond it do not act.

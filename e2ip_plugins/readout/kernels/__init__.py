@@ -1,0 +1,1 @@
+"""The readout's predictions on a GPU: everything behind a model's features in four kernels."""
