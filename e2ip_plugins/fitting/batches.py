@@ -17,8 +17,8 @@ from e2ip_plugins.fitting.training_atoms import distributed
 SECONDS_BETWEEN_LINES = 30.0
 
 #: Validation configurations of a data set, at most, that constants are fitted to. The standard error of a factor on the
-#: variance is then a hundredth (docs/howto/calibrate.md).
-MAX_CONFIGURATIONS = 8192
+#: variance is then two hundredths or less (docs/howto/calibrate.md).
+MAX_CONFIGURATIONS = 2048
 
 #: Takes a line about the progress.
 OnProgress = Callable[[str], None]
