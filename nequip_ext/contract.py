@@ -39,6 +39,8 @@ TERMS = {
         "register_fields(..., node_fields, cartesian_tensor_fields)",
     ),
     "nequip.data.datamodule": ("MD22DataModule", "WaterDataModule", "rMD17DataModule.DATASET_MAP"),
+    "nequip.data.dataset": ("HDF5Dataset", "NPZDataset(file_path, ...)", "NequIPLMDBDataset"),
+    "nequip.data.dict": ("from_dict(data)",),
     "nequip.integrations.ase": (
         "NequIPCalculator._from_saved_model",
         "NequIPCalculator._get_aoti_compile_target()",

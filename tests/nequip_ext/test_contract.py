@@ -28,6 +28,7 @@ from nequip_ext.model.checkpoints import explained
 from nequip_ext.training.writers import mend_writers
 
 KEYS = (*families.get(families.DEFAULT).output_keys(), LEVERAGE)
+OF_FRAMES = ["energy_uncertainty", "energy_error_vector", "stress_uncertainty", "stress_cov"]
 
 
 def test_installed_release_was_tested_and_has_everything():
@@ -65,9 +66,9 @@ def test_every_family_is_registered(toy_family):
     registration.register()
     assert _key_registry.get_field_type("isotropic_log_std") == "node"
     target = _compile_utils.COMPILE_TARGET_DICT.pop("isotropic_ase")
-    of_atoms, of_frames = target["output"][-4:-2], target["output"][-2:]
-    assert of_atoms == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in target["output"]
-    assert of_frames == ["energy_uncertainty", "energy_error_vector"]
+    of_atoms, of_frames = target["output"][:-4], target["output"][-4:]
+    assert of_atoms[-2:] == ["forces_epistemic_std", "e2ip_leverage"] and "isotropic_log_std" in of_atoms
+    assert of_frames == OF_FRAMES
     for name in [name for name in _compile_utils.COMPILE_TARGET_DICT if name.startswith("isotropic_")]:
         del _compile_utils.COMPILE_TARGET_DICT[name]
 
@@ -83,7 +84,7 @@ def test_compile_targets_add_outputs(name):
         assert "shallow_pair_nequip" in _compile_utils.COMPILE_TARGET_DICT
         assert "shallow_pair_allegro" not in _compile_utils.COMPILE_TARGET_DICT
     stock, ours = (_compile_utils.COMPILE_TARGET_DICT[n] for n in (name, f"e2ip_{name}"))
-    of_frames = [] if name.startswith("pair") else ["energy_uncertainty", "energy_error_vector"]
+    of_frames = [] if name.startswith("pair") else OF_FRAMES
     assert ours["output"] == [*stock["output"], *(key.name for key in KEYS), *of_frames]
     assert ours["input"] == stock["input"]
     assert not any(key.name in stock["output"] for key in KEYS)

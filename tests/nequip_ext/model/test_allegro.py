@@ -82,20 +82,19 @@ def test_from_training_to_compiled_models(
 def test_leverage_stays_strictly_local(make_model, allegro_config, frames, to_data):
     """An atom's leverage does not depend on what is beyond its cutoff, here 4 Å."""
     from ase import Atoms
-    from nequip.data import AtomicDataDict
 
-    from nequip_ext.fitting.passes import fit_model
+    from e2ip_plugins.fitting.batches import in_order
+    from nequip_ext.fitting.passes import batching, fit_model
 
     _, model = make_model(allegro_config, evidence="leverage")
     model.eval()
-    batches = []
-    for seed in range(6):
-        moved = [atoms.copy() for atoms in frames]
-        for number, atoms in enumerate(moved):
-            atoms.rattle(0.05, seed=10 * seed + number)
-        batch = AtomicDataDict.batched_from_list([to_data(atoms) for atoms in moved])
-        batches.append({**batch, "forces": 0.1 * torch.ones_like(batch["pos"])})
-    fit_model(model, batches[:4], batches[4:])
+    data = []
+    for number, atoms in enumerate(6 * frames):
+        moved = atoms.copy()
+        moved.rattle(0.05, seed=number)
+        data.append({**to_data(moved), "forces": 0.1 * torch.ones(len(moved), 3, dtype=torch.float64)})
+    first = 4 * len(frames)
+    fit_model(model, *(in_order([part], batching(len(frames))) for part in (data[:first], data[first:])))
     assert find_readout(model).leverage.strictly_local
     water = frames[2]
     chain = [water + Atoms("OH", [[0.0, 3.5, z], [0.0, 6.5, z]]) for z in (0.0, 0.4)]

@@ -7,8 +7,9 @@ from ase import Atoms
 from ase.build import molecule
 from nequip.data import AtomicDataDict
 
+from e2ip_plugins.fitting.batches import in_order
 from nequip_ext import uncertainty_gradient
-from nequip_ext.fitting.passes import fit_model
+from nequip_ext.fitting.passes import batching, fit_model
 from nequip_ext.model.readout import find_readout
 
 NAMES = ("e2ip_leverage", "forces_epistemic_std", "e2ip_kappa")
@@ -37,8 +38,8 @@ def fit(labelled):
 
     def run(model):
         model.eval()
-        batches = [AtomicDataDict.batched_from_list(labelled(seed)) for seed in range(12)]
-        return fit_model(model, batches[:9], batches[9:])
+        data = [frame for seed in range(12) for frame in labelled(seed)]
+        return fit_model(model, *(in_order([part], batching(3)) for part in (data[:27], data[27:])))
 
     return run
 
@@ -153,7 +154,7 @@ def test_atoms_at_the_same_place(fitted, predict):
 def test_a_species_without_training_atoms(make_model, labelled, predict):
     _, model = make_model(evidence="leverage")
     model.eval()
-    water = [AtomicDataDict.batched_from_list([frame[2] for frame in map(labelled, (s, s + 100))]) for s in range(8)]
+    water = in_order([[labelled(seed)[2] for seed in range(16)]], batching(2))
     report = fit_model(model, water, water)
     assert any("no training atoms of C" in warning for warning in report.warnings)
     output = predict(model, molecule("CH4"))

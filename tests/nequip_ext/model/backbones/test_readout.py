@@ -7,8 +7,9 @@ from ase.build import molecule
 from nequip.data import AtomicDataDict
 
 from e2ip_plugins import families
+from e2ip_plugins.fitting.batches import in_order
 from nequip_ext import E2IPModel, uncertainty_gradient
-from nequip_ext.fitting.passes import fit_model
+from nequip_ext.fitting.passes import batching, fit_model
 from nequip_ext.model.readout import LAST_KEY, TAP_KEY, find_readout
 
 TARGETS = ["nequip_ext.PaiNNModel", "nequip_ext.AlphaNetModel"]
@@ -103,17 +104,16 @@ def test_degenerate_neighbourhoods(target, symbols, wrap, to_data, anisotropy):
 
 def test_leverage(target, wrap, frames, to_data):
     """Fitted to rattled frames; it is one on average for them, and grows for what is none of them."""
-    model, batches = wrap(target, evidence="leverage"), []
-    for seed in range(8):
-        moved = [atoms.copy() for atoms in frames]
-        for number, atoms in enumerate(moved):
-            atoms.rattle(0.05, seed=10 * seed + number)
-        batch = AtomicDataDict.batched_from_list([to_data(atoms) for atoms in moved])
-        noise = torch.randn(batch["pos"].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        batches.append({**batch, "forces": 0.1 * noise})
-    fit_model(model, batches[:6], batches[6:])
+    model, data, generator = wrap(target, evidence="leverage"), [], torch.Generator().manual_seed(0)
+    for number, atoms in enumerate(8 * frames):
+        moved = atoms.copy()
+        moved.rattle(0.05, seed=number)
+        noise = torch.randn(len(moved), 3, generator=generator, dtype=torch.float64)
+        data.append({**to_data(moved), "forces": 0.1 * noise})
+    first = 6 * len(frames)
+    fit_model(model, *(in_order([part], batching(len(frames))) for part in (data[:first], data[first:])))
     assert bool(find_readout(model).leverage.fitted)
-    seen = torch.cat([model(dict(batch))["e2ip_leverage"] for batch in batches[:6]]).mean()
+    seen = torch.cat([model(dict(frame))["e2ip_leverage"] for frame in data[:first]]).mean()
     stretched = frames[0].copy()
     stretched.rattle(0.4, seed=1)
     near, far = (model(to_data(atoms)) for atoms in (frames[0], stretched))
