@@ -87,7 +87,9 @@ CALLED = {
     "mace.data": (
         "config_from_atoms(atoms, ..., head_name)",
         "AtomicData.from_config(config, z_table, cutoff, heads, ...)",
+        "HDF5Dataset.__init__(file_path, r_max, z_table, ...)",
     ),
+    "mace.data.lmdb_dataset": ("LMDBDataset.__init__(file_path, r_max, z_table, ...)",),
 }
 
 #: What the command `mace.cli.run_train` takes from the defining modules: patched there, it is patched here.
