@@ -89,6 +89,7 @@ def test_rounds_of_several_processes_count_together(hosts):
     assert hosts.joined([*processes(), {"results": [dead]}])["results"][0]["failed"] == "the reason"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("host", "package"), [("nequip", "nequip"), ("mace", "mace")])
 def test_quick_run(host, package, tmp_path):
     if importlib.util.find_spec(package) is None:

@@ -63,13 +63,15 @@ def run_in(folder, change, *options):
             "seams.SEAMS['mace.tools.train'] = ('gone',)",
             ["mace.tools.train has no gone", f"mace-torch {INSTALLED} is installed; tested: 0.3.13, "],
         ),
-        (
+        pytest.param(
             "seams.CALLED['mace.modules.blocks'] = ('RadialEmbeddingBlock.forward(edge_lengths, node_attrs)',)",
             ["forward takes (edge_lengths, node_attrs, edge_index, atomic_numbers), not (edge_lengths, node_attrs)"],
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "import mace.cli.run_train as r; r.get_swa = lambda *args: None",
             ["mace.cli.run_train does not take get_swa from mace.tools.scripts_utils"],
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["missing name", "other parameters", "name not taken"],

@@ -14,6 +14,16 @@ else:
     from nequip.utils.unittests.conftest import *  # noqa: F403
 
 
+@pytest.fixture(autouse=True)
+def no_fields_of_writers():
+    """Take fields with the prefix of NequIP's xyz writers off again: each writer registers every field anew, those of
+    the writers before it, too, so that a process with many writers has twice as many with each."""
+    yield
+    if registry := sys.modules.get("nequip.data._key_registry"):
+        fields = (*registry._NODE_FIELDS, *registry._EDGE_FIELDS, *registry._GRAPH_FIELDS, *registry._LONG_FIELDS)
+        registry.deregister_fields(*(name for name in fields if name.startswith("original_dataset_")))
+
+
 def _gnn_config(**changes):
     return {
         "_target_": "nequip.model.NequIPGNNModel",

@@ -17,7 +17,7 @@ INNER = "training_module.model.model"
 TRACED = [
     pytest.param("e2ip", {"l_max": 0}, id="scalar-only"),
     pytest.param("e2ip", {"l_max": 2}, id="l2", marks=pytest.mark.nightly),
-    pytest.param("shallow", {"l_max": 1}, id="shallow"),
+    pytest.param("shallow", {"l_max": 1}, id="shallow", marks=pytest.mark.nightly),
 ]
 
 

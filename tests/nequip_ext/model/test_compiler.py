@@ -40,6 +40,7 @@ def test_sums_are_read_after_they_are_made(tmp_path):
     assert largest_error("mended", tmp_path) < 1e-12
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="of torch 2.13; 2.14.1 has it not")
 def test_torch_has_the_fault(tmp_path):
     """Power of the test above."""

@@ -196,6 +196,7 @@ def test_issue_bound(triton_build):
     assert 0 < bound["map"] < bound["forward"] < bound["forward+backward"] < 2 * 148 / 4.3e12
 
 
+@pytest.mark.nightly
 def test_benchmark_in_the_interpreter(tmp_path):
     script = ROOT / "benchmarks/kernel.py"
     command = [sys.executable, str(script), "--quick", "--out", str(tmp_path / "kernel.json")]

@@ -56,7 +56,7 @@ EVERY = [
     (target, preset, dtype) for target in TARGETS for preset in ("default", "paper") for dtype in ("float64", "float32")
 ]
 #: Tracing takes seconds.
-SOME = [pytest.param(*case, marks=() if case[1:] == ("default", "float64") else pytest.mark.nightly) for case in EVERY]
+SOME = [pytest.param(*case, marks=() if case == EVERY[0] else pytest.mark.nightly) for case in EVERY]
 
 
 @pytest.mark.parametrize(("target", "preset", "dtype"), SOME)
