@@ -179,11 +179,11 @@ def _tell_of_references(with_copies: int, frames: int, lacking: int, kind: str) 
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder ``--out``."""
+    """Make the folder ``--output``."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {out}: cannot make this folder ({error.strerror})") from error
+        raise InputError(f"--output {out}: cannot make this folder ({error.strerror})") from error
 
 
 @contextmanager

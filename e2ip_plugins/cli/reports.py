@@ -55,7 +55,9 @@ def compare_command(
             help="Calibration to apply first: once per model, in the same order; none for a model that stays as it is.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png and .pdf.")] = Path("e2ip_compare"),
+    out: Annotated[
+        Path, typer.Option("--output", "--out", help="Folder for compare.md, .json, .png and .pdf; replaces its files.")
+    ] = Path("e2ip_compare"),
     unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
     ref_forces: RefForces = None,
     ref_energy: RefEnergy = None,

@@ -145,6 +145,7 @@ class Monitor:
             self.thresholds[name] = limit.resolve(held, self._radius, first[name])
         self.values: Dict[str, np.ndarray] = {}
         self.checks = self.excursions = 0
+        self._highest: Dict[str, Tuple[float, float]] = {}
         self._window: Deque[Dict[str, np.ndarray]] = deque(maxlen=int(window))
         self._above = False
 
@@ -158,6 +159,8 @@ class Monitor:
         self._window.append(values)
         self.values = {name: np.median([past[name] for past in self._window], axis=0) for name in self._names}
         full = len(self._window) == self._window.maxlen
+        if full:
+            self._note_highest()
         reason = "; ".join(filter(None, map(self._excess, self._names))) if full else ""
         begins, self._above = bool(reason) and not self._above, bool(reason)
         self.excursions += begins
@@ -167,6 +170,23 @@ class Monitor:
         if reason and self.actions != ["warn"]:
             self._act(self._frame(reason))
         self.checks += 1
+
+    def summary(self) -> List[str]:
+        """Return, for everything that is watched, the value that came closest to its threshold in the run so far."""
+        filled = len(self._window) == self._window.maxlen
+        lines = [] if filled else [f"no check was judged: the window takes {self._window.maxlen} checks"]
+        for name, (value, limit) in self._highest.items():
+            unit = "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
+            lines.append(f"{name}: at most {value:.4g}{unit}, threshold {limit:.4g}")
+        return lines
+
+    def _note_highest(self) -> None:
+        for name in self._names:
+            values, limits = self.values[name], self.thresholds[name]
+            shares = np.divide(values, limits, out=np.zeros(len(values)), where=np.isfinite(limits) & (limits > 0.0))
+            closest, former = int(np.argmax(shares)), self._highest.get(name)
+            if former is None or shares[closest] > former[0] / former[1]:
+                self._highest[name] = (float(values[closest]), float(limits[closest]))
 
     def _act(self, frame: Atoms) -> None:
         for action in self.actions:

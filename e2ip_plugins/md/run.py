@@ -38,6 +38,8 @@ class Outcome:
         Why the run ended early; empty if it did not.
     interrupted : bool
         Whether the run was stopped from the keyboard.
+    watched : tuple of str
+        The largest value of everything that the monitor watches, with its threshold.
     """
 
     steps: int
@@ -46,12 +48,14 @@ class Outcome:
     alarms: int
     stopped: str
     interrupted: bool = False
+    watched: Tuple[str, ...] = ()
 
     def lines(self) -> List[str]:
         """Return the result in words."""
         lines = [f"{_counted(self.steps, 'step')}, {_counted(self.frames, 'frame')} written"]
         if self.checks:
             lines.append(f"monitor: {_counted(self.alarms, 'alarm')} in {_counted(self.checks, 'check')}")
+            lines += [f"monitor: {text}" for text in self.watched]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return lines
@@ -134,7 +138,8 @@ def run(
     monitor = None if watch is None else watch.attach(dynamics, atoms)
     stopped, interrupted = _run(dynamics, options.steps, frames)
     checks, alarms = (0, 0) if monitor is None else (monitor.checks, monitor.excursions)
-    return Outcome(dynamics.nsteps, len(frames.steps), checks, alarms, stopped, interrupted)
+    watched = () if monitor is None else tuple(monitor.summary())
+    return Outcome(dynamics.nsteps, len(frames.steps), checks, alarms, stopped, interrupted, watched)
 
 
 def _run(dynamics: Any, steps: int, frames: _Frames) -> Tuple[str, bool]:

@@ -122,7 +122,10 @@ def _calibration_panels(models: List[ScoredModel], ood: Sequence[ScoredModel], l
         for draw in (_reliability, _pit_deviation)
         for of_set, shown in sets.items()
     ]
-    usefulness = [_pit_histogram, _ellipsoid_axes, _sparsification, *([_error_against_std] * (len(uncertain) > 1))]
+    # Isotropic covariances have no axes.
+    directed = any(m.scores["directed"].any() for m in uncertain)
+    usefulness = [_pit_histogram, *([_ellipsoid_axes] * directed), _sparsification]
+    usefulness += [_error_against_std] * (len(uncertain) > 1)
     return [
         *calibration,
         *(partial(draw, models=uncertain, look=look) for draw in usefulness),

@@ -82,6 +82,9 @@ ENERGY_ROWS = (
 #: Titles of the kinds of figures of energies, as in a report's ``energies``.
 ENERGY_KINDS = {"frames": "Frames", "pairs": "Pairs"}
 
+#: Figures that not every model with a distribution has.
+_ONLY_SOME = ("leverage", "z_rms_minor", "z_rms_middle", "z_rms_major")
+
 _TITLE_OF_FRAMES = "Finding out-of-distribution frames"
 
 _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "header_style": "bold", "pad_edge": False}
@@ -182,10 +185,15 @@ def named_reports(result: dict) -> List[Tuple[str, dict]]:
 
 
 def overall_table(result: dict, unit: str) -> List[List[str]]:
-    """Return one row per figure, one column per model and set; the leverage only where a model has it."""
+    """Return one row per figure, one column per model and set.
+
+    The leverage and the axes of covariances only where a model has them: isotropic covariances have no axes.
+    """
     reports = named_reports(result)
     header = ["", "ideal", *(name for name, _ in reports)]
-    rows = [r for r in REPORT_ROWS if r.key != "leverage" or _have_leverage(result)]
+    rows = [
+        r for r in REPORT_ROWS if r.key not in _ONLY_SOME or any(m["overall"][r.key] is not None for _, m in reports)
+    ]
     table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
     return table + _conformal_rows([_conformal(m) for _, m in reports])
 

@@ -284,6 +284,7 @@ def test_warnings_of_the_monitor_are_lines(command):
     result = command("--watch", f"{STD}=0.5", "--action", "warn", "--action", "collect", stds=(0.1,) * 5 + (0.9,))
     assert result.exit_code == 0, result.output
     assert "e2ip: warning: check 1: forces_epistemic_std of atom 3 (H) is 0.9 eV/Å" in result.stderr
+    assert f"monitor: {STD}: at most 0.9 eV/Å, threshold 0.5" in result.stdout
     assert "monitor: 1 alarm in 3 checks" in result.stdout and "20 steps, 3 frames written" in result.stdout
     assert len(ase.io.read("out-monitor.xyz", ":")) == 2
     for name in ("out.xyz", "out-monitor.xyz"):

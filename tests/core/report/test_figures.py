@@ -17,7 +17,7 @@ FRAMES, ATOMS = 30, 5
 def write_gaussians(write):
     """Function that writes predictions of a Gaussian family with errors of a size and gives their file."""
 
-    def written(name, size=1.0, uncertain=True, frames=FRAMES):
+    def written(name, size=1.0, uncertain=True, frames=FRAMES, widths=(1.0, 1.0, 1.0)):
         noise = np.random.default_rng(len(name))
         content = []
         for i in range(frames):
@@ -26,7 +26,7 @@ def write_gaussians(write):
             std = 0.1 * np.exp(0.5 * noise.normal(size=(ATOMS, 1)))
             atoms.arrays["forces"] = atoms.positions + size * std * noise.normal(size=(ATOMS, 3))
             if uncertain:
-                atoms.arrays["gaussian_log_cov"] = np.tile(2 * np.log(std), (1, 3)) @ np.eye(3, 6)
+                atoms.arrays["gaussian_log_cov"] = (2 * np.log(std * widths)) @ np.eye(3, 6)
                 atoms.info["uq_family"] = "gaussian"
             content.append(atoms)
         return write(f"{name}.xyz", content)
@@ -41,12 +41,14 @@ def panels(models):
 
 def test_panels(write_gaussians):
     stock, one, two = write_gaussians("stock", uncertain=False), write_gaussians("one"), write_gaussians("other", 1.5)
-    shared = ["Reliability", "PIT deviation", "PIT histogram", "Direction of the uncertainty"]
-    shared += ["Dropping the most uncertain atoms"]
+    shared = ["Reliability", "PIT deviation", "PIT histogram", "Dropping the most uncertain atoms"]
     assert list(panels(load_models([stock]))) == ["Force MAE"]
     assert list(panels(load_models([stock, one]))) == [*shared, "Error against uncertainty, one", "Force MAE"]
     densities = [f"Error against uncertainty, {name}" for name in ("one", "other")]
     assert list(panels(load_models([one, two]))) == [*shared, "Error against uncertainty", *densities, "Force MAE"]
+    # Isotropic covariances have no directions.
+    directed = panels(load_models([write_gaussians("directed", widths=(0.5, 1.0, 2.0))]))
+    assert list(directed)[:4] == [*shared[:3], "Direction of the uncertainty"]
 
 
 def test_many_models_are_told_apart(write_gaussians):
