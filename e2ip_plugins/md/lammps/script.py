@@ -10,6 +10,7 @@ from e2ip_plugins.md.lammps.clusters import LammpsClusterDriver
 from e2ip_plugins.md.lammps.driver import LammpsDriver
 from e2ip_plugins.md.lammps.library import open_lammps
 from e2ip_plugins.md.lammps.observer import LammpsObserver, SilentMonitor, observed_keys
+from e2ip_plugins.md.monitor import MonitorStop
 from e2ip_plugins.md.watch import Watch
 from e2ip_plugins.scores.calibration import Calibration
 
@@ -66,6 +67,7 @@ def run_script(
     """
     parts = split(script)
     lmp = open_lammps(cmdargs=list(options.arguments))
+    together = False
     try:
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / f"{name}.{script.name}" for name in ("before", "after")]
@@ -74,9 +76,17 @@ def run_script(
             _file(lmp, files[0], script)
             connected = _connect(lmp, open_model, options)
             _file(lmp, files[1], script)
+        together = True
         return connected
+    except MonitorStop:
+        together = True
+        raise
     finally:
+        several = lmp.extract_setting("world_size") > 1
         lmp.close()
+        if several and together:
+            # mpiexec kills all others when a process leaves without this, which waits for them.
+            lmp.lib.lammps_mpi_finalize()
 
 
 def _connect(
