@@ -112,9 +112,9 @@ def lengths(rows: list[dict[str, Any]]) -> str:
                 ("e²IP", "spearman_epistemic", "raw", 2),
                 ("DE, K = 5", "spearman_epistemic", "raw", 2),
             ):
-                found = score(title, "test", key, how)
-                cells.append(f"{mean(found):.{digits}f}" if found else "")
-            best = min(cell for cell in cells[6:8] if cell)
+                scores = score(title, "test", key, how)
+                cells.append(f"{mean(scores):.{digits}f}" if scores else "")
+            best = min((cell for cell in cells[6:8] if cell), key=float)
             lines.append(f"| {' | '.join([*cells[:6], best, *cells[8:]])} |")
     return "\n".join(lines)
 
