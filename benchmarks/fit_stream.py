@@ -127,13 +127,13 @@ def measure_resume(work: Path, model: Path, count: int) -> dict[str, Any]:
     for process in parts:
         finished(process, folder)
     finished(start(command_of(model, folder, "parts.model", "--merge=2", "--overwrite"), folder), folder)
-    found = {name: state_of(folder / f"{name}.model") for name in ("killed", "parts")}
+    states = {name: state_of(folder / f"{name}.model") for name in ("killed", "parts")}
     differing = {
         name: sum(not bool((state[key] == values).all()) for key, values in expected.items())
-        for name, state in found.items()
+        for name, state in states.items()
     }
     largest = max(
-        float((found["parts"][key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-12))
+        float((states["parts"][key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-12))
         for key, values in expected.items()
         if values.is_floating_point() and values.numel()
     )

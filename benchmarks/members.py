@@ -229,11 +229,11 @@ def main() -> None:
     atoms = relaxed(options.model)
     ensemble = Ensemble(options.model, atoms, members.tolist(), options.scale)
     start = np.repeat(atoms.positions[None], len(members), axis=0)
-    found = sample(ensemble, start, inverse_root(options.model, atoms), options)
+    runs = sample(ensemble, start, inverse_root(options.model, atoms), options)
     settings = {
         name: getattr(options, name) for name in ("members", "replicas", "steps", "timestep", "temperature", "scale")
     }
-    result = {**settings, **judge(found, members, options)}
+    result = {**settings, **judge(runs, members, options)}
     save(options.out, {f"r times {options.scale:g}": result}, digits=6)
     show(result)
 

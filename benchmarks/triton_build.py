@@ -18,7 +18,7 @@ from e2ip_plugins.readout.kernels import triton_launch as readout_launch
 #: Kernels of each pass of `kernel.py`.
 _FORWARD = ("forward_kernel",)
 KERNELS = {"map": ("distribution_kernel",), "forward": _FORWARD, "forward+backward": (*_FORWARD, "backward_kernel")}
-#: Of the readout's kernels.
+#: Kernels of the readout that are built.
 READOUT_KERNELS = ("atom_kernel", "pair_kernel", "neighbour_kernel", "output_kernel", "envelope_kernel")
 #: Pointers to other numbers than the model's.
 _TYPES = dict.fromkeys(("species_ptr", "heads_ptr", "axes_ptr", "sender_ptr", "receiver_ptr"), "*i64")

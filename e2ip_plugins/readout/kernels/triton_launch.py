@@ -19,7 +19,7 @@ from e2ip_plugins.readout.kernels.triton_kernels import (
 )
 from e2ip_plugins.readout.kernels.triton_outputs import output_kernel
 
-#: Of the functions here: a packaged model may bring their callers from another version.
+#: Version of the signatures in this module: a packaged model may bring callers from another version.
 SIGNATURES = 1
 
 #: Pairs and, in the last kernel, atoms per program.

@@ -32,24 +32,24 @@ def names(output):
     return sorted(path.name for path in output.parent.iterdir())
 
 
-def same(found, expected, rtol=0.0):
+def same(model, expected, rtol=0.0):
     """Whether two readouts are equal, to the last bit by default."""
-    found, expected = found.state_dict(), expected.state_dict()
-    assert found.keys() == expected.keys() and expected["leverage.energies.lengths"].any()
+    model, expected = model.state_dict(), expected.state_dict()
+    assert model.keys() == expected.keys() and expected["leverage.energies.lengths"].any()
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=rtol, atol=0.01 * rtol, msg=name)
+        torch.testing.assert_close(model[name], values, rtol=rtol, atol=0.01 * rtol, msg=name)
 
 
 def test_records_change_nothing_and_leave_nothing_behind(toy, output):
     expected, _ = toy.fit(output, records=False)
-    found, report = toy.fit(output)
-    same(found, expected)
+    model, report = toy.fit(output)
+    same(model, expected)
     assert names(output) == [] and report.part is None
 
 
 @pytest.mark.parametrize("batches", [0, 4, 10, 17, 20])
 def test_a_killed_fit_goes_on_to_the_last_bit(toy, output, batches):
-    """Of 9 batches of training atoms, 3 of validation frames, 9 of the training frames' errors, and 3 of energies."""
+    """The passes have 9, 3, 9 and 3 batches: training atoms, validation frames, errors of training frames, energies."""
     if batches == 17:
         command = [sys.executable, str(SCRIPT), str(output), str(batches)]
         path = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[3])}
@@ -59,9 +59,9 @@ def test_a_killed_fit_goes_on_to_the_last_bit(toy, output, batches):
             toy.fit(output, stop_after=batches, stop=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert names(output) == ["out.model.fit.part", "out.model.fit.part.json"]
     lines = []
-    found, _ = toy.fit(output, told=lines.append)
+    model, _ = toy.fit(output, on_progress=lines.append)
     expected, _ = toy.fit(output, records=False)
-    same(found, expected)
+    same(model, expected)
     assert names(output) == []
     done = {0: [], 4: ["training set, goes on after 28 of 60"], 10: ["validation set, goes on after 7 of 20"]}
     assert all(any(text in line for line in lines) for text in done.get(batches, []))
@@ -74,9 +74,9 @@ def test_a_batch_that_is_too_large_loses_nothing(toy, output):
     with pytest.raises(ResumableError, match="--batch-size 3"):
         toy.fit(output, stop_after=5, stop=too_large)
     lines = []
-    found, _ = toy.fit(output, batch_size=3, told=lines.append)
+    model, _ = toy.fit(output, batch_size=3, on_progress=lines.append)
     expected, _ = toy.fit(output, records=False)
-    same(found, expected, 1e-6)
+    same(model, expected, 1e-6)
     assert lines[0] == "leverage: training set, goes on after 35 of 60 frames"
 
 
@@ -96,7 +96,7 @@ def test_a_full_disk_loses_nothing(toy, output, monkeypatch):
         with pytest.raises(ResumableError, match=r"No space left on device.*what is finished is kept"):
             toy.fit(output)
     lines = []
-    toy.fit(output, told=lines.append)
+    toy.fit(output, on_progress=lines.append)
     assert lines[0] == "leverage: training set, goes on after 21 of 60 frames"
 
 
@@ -121,8 +121,8 @@ def test_parts_make_what_one_process_does(toy, output):
     counts = [toy.fit(output, part=(i, 3))[1].part for i in (2, 1, 3)]
     assert counts == [100, 100, 100]
     assert names(output) == [f"out.model.{i}-of-3" for i in (1, 2, 3)]
-    found, _ = toy.fit(output, merge=3)
-    same(found, expected, 1e-6)
+    model, _ = toy.fit(output, merge=3)
+    same(model, expected, 1e-6)
     assert names(output) == []
 
 
@@ -131,8 +131,8 @@ def test_many_atoms_in_parts_are_the_same_sample(toy, output, monkeypatch):
     expected, report = toy.fit(output, records=False)
     for i in (1, 2):
         toy.fit(output, part=(i, 2), batch_size=4)
-    found, _ = toy.fit(output, merge=2)
-    same(found, expected, 1e-6)
+    model, _ = toy.fit(output, merge=2)
+    same(model, expected, 1e-6)
     assert report.atoms == {(0, 0): 180, (0, 1): 120}
 
 

@@ -35,7 +35,17 @@ def data_set(frames, seed):
     return TensorDataset(torch.from_numpy(np.concatenate([x, errors], axis=2)))
 
 
-def fit(output, settings=None, part=None, merge=None, batch_size=7, records=True, stop_after=-1, stop=None, told=print):
+def fit(
+    output,
+    settings=None,
+    part=None,
+    merge=None,
+    batch_size=7,
+    records=True,
+    stop_after=-1,
+    stop=None,
+    on_progress=print,
+):
     """Return a readout that is fitted to these, and the report; ``stop`` is called in place of a batch."""
     layout = Layout([(0, SIZE)], [], [(SIZE, 1)], num_species=2)
     readout = Readout(Settings.of("e2ip", {"evidence": "leverage"}, 0.05), layout)
@@ -73,7 +83,7 @@ def fit(output, settings=None, part=None, merge=None, batch_size=7, records=True
         batching = Batching(batch_size, list)
         loaders = fit_loaders(data_set(60, 0), [data_set(20, 1)], batching, batching, part or (1, 1))
         passes = [
-            Pass(loader, of, name, told)
+            Pass(loader, of, name, on_progress)
             for loader, of, name in zip(
                 (*loaders, loaders[1]),
                 (of_training, of_forces, of_forces, of_energies),
