@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import threading
 import time
@@ -23,8 +24,9 @@ from e2ip_plugins.files import replacing
 #: Version of what `settings` means.
 VERSION = 2
 
-#: What runs a stage: marks it as finished even where this program has been killed meanwhile.
-_SHELL = ("/bin/sh", "-c", '"$@" && touch "$0"')
+#: What runs a stage: marks it as finished even where this program has been killed meanwhile. A status of 0 alone does
+#: not say so: Lightning ends with it when a training is terminated, without the files that were to come.
+_SHELL = '"$@" && ls {writes} > /dev/null && touch "$0"'
 
 #: Processor time of every stage in seconds, in a run's folder.
 SECONDS = "seconds.json"
@@ -144,7 +146,7 @@ def _run(stage: commands.Stage, done: Path, environment: Dict[str, str], lock: i
         log.write(f"\n$ {' '.join(stage.command)}\n")
         log.flush()
         process = subprocess.Popen(
-            [*_SHELL, str(done), *stage.command],
+            ["/bin/sh", "-c", _SHELL.format(writes=shlex.join(stage.writes)), str(done), *stage.command],
             cwd=folder,
             env=environment,
             stdout=log,

@@ -77,15 +77,18 @@ def test_killed_in_the_middle_nothing_is_lost_or_trained_twice(script, tmp_path)
 
 
 def test_a_stage_that_was_killed_itself_is_started_again_without_what_it_wrote(plan_of, no_data, monkeypatch):
-    attempts = iter(["echo half > a.xyz; exit 9", "echo whole >> a.xyz"])
+    attempts = iter(["echo half > a.xyz; exit 9", "exit 0", "echo whole >> a.xyz"])
     monkeypatch.setattr(
         commands, "stages", lambda *_: [commands.Stage("train", ["/bin/sh", "-c", next(attempts)], ("a.xyz",))]
     )
     told, first = [], plan_of(RUNS[:1])
     assert runs.execute_all(first, told.append) == RUNS[:1]
     assert "train failed with status 9" in told[-1] and "log.txt" in told[-1]
-    assert runs.execute_all(first, told.append) == []
+    # As NequIP after SIGTERM: no error, and nothing predicted.
+    assert runs.execute_all(first, told.append) == RUNS[:1] and "train failed with status" in told[-1]
     folder = first.out / "runs" / RUNS[0].name
+    assert "a.xyz" in (folder / "log.txt").read_text() and not (folder / "train.done").exists()
+    assert runs.execute_all(first, told.append) == []
     assert (folder / "a.xyz").read_text() == "whole\n"
     assert list(data.read_json(folder / runs.SECONDS)) == ["train"]
 
