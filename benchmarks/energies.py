@@ -1,10 +1,13 @@
 """How honest error bars of energies and of their differences are, beside other ways to them on the same features.
 
     python benchmarks/energies.py judge FOLDER … --out runs/energies.json
+    python benchmarks/energies.py committee RUNS/demo_mace_e2ip_s1 … --out runs/energies.json
     python benchmarks/energies.py table
 
-FOLDER has the atoms of one trained model, as `leverage.py atoms` writes them. Every way has one constant (two where
-two are added), which is fitted to the energies of the validation set: for Gaussian errors that of largest likelihood.
+FOLDER has the atoms of one trained model, as `leverage.py atoms` writes them, and the name of its run of `e2ip bench`.
+Every way has one constant (two where two are added), which is fitted to the energies of the validation set: for
+Gaussian errors that of largest likelihood. `committee` adds the stock models of the same set beside such a run: their
+mean is what is predicted, so that the errors are its own.
 
 The ways: a standard deviation that is the same for every atom and adds up like √N; the last-layer posterior of Bigi et
 al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; amplitudes of
@@ -24,10 +27,14 @@ from leverage import load_atoms, refitted
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
+from e2ip_plugins.bench import catalogue
+from e2ip_plugins.bench.commands import prediction
+from e2ip_plugins.bench.plan import Run
 from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.leverage.energies import FLOOR, POWER, WIDTH
 from e2ip_plugins.leverage.form import FORM, Support
 from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.energies import central_level, crps, negative_log_likelihood
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
 
@@ -196,28 +203,62 @@ def scores(error: np.ndarray, std: np.ndarray) -> dict[str, float]:
     }
 
 
+def rows_of(sets: dict[str, Atoms], vectors: list[Vectors], squares: np.ndarray, differences: bool) -> dict[str, Any]:
+    """Return the scores of one way by set, with the roots of its constants."""
+    rows: dict[str, Any] = {"constants": np.sqrt(squares).tolist()}
+    for name, d in sets.items():
+        if name in ("train", "valid"):
+            continue
+        parts = [part[name] for part in vectors]
+        finite = np.isfinite(d.error)
+        std = np.sqrt(sum(square * np.square(part).sum(1) for square, part in zip(squares, parts, strict=True)))
+        rows[name] = {"energies": scores(d.error[finite], std[finite])}
+        first, second = pairs_of(d)
+        if len(first) and differences:
+            apart = [np.square(part[first] - part[second]).sum(1) for part in parts]
+            std = np.sqrt(sum(square * part for square, part in zip(squares, apart, strict=True)))
+            kept = std > 1e-6 * std.max()
+            rows[name]["differences"] = scores((d.error[first] - d.error[second])[kept], std[kept])
+    return rows
+
+
 def judge(folder: Path) -> dict[str, Any]:
     """Return scores of all ways, by set: of energies, and of their differences where the way has vectors."""
     sets, result = read(folder), {}
     for title, way in WAYS.items():
         vectors = way(sets)
-        squares = fit(vectors, sets["valid"].error)
-        rows: dict[str, Any] = {"constants": np.sqrt(squares).tolist()}
-        for name, d in sets.items():
-            if name in ("train", "valid"):
-                continue
-            parts = [part[name] for part in vectors]
-            finite = np.isfinite(d.error)
-            std = np.sqrt(sum(square * np.square(part).sum(1) for square, part in zip(squares, parts, strict=True)))
-            rows[name] = {"energies": scores(d.error[finite], std[finite])}
-            first, second = pairs_of(d)
-            if len(first) and way not in (constant, independent) and "independent" not in title:
-                apart = [np.square(part[first] - part[second]).sum(1) for part in parts]
-                std = np.sqrt(sum(square * part for square, part in zip(squares, apart, strict=True)))
-                kept = std > 1e-6 * std.max()
-                rows[name]["differences"] = scores((d.error[first] - d.error[second])[kept], std[kept])
-        result[title] = rows
+        has_vectors = way not in (constant, independent) and "independent" not in title
+        result[title] = rows_of(sets, vectors, fit(vectors, sets["valid"].error), has_vectors)
     return result
+
+
+def committee(run: Path) -> dict[str, Any]:
+    """Return scores of the stock models beside a run of e²IP, as they disagree and scaled."""
+    dataset, host, _, _ = run.name.rsplit("_", 3)
+    described = catalogue.dataset(dataset)
+    members = [
+        (path, Run(dataset, host, "stock", int(path.name.rsplit("_s")[1])))
+        for path in sorted(run.parent.glob(f"{dataset}_{host}_stock_s*"))
+        if (path / "finished").exists()
+    ]
+    sets, vectors = {}, {}
+    for label in described.labels:
+        if label in ("rotated", "further"):
+            continue
+        frames = [read_predictions(path / prediction(stock, described, label)) for path, stock in members]
+        energies = np.stack([frame.energy for frame in frames])
+        vectors[label] = (energies - energies.mean(0)).T / np.sqrt(len(frames) - 1)
+        first, none = frames[0], np.zeros((len(frames[0].species), 0))
+        kinds = np.unique(first.species, return_inverse=True)[1]
+        error = first.reference_energy - energies.mean(0)
+        frame_of_atom = np.repeat(np.arange(len(first.sizes)), first.sizes)
+        sets[label] = Atoms(kinds, none, none, none, none, frame_of_atom, error)
+    scaled = fit([vectors], sets["valid"].error)
+    title = f"committee of {len(members)}"
+    return {
+        title: rows_of(sets, [vectors], np.ones(1), differences=True),
+        f"{title}, scaled": rows_of(sets, [vectors], scaled, differences=True),
+    }
 
 
 #: Sets by what they ask.
@@ -228,7 +269,7 @@ SHOWN = ("nll", "crps", "calibration_error", "coverage95", "spearman")
 def table(content: dict[str, Any], kind: str) -> str:
     """Return the means over models and sets of a group, and the least coverage."""
     rows = []
-    for title in WAYS:
+    for title in dict.fromkeys(title for model in content.values() for title in model):
         cells = []
         for sets in GROUPS.values():
             scores_of = [
@@ -270,20 +311,23 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("judge", help="score the ways of finished models")
     one.add_argument("folders", type=Path, nargs="+", help="folders of atoms; their names are those of the models")
-    two = commands.add_parser("table", help="print the tables")
-    for command in (one, two):
+    two = commands.add_parser("committee", help="add the stock models of the same sets")
+    two.add_argument("folders", type=Path, nargs="+", help="folders of runs of e²IP in the folder of e2ip bench")
+    three = commands.add_parser("table", help="print the tables")
+    for command in (one, two, three):
         command.add_argument("--out", type=Path, default=RESULTS / "energies.json")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
-    if options.command == "judge":
+    content = load(options.out) if options.out.exists() else {}
+    if options.command != "table":
         for folder in options.folders:
-            save(options.out, {folder.name: judge(folder)})
+            added = judge(folder) if options.command == "judge" else {**content.get(folder.name, {}), **committee(folder)}
+            save(options.out, {folder.name: added})
             print(f"{folder.name}: done", flush=True)
         return
-    content = load(options.out)
     for kind in ("energies", "differences"):
         print(f"{kind.capitalize()}, means over models and sets\n\n{table(content, kind)}\n")
     print(by_set(content))
