@@ -323,9 +323,10 @@ def main() -> None:
     options = parse()
     content = load(options.out) if options.out.exists() else {}
     if options.command != "table":
+        score = {"judge": judge, "committee": committee}[options.command]
         for folder in options.folders:
-            added = judge(folder) if options.command == "judge" else {**content.get(folder.name, {}), **committee(folder)}
-            save(options.out, {folder.name: added})
+            before = content.get(folder.name, {}) if score is committee else {}
+            save(options.out, {folder.name: {**before, **score(folder)}})
             print(f"{folder.name}: done", flush=True)
         return
     for kind in ("energies", "differences"):

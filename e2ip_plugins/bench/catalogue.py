@@ -132,6 +132,8 @@ class Method:
         Options of the family.
     ensemble : str
         Title of the ensemble that its runs are members of; empty: none is made of them.
+    members : int
+        Runs that the ensemble is made of, the first ones; 0: as many as the preset says, and as many are trained.
     arguments : dict
         Further arguments of the training commands, by framework.
     learning_rate : float
@@ -150,6 +152,7 @@ class Method:
     readout: str = ""
     options: Dict[str, object] = field(default_factory=dict)
     ensemble: str = ""
+    members: int = 0
     arguments: Dict[str, Tuple[str, ...]] = field(default_factory=dict)
     learning_rate: float = 0.01
     early: bool = False

@@ -13,7 +13,7 @@ import numpy as np
 from e2ip_plugins.bench.catalogue import METHODS, framework
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.data import read_json
-from e2ip_plugins.bench.plan import Plan, Run, runs
+from e2ip_plugins.bench.plan import Plan, Run, ensemble_size, runs
 from e2ip_plugins.files import replacing
 
 #: Calls of every model: warm up first, then measured.
@@ -33,7 +33,7 @@ def measure(plan: Plan, tell: Callable[[str], None] = print) -> None:
     """
     for name, host in dict.fromkeys((run.dataset, run.host) for run in plan.runs):
         wanted = [run for run in runs(host, plan.preset, (name,), list(METHODS)) if not METHODS[run.method].early]
-        wanted = [run for run in wanted if run.seed == 1 or METHODS[run.method].ensemble]
+        wanted = [run for run in wanted if run.seed <= max(1, ensemble_size(run.method, plan.preset))]
         models = {run: plan.out / "runs" / run.name / MODELS[framework(host)] for run in wanted}
         models = {run: file for run, file in models.items() if file.exists()}
         kept = path(name, host, plan.out)

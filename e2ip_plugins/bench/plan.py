@@ -22,15 +22,22 @@ class Run(NamedTuple):
         return f"{self.dataset}_{self.host}_{self.method}_s{self.seed}"
 
 
+def ensemble_size(method: str, preset: Preset) -> int:
+    """Return the number of runs that the ensemble of a method is made of; 0 where none is."""
+    described = METHODS[method]
+    return (described.members or preset.members) if described.ensemble else 0
+
+
 def runs(host: str, preset: Preset, sets: Sequence[str], methods: Sequence[str]) -> List[Run]:
     """Every run of a table, the first seed of every method first."""
     wanted = []
     for seed in range(1, max(preset.seeds, preset.members) + 1):
         for name in sets:
             for method in methods:
+                described = METHODS[method]
                 # As many early trainings, too: whether one fails is a matter of chance. And as many readouts on a
                 # finished model: they take little.
-                many = METHODS[method].ensemble or METHODS[method].early or METHODS[method].base
+                many = (described.ensemble and not described.members) or described.early or described.base
                 if seed <= (preset.members if many else preset.seeds):
                     wanted.append(Run(name, host, method, seed))
     return wanted

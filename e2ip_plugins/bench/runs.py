@@ -22,7 +22,7 @@ from e2ip_plugins.families.e2ip_ablation import FACTORISATION_FAILED
 from e2ip_plugins.files import replacing
 
 #: Version of what `settings` means.
-VERSION = 2
+VERSION = 3
 
 #: What runs a stage: marks it as finished even where this program has been killed meanwhile. A status of 0 alone does
 #: not say so: Lightning ends with it when a training is terminated, without the files that were to come.
@@ -38,12 +38,13 @@ def settings(run: Run, plan: Plan, with_data: bool = True) -> Dict[str, Any]:
     """All that a run's result depends on, for JSON; without data for tables alone."""
     dataset = plan.sets[run.dataset]
     described = {name: value for name, value in non_defaults(dataset).items() if name not in ("methods", "about")}
+    method = {k: v for k, v in non_defaults(METHODS[run.method]).items() if k not in ("title", "ensemble", "members")}
     return json.loads(
         json.dumps(
             {
                 "version": VERSION,
                 "run": run._asdict(),
-                "method": non_defaults(METHODS[run.method]),
+                "method": method,
                 "dataset": described,
                 "epochs": commands.epochs(run, dataset, plan.preset),
                 "frames": plan.preset.frames,

@@ -8,7 +8,7 @@ from e2ip_plugins import families
 from e2ip_plugins.bench import commands, cost, damping, data
 from e2ip_plugins.bench.catalogue import DATASETS, EARLY, HOSTS, METHODS, SHIPPED, TABLES, read_table, read_yaml
 from e2ip_plugins.bench.judge import Case, ensemble, judge, spread
-from e2ip_plugins.bench.plan import Plan, Run, runs
+from e2ip_plugins.bench.plan import Plan, Run, ensemble_size, runs
 from e2ip_plugins.bench.runs import SECONDS, finished
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import replacing
@@ -84,7 +84,7 @@ def rows(plan: Plan) -> Iterator[Row]:
 
     Whatever a call trains, its table has all that the folder has.
     """
-    out, members = plan.out, plan.preset.members
+    out = plan.out
     for name in plan.table.sets:
         for host in HOSTS:
             done = [run for run in runs(host, plan.preset, (name,), plan.methods) if finished(run, out)]
@@ -95,19 +95,18 @@ def rows(plan: Plan) -> Iterator[Row]:
                 title = METHODS[method].title
                 if of_method:
                     yield _row(name, host, title, of_method, costs.get(title))
-                title = METHODS[method].ensemble
-                if not title or len(of_method) < members:
+                title, size = METHODS[method].ensemble, ensemble_size(method, plan.preset)
+                members = of_method[:size]
+                if not members or len(members) < size:
                     continue
-                predicted = all(path.exists() for case in of_method for path in case.files.values())
+                predicted = all(path.exists() for case in members for path in case.files.values())
                 # Committees of stock models also as they are mostly used: few models do not determine a matrix.
                 for isotropic in (False, True) if not METHODS[method].readout else (False,):
                     folder = out / "ensembles" / f"{name}_{host}_{title}{'-isotropic' * isotropic}"
                     if isotropic and not predicted and not (folder / "scores.json").exists():
                         continue  # the predictions have been removed
-                    kind = "isotropic" if isotropic else f"K = {len(of_method)}"
-                    yield _row(
-                        name, host, f"{title}, {kind}", [ensemble(of_method, folder, isotropic)], costs.get(title)
-                    )
+                    kind = "isotropic" if isotropic else f"K = {size}"
+                    yield _row(name, host, f"{title}, {kind}", [ensemble(members, folder, isotropic)], costs.get(title))
 
 
 def _case(run: Run, plan: Plan) -> Case:

@@ -43,6 +43,11 @@ def test_an_ensemble_costs_what_all_its_members_do(timed, number):
     assert ("DE" in figures) == (number == 5)
 
 
+def test_two_models_of_a_method_that_has_more_seeds(timed):
+    figures = timed("e2ip", e2ip=3)
+    assert figures["e²IP together"] > figures["e²IP"] > 0.0
+
+
 def test_what_a_framework_prints_goes_to_a_log(timed, tmp_path, capsys):
     timed("stock", stock=2)
     assert not capsys.readouterr().out

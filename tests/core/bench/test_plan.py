@@ -40,6 +40,7 @@ def test_members_and_seeds():
     found = plan.runs("mace", cpu, ("aspirin",), ("stock", "e2ip"))
     assert [sum(run.method == method for run in found) for method in ("stock", "e2ip")] == [cpu.members, cpu.seeds]
     assert len({run.name for run in found}) == len(found)
+    assert [plan.ensemble_size(method, cpu) for method in ("stock", "e2ip", "mve-spd")] == [5, 2, 0]
 
 
 @pytest.mark.parametrize("host", catalogue.HOSTS)
