@@ -1,12 +1,15 @@
 """Print the tables of docs/evidence/accuracy.md and calibration.md, and draw their figures, from the results.
 
+Sets that have been trained with today's defaults come from forces.json; what is left, and what modes of the evidence
+are compared, from calibration.json, of the form of the leverage before.
+
 python benchmarks/evidence.py --table
 """
 
 import functools
 import json
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import matplotlib
@@ -15,19 +18,31 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from common import RESULTS, parser_of
 
-#: Data sets in the order of the tables, with what is in and out of distribution.
+#: Data sets in the order of the tables, with their tests, those in distribution first.
 SETS = {
-    "demo": ("2-methoxyacetamide", "300 K", "900 K"),
-    "acac": ("acetylacetone", "300 K", "600 K"),
-    "aspirin": ("aspirin", "rMD17", ""),
-    "dimethyl-sulfoxide": ("dimethyl sulfoxide", "300 K", "900 K"),
-    "pyridine": ("pyridine", "300 K", "900 K"),
-    "benzyloxypyridinamine": ("benzyloxypyridinamine", "300 K", "900 K"),
-    "silica": ("zeolites", "known", "unseen frameworks"),
-    "water": ("water", "liquid", "slab"),
-    "copper": ("copper", "200 K", "1000, 1300 K"),
-    "aluminium": ("aluminium", "200 K", "700, 950 K"),
-    "copper-gold": ("copper-gold", "200 K", "900, 1300 K"),
+    "demo": ("2-methoxyacetamide", {"test": "300 K", "ood": "900 K"}),
+    "acac": ("acetylacetone", {"test": "300 K", "ood": "600 K"}),
+    "aspirin": ("aspirin", {"test": "rMD17"}),
+    "dimethyl-sulfoxide": ("dimethyl sulfoxide", {"test": "300 K", "ood": "900 K"}),
+    "pyridine": ("pyridine", {"test": "300 K", "ood": "900 K"}),
+    "benzyloxypyridinamine": ("benzyloxypyridinamine", {"test": "300 K", "ood": "900 K"}),
+    "silica": ("zeolites", {"test": "known", "ood": "unseen frameworks"}),
+    "water": ("water", {"test": "liquid", "ood": "slab"}),
+    "copper": ("copper", {"test": "200 K", "ood": "1000, 1300 K"}),
+    "aluminium": ("aluminium", {"test": "200 K", "ood": "700, 950 K"}),
+    "copper-gold": ("copper-gold", {"test": "200 K", "ood": "900, 1300 K"}),
+    "si": (
+        "silicon",
+        {
+            "test": "300 to 843 K",
+            "strain": "strain of 6 to 10 %",
+            "warm": "1518 K",
+            "ood": "melt",
+            "surface": "surfaces",
+        },
+    ),
+    "li": ("lithium", {"test": "up to 408 K", "warm": "680 K", "ood": "907 K", "surface": "surfaces"}),
+    "ta": ("tantalum", {"test": "300 K", "2000K": "2000 K", "ood": "4000 K", "surface": "surfaces"}),
 }
 #: Epochs on aspirin in `e2ip bench rmd17 --preset cpu`.
 EPOCHS = 24
@@ -51,43 +66,76 @@ def accuracy(rows: list[dict[str, Any]]) -> str:
         "| set | | MACE: stock | e²IP | ratio | NequIP: stock | e²IP | ratio |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for dataset, (name, *kinds) in SETS.items():
-        for test, kind in zip(("test", "ood"), kinds, strict=True):
+    for dataset, (name, tests) in SETS.items():
+        for test, kind in tests.items():
             cells = [name, kind]
             for host in HOSTS:
                 stock, ours = (
                     values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP")
                 )
-                if stock and ours:
+                if not (stock and ours):
+                    cells += [""] * 3
+                else:
                     cells += [
                         f"{1000 * mean(stock):.1f}",
                         f"{1000 * mean(ours):.1f}",
                         f"{mean(ours) / mean(stock):.2f}",
                     ]
-            if len(cells) > 2:
+            if any(cells[2:]):
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def calibration(rows: list[dict[str, Any]]) -> str:
-    """Return the table of calibration errors and coverages, of models with the readout."""
-    lines = [
-        "| set | | MACE: CE | coverage@95 | before the leverage | NequIP: CE | coverage@95 | before the leverage |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for dataset, (name, *kinds) in SETS.items():
-        for test, kind in zip(("test", "ood"), kinds, strict=True):
-            cells = [name, kind]
+def by_set(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str, int]]) -> str:
+    """Return a table of scores for every test and host; a column by its head is a method, a key and digits."""
+    heads = [f"{HOSTS[host]}: {head}" if i == 0 else head for host in HOSTS for i, head in enumerate(columns)]
+    lines = [f"| set | | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
+    for dataset, (name, tests) in SETS.items():
+        for test, kind in tests.items():
+            cells = []
             for host in HOSTS:
-                for title, key in (
-                    ("e²IP", "calibration_error"),
-                    ("e²IP", "coverage95"),
-                    ("e²IP, coupled", "coverage95"),
-                ):
+                for title, key, digits in columns.values():
                     scores = values(rows, dataset, host, title, test, key)
-                    cells.append(f"{mean(scores):.3f}" if scores else "")
-            if any(cells[2:]):
-                lines.append(f"| {' | '.join(cells)} |")
+                    cells.append(f"{mean(scores):.{digits}f}" if scores else "")
+            if any(cells):
+                lines.append(f"| {' | '.join([name, kind, *cells])} |")
+    return "\n".join(lines)
+
+
+#: Columns of `by_set`: what error bars are worth, and what the leverage changes.
+SCORES = {
+    "CE": ("e²IP", "calibration_error", 3),
+    "coverage@95": ("e²IP", "coverage95", 3),
+    "Spearman": ("e²IP", "spearman_total", 2),
+}
+MODES = {
+    "CE": ("e²IP", "calibration_error", 3),
+    "coverage@95": ("e²IP", "coverage95", 3),
+    "before the leverage": ("e²IP, coupled", "coverage95", 3),
+}
+
+
+def against_stock(rows: list[dict[str, Any]]) -> str:
+    """Return the force errors over those of the stock model of the same seed: mean, and upper end of its interval."""
+    ratios: dict[str, list[float]] = {}
+    for dataset, (_, tests) in SETS.items():
+        for test in tests:
+            for host, label in HOSTS.items():
+                stock, ours = (
+                    values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP")
+                )
+                number = min(len(stock), len(ours))
+                paired = [ours[i] / stock[i] for i in range(number)]
+                for group in (f"{label}, {'in' if test in ('test', 'strain') else 'out of'} distribution", "all"):
+                    ratios.setdefault(group, []).extend(paired)
+    lines = ["| pairs of models of one seed | number | mean ratio | upper 95 % bound of the mean | largest |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for group, of_group in ratios.items():
+        if of_group:
+            bound = (
+                mean(of_group) + 1.645 * stdev(of_group) / len(of_group) ** 0.5 if len(of_group) > 1 else float("nan")
+            )
+            lines.append(f"| {group} | {len(of_group)} | {mean(of_group):.3f} | {bound:.3f} | {max(of_group):.2f} |")
     return "\n".join(lines)
 
 
@@ -119,9 +167,10 @@ def lengths(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: list[dict[str, Any]], folder: Path) -> None:
+def draw(both: list[dict[str, Any]], before: list[dict[str, Any]], folder: Path) -> None:
     """Draw force errors against those of the stock model, and coverages with and without the leverage."""
     for name, title_of_axes in (("accuracy", "Force error, e²IP over stock"), ("coverage", "Coverage of 95 % regions")):
+        rows = both if name == "accuracy" else before
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharex=name == "coverage")
         for panel, (test, text) in zip(
             axes, (("test", "in distribution"), ("ood", "out of distribution")), strict=True
@@ -155,12 +204,22 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> None:
         plt.close(figure)
 
 
+def read(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of results; none where there is no such file yet."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
 def main() -> None:
     options = parser_of(__doc__, "evidence", "table", "figure").parse_args()
-    rows = json.loads((RESULTS / "calibration.json").read_text(encoding="utf-8"))
-    longer = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
-    print(accuracy(rows), lengths(longer), calibration(rows), sep="\n\n")
-    draw(rows, options.figure.parent)
+    today, before, longer = read("forces"), read("calibration"), read("bench")
+    renewed = {row["dataset"] for row in today}
+    # Force errors do not depend on the form of the leverage.
+    both = [*today, *(row for row in before if row["dataset"] not in renewed)]
+    print(
+        accuracy(both), against_stock(both), lengths(longer), by_set(today, SCORES), by_set(before, MODES), sep="\n\n"
+    )
+    draw(both, before, options.figure.parent)
 
 
 if __name__ == "__main__":

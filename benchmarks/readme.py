@@ -2,7 +2,7 @@
 
     .nox/mace/bin/python benchmarks/readme.py
 
-The table of results in README.md is made from benchmarks/results/calibration.json; the address in the clone line of
+The table of results in README.md is made from benchmarks/results/forces.json; the address in the clone line of
 README.md and in CITATION.cff is that in pyproject.toml, and the version that of the package. The tests make all of it
 anew and compare.
 """
@@ -56,7 +56,7 @@ def results_table(rows: list[dict]) -> str:
 
 def readme(text: str) -> str:
     """Return README.md with its table of results and its clone line made anew."""
-    rows = json.loads((RESULTS / "calibration.json").read_text(encoding="utf-8"))
+    rows = json.loads((RESULTS / "forces.json").read_text(encoding="utf-8"))
     old_table = re.compile(re.escape(HEAD[0]) + r"\n(\|.*\n)+")
     return re.sub(r"git clone [^\s`]+", f"git clone {address()}", old_table.sub(results_table(rows) + "\n", text))
 
