@@ -244,9 +244,9 @@ def calibration(session: nox.Session) -> None:
     for host, folder in COMMANDS.items():
         tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("active-learning"))
         session.run(folder / "python", *tools, external=True)
-        for table in ("calibration", "leverage"):
+        for table, name in (("forces", "forces"), ("calibration", "calibration"), ("leverage", "calibration")):
             bench = (folder / "e2ip", "bench", table, "--host", host, "--preset", "calibration", "--out", out)
-            results = ("--results", ROOT / "benchmarks" / "results" / "calibration.json")
+            results = ("--results", ROOT / "benchmarks" / "results" / f"{name}.json")
             session.run(*bench, *results, *session.posargs, external=True)
         models = [p.parent for kind in ("e2ip", "e2ip-fit") for p in out.glob(f"runs/*_{host}_{kind}_s*/finished")]
         session.run(folder / "python", "benchmarks/leverage_tables.py", *models, external=True)
