@@ -229,7 +229,7 @@ def tried(name: str) -> dict:
         return {}
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
-        packed = max((ROOT / "tests" / "fixtures").glob("mace_v*/tiny.model.xz"))
+        packed = max((ROOT / "tests" / "fixtures").glob("[0-9]*/mace/tiny.model.xz"))
         os.chdir(folder)
         Path("tiny.model").write_bytes(lzma.decompress(packed.read_bytes()))
         try:

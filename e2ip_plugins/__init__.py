@@ -7,4 +7,4 @@ Nothing is imported here: the model side (``readout``, ``families``, ``maths``) 
 appendices are those of its first version.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
+from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError, ResumableError
-
-#: Version of the journal.
-JOURNAL_VERSION = 1
+from e2ip_plugins.formats import JOURNALS, FormatError
 
 #: What to do about a part that cannot be continued.
 START_ANEW = "choose another name for the output, or delete that file and its .json to start anew"
@@ -123,9 +122,6 @@ class Unfinished:
         self._file.close()
         self._file = None
 
-    def _format(self) -> Dict[str, Any]:
-        return {"format": self.command, "version": JOURNAL_VERSION}
-
     def _continue(self, file: BinaryIO) -> None:
         """Bring file and state to the last entry of the journal, and begin a journal where there is none."""
         size = os.fstat(file.fileno()).st_size
@@ -140,13 +136,16 @@ class Unfinished:
     def _read_journal(self, size: int) -> None:
         try:
             content = json.loads(self.journal.read_text(encoding="utf-8"))
-            if any(content[name] != value for name, value in self._format().items()):
-                raise ValueError("another format or version")
+            if content["format"] != self.command:
+                raise ValueError(f"it is of {content['format']}")
+            JOURNALS.check(content["version"], f"{self.journal}:", content.get("e2ip_version"))
             settings, state, end = content["settings"], content["state"], int(content["bytes"])
             if end > size == 0 and self.output.exists():
                 return  # The program was killed when the file had its name already.
             if end > size:
                 raise ValueError(f"{self.part.name} should have {end} bytes and has {size}")
+        except FormatError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             way = f"delete it and {self.part.name} to start anew"
             raise InputError(f"{self.journal}: cannot be used ({error}); {way}") from error
@@ -159,7 +158,8 @@ class Unfinished:
 
     def _note(self, file: BinaryIO) -> None:
         """Bring the journal up to date; never half of it."""
-        content = {**self._format(), "settings": self.settings, "state": self.state, "bytes": self._bytes}
+        header = {"format": self.command, "version": JOURNALS.number, "e2ip_version": __version__}
+        content = {**header, "settings": self.settings, "state": self.state, "bytes": self._bytes}
         temporary = self.journal.with_name(f"{self.journal.name}.new")
         with self._errors():
             try:

@@ -1,7 +1,6 @@
 """Reference data outside the repository, for both hosts' tests."""
 
 import importlib.util
-import lzma
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from frozen_files import check_predicted, check_saved, unpack, unpack_all  # noqa: F401
 from lammps_fixtures import by_id, check_observer, follow_ase, start_lammps  # noqa: F401
 from model_fixtures import (  # noqa: F401
     check_calibrated,
@@ -65,39 +65,6 @@ def run_tool():
         return done.stdout + done.stderr
 
     return run
-
-
-@pytest.fixture(scope="session")
-def unpack(tmp_path_factory):
-    """Function that unpacks a file of tests/fixtures by host, name and format; its path."""
-    from e2ip_plugins.readout.settings import VERSION
-
-    def write(host, name, version=VERSION):
-        path = tmp_path_factory.mktemp(host) / name
-        packed = Path(__file__).parent / "fixtures" / f"{host}_v{version}" / f"{name}.xz"
-        path.write_bytes(lzma.decompress(packed.read_bytes()))
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="session")
-def check_saved():
-    """Function that compares a saved model behind ASE with what it predicted when it was saved."""
-    import ase.io
-    import numpy as np
-
-    from e2ip_plugins.readout.settings import VERSION
-
-    def check(host, calculator):
-        atoms = ase.io.read(Path(__file__).parents[1] / "demo" / "data" / "test.extxyz", 0)
-        atoms.calc = calculator
-        results = {"energy": atoms.get_potential_energy(), **calculator.results}
-        with np.load(Path(__file__).parent / "fixtures" / f"{host}_v{VERSION}" / "expected.npz") as expected:
-            for key in expected:
-                np.testing.assert_allclose(results[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
-
-    return check
 
 
 @pytest.fixture(scope="session")

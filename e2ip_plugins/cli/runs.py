@@ -13,9 +13,10 @@ ModelFile = Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt, .neq
 WatchTexts = Annotated[
     Optional[List[str]],
     typer.Option(
-        metavar="NAME=NUMBER|NAME=q0.99",
-        help="Threshold of an uncertainty, or quantile of held-out frames, for example e2ip_leverage=q0.99; may be "
-        "repeated. Names: forces_epistemic_std, e2ip_leverage, forces_principal_std, forces_conformal_extent, "
+        metavar="NAME|NAME=NUMBER|NAME=q0.99",
+        help="Threshold of an uncertainty, or quantile of held-out frames, for example e2ip_leverage=q0.99; a name "
+        "alone takes the quantile that is advised for the number of held-out frames. May be repeated. Names: "
+        "forces_epistemic_std, e2ip_leverage, forces_principal_std, forces_conformal_extent, "
         "energy_uncertainty_per_atom.",
     ),
 ]
@@ -113,7 +114,8 @@ def _watch(texts: Optional[List[str]], defaults: Dict[str, Any], options: Dict[s
             raise InputError(f"{names}: for --watch, which says what is watched")
         return None
     fields = {"check_interval": "interval", "collected": "frames"}
-    watch = parse_watch(texts, **{**defaults, **{fields.get(name, name): value for name, value in chosen.items()}})
+    named = {fields.get(name, name): value for name, value in chosen.items()}
+    watch = parse_watch(texts, **{**defaults, **named, "tell": typer.echo})
     check_output(watch.frames, "--collected " if "collected" in options else "--frames ", endings=TEXT)
     return watch
 

@@ -15,8 +15,9 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
 from e2ip_plugins.fitting.report import WAY_OUT, no_training_atoms
+from e2ip_plugins.formats import READOUTS
 from e2ip_plugins.readout.readout import Readout, model_name
-from e2ip_plugins.readout.settings import VERSION, Settings
+from e2ip_plugins.readout.settings import Settings
 
 #: Ending of their names.
 SUFFIX = ".e2ip"
@@ -87,7 +88,7 @@ class ReadoutFile(NamedTuple):
     def write(self, path: Path) -> None:
         """Write a file that is complete or unchanged."""
         header = {"base": self.base._asdict(), "settings": self.settings.to_dict(), "name": self.name}
-        save({"e2ip_readout": VERSION, **header, "versions": dict(self.versions), "state": self.state}, path)
+        save({"e2ip_readout": READOUTS.number, **header, "versions": dict(self.versions), "state": self.state}, path)
 
     @classmethod
     def read(cls, path: Path) -> "ReadoutFile":
@@ -106,11 +107,7 @@ class ReadoutFile(NamedTuple):
         # Reading a broken archive raises whatever goes wrong in it.
         except Exception as error:
             raise InputError(f"{path}: is no readout file, which e2ip export-readout writes") from error
-        if version != VERSION:
-            raise InputError(
-                f"{path}: is a readout file in format {version}, and this e2ip-plugins reads format {VERSION}: take "
-                "the e2ip-plugins that wrote it, or export the readout anew from the model"
-            )
+        READOUTS.check(version, f"{path}:", content.get("versions", {}).get("e2ip-plugins"))
         try:
             base = Base(**{**content["base"], **{key: tuple(content["base"][key]) for key in ("species", "heads")}})
             settings = Settings.from_dict(content["settings"], str(path))

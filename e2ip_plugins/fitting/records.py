@@ -12,15 +12,17 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Name
 
 import numpy as np
 
+from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError, ResumableError
 from e2ip_plugins.fitting.batches import Pass
 from e2ip_plugins.fitting.training_atoms import Record
+from e2ip_plugins.formats import FIT_PARTS, FormatError
 from e2ip_plugins.unfinished import Unfinished
 
 #: Name of the pass that parts share.
 TRAINING = "training set"
 
-_FORMAT = {"format": "e2ip fit", "version": 1}
+_FORMAT = "e2ip fit"
 
 #: Settings in which parts differ.
 _PIECES = ("--part", "--merge")
@@ -88,7 +90,8 @@ class Records:
     def __enter__(self) -> "Records":
         self._file.__enter__()
         if self._file.state is None:
-            self._file.write(_written({**_FORMAT, "settings": self.settings}, {}), {"done": {}})
+            header = {"format": _FORMAT, "version": FIT_PARTS.number, "e2ip_version": __version__}
+            self._file.write(_written({**header, "settings": self.settings}, {}), {"done": {}})
         else:
             self.done = dict(self._file.state["done"])
         self._replay = self._file.part.open("rb")
@@ -141,9 +144,12 @@ class Records:
         try:
             with path.open("rb") as file:
                 header = json.loads(file.readline())
-            if any(header[name] != value for name, value in _FORMAT.items()):
-                raise ValueError("another format or version")
+            if header["format"] != _FORMAT:
+                raise ValueError("of another kind")
+            FIT_PARTS.check(header["version"], f"{path}:", header.get("e2ip_version"))
             theirs = {name: str(value) for name, value in header["settings"].items() if name not in _PIECES}
+        except FormatError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: is no part of e2ip fit ({error}); delete it and make it anew") from error
         for name, value in theirs.items():

@@ -94,6 +94,8 @@ class Monitor:
         Thresholds in force; (1,) of ``energy_uncertainty_per_atom``, a number of the whole frame.
     values : dict of (N,) arrays
         Values of the last check, smoothed; (1,) likewise.
+    notes : list of str
+        Thresholds of ``Quantile()``, which nobody chose, and how many false alarms to expect.
     checks, excursions : int
         Number of checks, and of frames above a threshold that followed one that was not.
 
@@ -143,6 +145,7 @@ class Monitor:
         self.thresholds: Dict[str, np.ndarray] = {}
         for name, limit in limits.items():
             self.thresholds[name] = limit.resolve(held, self._radius, first[name])
+        self.notes = [note for limit in limits.values() for note in limit.notes]
         self.values: Dict[str, np.ndarray] = {}
         self.checks = self.excursions = 0
         self._highest: Dict[str, Tuple[float, float]] = {}

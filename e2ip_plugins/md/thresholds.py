@@ -26,18 +26,26 @@ WATCHED: Dict[str, OutputKey] = {
 _FROM_HELD_OUT, _BELOW_FIRST, _ABOVE_FIRST = 10.0, 100.0, 300.0
 
 
+#: Levels that are taken without a choice, and the least number of held-out frames for each, as docs/howto/thresholds.md
+#: advises: 0.98 where the threshold is the tenth largest value or a lower one, else what the frames can tell at all.
+ADVISED = {0.98: 499, 0.95: 19, 0.9: 9}
+
+
 @dataclass(frozen=True)
 class Quantile:
     """A threshold from held-out frames: a new frame of their kind exceeds it with a probability of at most 1 - level.
 
     It is a quantile of the largest uncertainty over all atoms of a frame or, where thresholds differ by species, over
     the atoms of the species; level 1 is the largest value of the held-out frames. See
-    `e2ip_plugins.scores.frame_maxima`.
+    `e2ip_plugins.scores.frame_maxima`. ``Quantile()`` takes the level that is advised for the number of held-out
+    frames: 0.98 from 499 on, 0.95 from 19 on, 0.9 from 9 on.
     """
 
-    level: float
+    level: Optional[float] = None
 
     def __post_init__(self) -> None:
+        if self.level is None:
+            return
         if isinstance(self.level, bool) or not isinstance(self.level, Real) or not 0.0 < self.level <= 1.0:
             raise InputError(f"Quantile({self.level}): a level lies above 0 and is at most 1")
 
@@ -46,7 +54,7 @@ Threshold = Union[float, Quantile]
 
 
 class Limits:
-    """The thresholds of one uncertainty, checked; `resolve` makes numbers of them.
+    """The thresholds of one uncertainty, checked; `resolve` makes numbers of them, and notes on those nobody chose.
 
     Parameters
     ----------
@@ -65,6 +73,7 @@ class Limits:
         if name not in WATCHED:
             raise InputError(f"{name!r} cannot be watched; choose from {watchable()}")
         self.name, by_species = name, isinstance(thresholds, Mapping)
+        self.notes: List[str] = []
         self.values: Dict[str, Threshold] = dict(thresholds) if by_species else {ALL_ATOMS: thresholds}
         of_frame = name == ENERGY_PER_ATOM.name
         if of_frame and by_species:
@@ -83,8 +92,12 @@ class Limits:
 
     @property
     def levels(self) -> List[float]:
-        """Levels of the thresholds that are quantiles."""
-        return [value.level for value in self.values.values() if isinstance(value, Quantile)]
+        """Levels that the thresholds which are quantiles may take."""
+        levels: List[float] = []
+        for value in self.values.values():
+            if isinstance(value, Quantile):
+                levels += ADVISED if value.level is None else [value.level]
+        return levels
 
     def resolve(self, held_out: Optional[HeldOut], radius: float, first: np.ndarray) -> np.ndarray:
         """Return the thresholds of the atoms (N,); warn of numbers that are hardly in the right unit.
@@ -110,7 +123,10 @@ class Limits:
         for group, value in self.values.items():
             if isinstance(value, Quantile):
                 assert held_out is not None
-                numbers[group] = factor * held_out.quantile(self.name, group, value.level)
+                level = self._advised(group, held_out) if value.level is None else value.level
+                numbers[group] = factor * held_out.quantile(self.name, group, level)
+                if value.level is None:
+                    self._note(group, numbers[group], level, held_out)
                 continue
             numbers[group] = float(value)
             table = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
@@ -124,6 +140,29 @@ class Limits:
         if (compared := by_user & np.isfinite(limits)).any():
             self._compare_first(first[compared] / limits[compared])
         return limits
+
+    def _advised(self, group: str, held_out: HeldOut) -> float:
+        """Return the level of a quantile that nobody chose."""
+        table = held_out.table(self.name, group) or {}
+        for level, needed in ADVISED.items():
+            # Some frames may lack the species, or an uncertainty of their energy.
+            if held_out.frames >= needed and math.isfinite(table.get(level, 0.0)):
+                return level
+        if held_out.frames >= min(ADVISED.values()):
+            return min(ADVISED)  # the table says what is wrong
+        raise InputError(
+            f"{held_out.path}: has {held_out.frames} frames, and a threshold that nobody chose for {self.name} needs "
+            f"{min(ADVISED.values())}: give more held-out frames, or a number"
+        )
+
+    def _note(self, group: str, number: float, level: float, held_out: HeldOut) -> None:
+        of_group = "" if group == ALL_ATOMS else f" of {group}"
+        unit = "" if WATCHED[self.name].unit == "1" else f" {WATCHED[self.name].unit}"
+        self.notes.append(
+            f"{self.name}{of_group}: threshold {number:.4g}{unit}, the quantile {level:g} of {held_out.frames} "
+            f"held-out frames; expect {100 * (1 - level):.3g} false alarms in 100 checks of such frames, fewer with a "
+            "window"
+        )
 
     def _compare_held_out(self, number: float, middle: float, largest: float) -> None:
         if not middle / _FROM_HELD_OUT <= number <= largest * _FROM_HELD_OUT:

@@ -1,8 +1,8 @@
 """Options of a `Monitor` as commands have them: ``--watch`` and all that goes with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Type
 
 from ase import Atoms
 
@@ -14,7 +14,7 @@ from e2ip_plugins.md.thresholds import WATCHED, Quantile, Threshold, watchable
 
 @dataclass(frozen=True)
 class Watch:
-    """Options of a `Monitor`, whose docstring describes them, and the steps between two checks."""
+    """Options of a `Monitor`, whose docstring describes them, the steps between two checks, and what prints notes."""
 
     thresholds: Dict[str, Threshold]
     action: Sequence[str] = ("stop",)
@@ -23,6 +23,7 @@ class Watch:
     window: int = 1
     frames: Path = Path("monitor.xyz")
     interval: int = 10
+    tell: Callable[[str], None] = field(default=print, compare=False)
 
     def attach(self, dynamics: Any, atoms: Atoms) -> Monitor:
         """Make the monitor of a structure and attach it to a dynamics of ASE or a `LammpsDriver`."""
@@ -33,7 +34,11 @@ class Watch:
     def monitor(self, atoms: Atoms, kind: Type[Monitor] = Monitor) -> Monitor:
         """Make the monitor of a structure."""
         options = {name: getattr(self, name) for name in ("action", "held_out", "level", "window", "frames")}
-        return kind(atoms, self.thresholds, **options)
+        monitor = kind(atoms, self.thresholds, **options)
+        if kind is Monitor:  # others are those of further processes, which say nothing
+            for note in monitor.notes:
+                self.tell(f"monitor: {note}")
+        return monitor
 
 
 def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any) -> Watch:
@@ -42,7 +47,8 @@ def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any
     Parameters
     ----------
     texts : sequence of str
-        Values of ``--watch``: ``NAME=NUMBER`` or, for a quantile of the held-out frames, ``NAME=q0.99``.
+        Values of ``--watch``: ``NAME=NUMBER`` or, for a quantile of the held-out frames, ``NAME=q0.99``; ``NAME`` alone
+        takes the quantile that is advised for their number.
     action : sequence of str
         Values of ``--action``, of which each may name several actions, separated by commas.
     **options
@@ -64,6 +70,12 @@ def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any
         if name not in ACTIONS:
             raise InputError(f"--action {name}: choose from {', '.join(ACTIONS)}; --action may be repeated")
     conformal = CONFORMAL_EXTENT.name in thresholds
+    if "held_out" not in options and Quantile() in thresholds.values():
+        name = next(name for name, threshold in thresholds.items() if threshold == Quantile())
+        raise InputError(
+            f"--watch {name}: without a number the threshold comes from held-out frames; give --held-out, a file of "
+            f"e2ip calibrate or predictions for frames not trained on, or a number: --watch {name}=0.5"
+        )
     if "held_out" not in options and (conformal or any(isinstance(t, Quantile) for t in thresholds.values())):
         raise InputError("--watch: quantiles and conformal regions come from held-out frames; give --held-out")
     if "level" in options and not conformal:
@@ -72,10 +84,12 @@ def parse_watch(texts: Sequence[str], action: Sequence[str] = (), **options: Any
 
 
 def _parse_threshold(text: str) -> Tuple[str, Threshold]:
-    name, _, value = text.partition("=")
+    name, sign, value = text.partition("=")
     name = name.strip()
-    if value and name not in WATCHED:
+    if name not in WATCHED:
         raise InputError(f"--watch {text}: {name!r} cannot be watched; choose from {watchable()}")
+    if not sign:
+        return name, Quantile()
     try:
         return name, Quantile(float(value[1:])) if value.startswith("q") else float(value)
     except InputError as error:

@@ -6,12 +6,13 @@ from typing import Any, Dict, Final, List, Optional, Tuple, cast
 import torch
 from torch import Tensor, nn
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins import __version__
+from e2ip_plugins.formats import READOUTS
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.forces import forces_of
 from e2ip_plugins.readout.kernels import fused
 from e2ip_plugins.readout.layout import Edges, Layout, count, gather, gather_scalars
-from e2ip_plugins.readout.settings import VERSION, Settings, outdated
+from e2ip_plugins.readout.settings import Settings
 from e2ip_plugins.readout.trunk import EdgePool, EdgeTensors, Trunk
 
 
@@ -33,7 +34,7 @@ class Readout(nn.Module):
         Whether a float32 readout's outputs are float64, from the coefficients on.
     """
 
-    _version = VERSION
+    _version = READOUTS.number
     takes_forces: Final[bool]
     scalar_blocks: List[Tuple[int, int]]
     vector_blocks: List[Tuple[int, int]]
@@ -237,12 +238,17 @@ class Readout(nn.Module):
             coefficients = torch.stack(by_head)[node_heads, torch.arange(scalars.shape[0], device=scalars.device)]
         return coefficients
 
+    def _save_to_state_dict(self, destination: Dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        # PyTorch keeps the number of the format beside the state, and does so with the release for messages.
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["release"] = __version__
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
     def _load_from_state_dict(
         self, state_dict: Dict[str, Tensor], prefix: str, local_metadata: Dict[str, Any], *args: Any
     ) -> None:
         # PyTorch keeps the version of every module beside its state; copies of the state may lack it.
-        if local_metadata.get("version", VERSION) != VERSION:
-            raise InputError(outdated("this checkpoint"))
+        READOUTS.check(local_metadata.get("version", READOUTS.number), "this checkpoint", local_metadata.get("release"))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 

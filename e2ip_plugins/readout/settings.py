@@ -3,13 +3,11 @@
 import math
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from e2ip_plugins import families
+from e2ip_plugins import __version__, families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.formats import READOUTS
 from e2ip_plugins.keys import KCAL_PER_MOL
-
-#: Version of models, checkpoints and readout files; a change of what is saved, or of what it means, raises it.
-VERSION = 5
 
 #: ``force_unit: auto`` is this fraction of the training forces' component RMS.
 AUTO_FORCE_UNIT_FRACTION = 0.03
@@ -34,6 +32,7 @@ class Settings(NamedTuple):
     given : frozenset of str
         Options that the user wrote, as against defaults.
     version : int
+        Number of the format, see `READOUTS`.
     forces : str
         One of `FORCES`.
     """
@@ -42,7 +41,7 @@ class Settings(NamedTuple):
     options: Mapping[str, Any]
     force_unit: float
     given: FrozenSet[str] = frozenset()
-    version: int = VERSION
+    version: int = READOUTS.number
     forces: str = FORCES[0]
 
     @classmethod
@@ -74,11 +73,10 @@ class Settings(NamedTuple):
 
         Raises
         ------
-        InputError
-            Another version saved them; ``where`` names model or file.
+        FormatError
+            This version does not read them; ``where`` names model or file.
         """
-        if saved.get("version") != VERSION:
-            raise InputError(outdated(where))
+        READOUTS.check(saved.get("version"), where, saved.get("release"))
         family, options, given = saved["family"], saved["options"], frozenset(saved["given"])
         defaults = families.get(family).resolve({name: options[name] for name in given})
         return cls(family, {**defaults, **options}, saved["force_unit"], given, forces=saved["forces"])
@@ -91,6 +89,7 @@ class Settings(NamedTuple):
         """Return plain Python, for checkpoints."""
         return {
             "version": self.version,
+            "release": __version__,
             "family": self.family,
             "force_unit": self.force_unit,
             "options": dict(self.options),
@@ -177,14 +176,6 @@ class Settings(NamedTuple):
     def describe(self, name: str) -> Any:
         """Return the value of what `differences` names."""
         return {"readout": self.family, "force_unit": self.force_unit, "forces": self.forces, **self.options}[name]
-
-
-def outdated(where: str) -> str:
-    """Return the message about something that another version saved."""
-    return (
-        f"{where} was saved by another version of e2ip-plugins, and version {VERSION} of the readout cannot read it: "
-        "train it anew, or use the e2ip-plugins that saved it"
-    )
 
 
 def _unpickled(saved: Mapping[str, Any], where: str) -> Settings:

@@ -24,10 +24,11 @@ from e2ip_plugins import __version__
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.files import replacing
+from e2ip_plugins.formats import CALIBRATIONS
 from e2ip_plugins.keys import MODEL_KEY
 
-#: First entries of the file; a reader knows one version.
-CALIBRATION_FORMAT, CALIBRATION_VERSION = "e2ip calibration", 1
+#: First entry of the file.
+CALIBRATION_FORMAT = "e2ip calibration"
 
 #: Unit of the forces that the constants are for.
 CALIBRATION_UNIT = "eV/Å"
@@ -259,7 +260,7 @@ class Calibration:
         """Write the calibration as JSON; infinite radii and maxima become null."""
         content = {
             "format": CALIBRATION_FORMAT,
-            "version": CALIBRATION_VERSION,
+            "version": CALIBRATIONS.number,
             "e2ip_version": __version__,
             "unit": CALIBRATION_UNIT,
             **{name: _to_json(getattr(self, name)) for name in _FIELDS if name != "frames"},
@@ -278,7 +279,7 @@ class Calibration:
         Raises
         ------
         InputError
-            Missing and broken files, those of another version or unit, constants that mean nothing.
+            Missing and broken files, those of a newer format or another unit, constants that mean nothing.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -287,11 +288,7 @@ class Calibration:
             raise InputError(f"{path}: cannot be read as a calibration ({reason})") from error
         if not isinstance(content, dict) or content.get("format") != CALIBRATION_FORMAT:
             raise InputError(f"{path}: is no calibration; e2ip calibrate writes one")
-        if content.get("version") != CALIBRATION_VERSION:
-            raise InputError(
-                f"{path}: is a calibration of version {content.get('version')}, this e2ip-plugins reads version "
-                f"{CALIBRATION_VERSION}; fit it anew with e2ip calibrate"
-            )
+        CALIBRATIONS.check(content.get("version"), f"{path}:", content.get("e2ip_version"))
         if content.get("unit") != CALIBRATION_UNIT:
             raise InputError(f"{path}: is for forces in {content.get('unit')}, not in {CALIBRATION_UNIT}")
         try:

@@ -11,8 +11,8 @@ from nequip.train import NequIPLightningModule
 from e2ip_plugins.contract import installed
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.files import save
+from e2ip_plugins.formats import FormatError
 from e2ip_plugins.leverage.module import Leverage
-from e2ip_plugins.readout.settings import outdated
 from nequip_ext.model.readout import graph_readouts
 
 
@@ -63,10 +63,8 @@ def explained(path: Any) -> Iterator[None]:
     builds from its config (releases have different defaults), and for types that are no elements."""
     try:
         yield
-    except InputError as error:
-        if str(error) != outdated("this checkpoint"):  # of a readout, which knows no path
-            raise
-        raise InputError(outdated(str(path))) from error
+    except FormatError as error:  # of a readout, which knows no path
+        raise FormatError(f"{path}:", error.reason) from error
     except ValueError as error:
         if "chemical symbol" not in str(error):
             raise

@@ -11,7 +11,6 @@ from e3nn.o3._irreps import Irreps
 from nequip.data import AtomicDataDict
 from nequip.nn.utils import with_edge_vectors_
 
-from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import (
     COEFFICIENTS_KEY,
     ENERGY_ERROR_VECTOR,
@@ -27,7 +26,7 @@ from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.maths.kernels import paths
 from e2ip_plugins.readout.layout import Blocks, Edges, Layout, blocks, count, gather_scalars, sum_over_edges
 from e2ip_plugins.readout.readout import Readout, model_name
-from e2ip_plugins.readout.settings import VERSION, Settings, outdated
+from e2ip_plugins.readout.settings import Settings
 from nequip_ext.model.graph_module import GraphModule
 
 #: A field between taps and readout, never an output.
@@ -260,8 +259,8 @@ def find_name(model: Any) -> Optional[str]:
 
 
 def settings_of(readout: Readout) -> Settings:
-    """Return a readout's settings in this installation's class; raise `InputError` for those of another format."""
-    settings = Settings(*readout.settings)
-    if settings.version != VERSION:
-        raise InputError(outdated("this model"))
-    return settings
+    """Return a readout's settings in this installation's class; raise `InputError` for those that it cannot read.
+
+    Packages carry a class of their own.
+    """
+    return Settings.from_dict(readout.settings.to_dict(), "this model")

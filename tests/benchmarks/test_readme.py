@@ -47,13 +47,18 @@ def test_address_is_the_placeholder_everywhere(script):
     assert f'repository-code: "{PLACEHOLDER}"' in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def test_version_and_changelog_agree():
-    """What has a version in the changelog is this version or an older one; the newest change stands first."""
+def test_version_citation_and_changelog_agree():
+    """The version that the build reads is that of CITATION.cff and of the newest release in the changelog."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    source = re.search(r'^\[tool\.hatch\.version\]\npath = "(.+)"$', project, re.MULTILINE)[1]
+    text = (ROOT / source).read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "(\d+\.\d+\.\d+)"$', text, re.MULTILINE)[1]
+    assert version == e2ip_plugins.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
-    released = [heading for heading in headings if heading != "Unreleased"]
-    assert headings and released in ([], headings, headings[1:])
-    assert not released or released[0] == e2ip_plugins.__version__
+    headings = re.findall(r"^## \[(.+?)\](.*)$", changelog, re.MULTILINE)
+    assert [name for name, _ in headings[:2]] == ["Unreleased", version]
+    assert all(re.fullmatch(r" - \d{4}-\d\d-\d\d", date) for _, date in headings[1:])
 
 
 def test_links_of_an_index_are_absolute():

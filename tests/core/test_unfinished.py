@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_the_journal(begun, monkeypatch):
     ("damage", "message"),
     [
         (lambda text: "{", "cannot be used"),
-        (lambda text: text.replace('"version": 1', '"version": 9'), "another format or version"),
+        (lambda text: text.replace('"e2ip evaluate"', '"e2ip fit"'), "it is of e2ip fit"),
         (lambda text: text.replace('"bytes": 8', '"bytes": 80'), "should have 80 bytes and has 8"),
     ],
 )

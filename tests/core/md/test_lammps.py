@@ -365,7 +365,7 @@ def test_what_the_command_refuses(tmp_path):
     assert "(but line 2 is like one)" in run("units metal\n#e2ip\n")
     assert "(but line 1 is like one)" in run("# e2ip here\n")
     assert "has 2 lines '# e2ip'" in run("# e2ip\n  # e2ip  \n")
-    assert "--watch forces_epistemic_std: a name and a number" in run("# e2ip\n", "--watch", STD)
+    assert "--watch forces_epistemic_std: without a number the threshold" in run("# e2ip\n", "--watch", STD)
     assert "--interval, --frames: for --watch" in run("# e2ip\n", "--interval", "2", "--frames", "other.xyz")
     Path("monitor.xyz").touch()
     assert "--frames monitor.xyz: is there already" in run("# e2ip\n", "--watch", f"{STD}=1")

@@ -13,7 +13,10 @@ from ase.optimize import BFGS, FIRE, BFGSLineSearch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import Monitor, MonitorStop, Quantile, UncertaintyWarning
+from e2ip_plugins.md.heldout import HeldOut
+from e2ip_plugins.md.thresholds import Limits
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.frame_maxima import QUANTILE_LEVELS, quantile
 
 STD, LEVERAGE, EXTENT = "forces_epistemic_std", "e2ip_leverage", "forces_conformal_extent"
 
@@ -212,6 +215,42 @@ def test_quantiles_of_a_calibration(make_atoms, calibrated):
     np.testing.assert_allclose(monitor.thresholds[EXTENT], extent, rtol=1e-5)
     run(atoms, monitor, 0)
     np.testing.assert_allclose(monitor.values[EXTENT], found.radii[0.8] * np.sqrt(2.0) * 0.01)
+
+
+def of_frames(count, symbols="OH"):
+    """Held-out frames whose largest values are 1, 2, …, of every species in thousandths of that."""
+    maxima = np.arange(1.0, count + 1.0)
+    groups = {"all": maxima, **{symbol: maxima / 1000.0 for symbol in symbols}}
+    tables = {group: {level: quantile(values, level) for level in QUANTILE_LEVELS} for group, values in groups.items()}
+    return HeldOut("valid.json", "niw", {STD: tables, LEVERAGE: tables}, {}, None, False, frames=count)
+
+
+@pytest.mark.parametrize(
+    ("count", "level", "above"), [(9, 0.9, 1), (18, 0.9, 1), (19, 0.95, 1), (498, 0.95, 24), (499, 0.98, 10)]
+)
+def test_a_threshold_that_nobody_chose_is_one_that_the_frames_can_tell(count, level, above):
+    limits = Limits(STD, Quantile(), ["O", "H"])
+    assert limits.resolve(of_frames(count), np.nan, np.ones(2)).tolist() == [count + 1.0 - above] * 2
+    (note,) = limits.notes
+    assert f"threshold {count + 1 - above} eV/Å, the quantile {level:g} of {count} held-out frames; expect" in note
+    assert f"expect {100 * (1 - level):.3g} false alarms in 100 checks" in note
+    limits = Limits(LEVERAGE, {"O": Quantile(), "H": np.inf}, ["O", "H"])
+    assert limits.resolve(of_frames(count), np.nan, np.ones(2)).tolist() == [(count + 1.0 - above) / 1000.0, np.inf]
+    (note,) = limits.notes
+    assert note.startswith(f"{LEVERAGE} of O: threshold 0.")
+
+
+def test_frames_that_are_too_few_for_an_advice_are_refused(make_atoms, held_out):
+    with pytest.raises(
+        InputError, match=r"valid\.json: has 8 frames, and a threshold that nobody chose for .* needs 9"
+    ):
+        Limits(STD, Quantile(), ["O"]).resolve(of_frames(8), np.nan, np.ones(1))
+    with pytest.raises(InputError, match=r"its frames hold no C"):
+        Limits(STD, {"C": Quantile()}, ["C"]).resolve(of_frames(30), np.nan, np.ones(1))
+    with pytest.raises(InputError, match=r"quantiles and conformal regions come from held-out frames: give held_out"):
+        Monitor(make_atoms(), {STD: Quantile()})
+    monitor = Monitor(make_atoms(), {STD: Quantile(), LEVERAGE: 5.0}, held_out=held_out)
+    assert monitor.thresholds[STD][0] == pytest.approx(0.039, abs=1e-8) and len(monitor.notes) == 1
 
 
 def test_conformal_radii_alone_change_no_covariance(make_atoms, calibrated):

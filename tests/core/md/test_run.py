@@ -203,7 +203,9 @@ def test_words(refused):
     ):
         parse_watch(["forces_std=0.5"])
     assert parse_temperature("300") == (300.0, None) and parse_temperature("300:1500") == (300.0, 1500.0)
-    for text in ("e2ip_leverage", "e2ip_leverage=high", "e2ip_leverage=q"):
+    assert parse_watch([STD], held_out="valid.xyz").thresholds == {STD: Quantile()}
+    refused(f"--watch {STD}: without a number .* comes from held-out frames; give --held-out", parse_watch, [STD])
+    for text in ("leverage", "e2ip_leverage=", "e2ip_leverage=high", "e2ip_leverage=q"):
         refused("--watch", parse_watch, [text])
     for text in ("hot", "300:", "300:x"):
         refused("--temperature", parse_temperature, text)
@@ -223,6 +225,16 @@ def command(make_atoms, tmp_path, monkeypatch):
         return CliRunner().invoke(cli.app, words)
 
     return call
+
+
+def test_a_name_alone_takes_the_advised_quantile(command, held_out):
+    """The largest values of its 40 frames are 0.002, 0.003, …, 0.04 eV/Å, or so: 0.95 is the second largest."""
+    result = command("--watch", STD, "--held-out", held_out, "--action", "warn")
+    assert result.exit_code == 0, result.output
+    assert (
+        f"monitor: {STD}: threshold 0.039 eV/Å, the quantile 0.95 of 40 held-out frames; expect 5 false alarms in 100 "
+        "checks of such frames, fewer with a window"
+    ) in result.stdout.splitlines()
 
 
 def test_the_command(command, held_out):

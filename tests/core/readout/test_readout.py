@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from e2ip_plugins import families
+from e2ip_plugins import __version__, families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Edges, Layout
@@ -219,12 +219,16 @@ def test_initial_weights_leave_the_global_stream_alone():
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_weights_that_another_version_saved_are_refused_and_copies_of_todays_are_read():
+def test_weights_in_another_format_are_refused_and_copies_of_todays_are_read():
     built = readout()
     state = built.state_dict()
     built.load_state_dict(dict(state))
-    state._metadata[""] = {"version": 2}
-    with pytest.raises(
-        InputError, match=r"this checkpoint was saved by another version of e2ip-plugins.*train it anew"
+    assert state._metadata[""]["release"] == __version__
+    for saved, message in (
+        ({"version": 2}, "this checkpoint was written before e2ip-plugins 0.2.0"),
+        ({"version": 99}, "this checkpoint was written by a newer e2ip-plugins in format 99"),
+        ({"version": 99, "release": "0.9.0"}, "this checkpoint was written by e2ip-plugins 0.9.0 in format 99"),
     ):
-        built.load_state_dict(state)
+        state._metadata[""] = saved
+        with pytest.raises(InputError, match=message):
+            built.load_state_dict(state)

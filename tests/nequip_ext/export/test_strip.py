@@ -99,7 +99,7 @@ SHIFTS = {"modifier": "modify_PerTypeScaleShift", "shifts": {"H": -1.0, "C": -2.
 @pytest.fixture
 def nested(unpack, tmp_path):
     """Function that writes a checkpoint whose model is built by a config, with weights of its own; its path."""
-    template = torch.load(unpack("nequip", "last.ckpt"), weights_only=False)
+    template = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)
 
     def write(name, config):
         checkpoint, path = copy.deepcopy(template), tmp_path / name
@@ -129,7 +129,7 @@ def from_file(path):
 def test_the_readout_is_found_at_any_depth(nested, unpack, tmp_path):
     """Fine-tuned packages and checkpoints, with modifiers around them: the weights are those of the checkpoint."""
     files = {"val": DEMO / "test.extxyz"}
-    own = torch.load(unpack("nequip", "last.ckpt"), weights_only=False)["hyper_parameters"]["model"]
+    own = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)["hyper_parameters"]["model"]
     package = from_file(unpack("nequip", "model.nequip.zip"))
     configs = {"package": package, "modified": modified(own), "deep": modified(modified(package))}
     paths = {name: nested(f"{name}.ckpt", config) for name, config in configs.items()}

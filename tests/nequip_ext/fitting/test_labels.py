@@ -2,4 +2,4 @@
 
 
 def test_weights_and_predictions(unpack, check_labels_of_fits):
-    check_labels_of_fits(unpack("nequip", "last.ckpt"))
+    check_labels_of_fits(unpack("nequip", "best.ckpt"))

@@ -23,7 +23,7 @@ TOLERANCE = {"float64": dict(rtol=1e-10, atol=6e-9), "float32": dict(rtol=1e-6, 
 @pytest.fixture(scope="module")
 def saved(unpack):
     """Checkpoint and package of tests/fixtures, which know H, C, N, O, by name."""
-    return {name: unpack("nequip", name) for name in ("last.ckpt", "model.nequip.zip")}
+    return {name: unpack("nequip", name) for name in ("best.ckpt", "model.nequip.zip")}
 
 
 def written_by(model, source, output, **options):
@@ -49,7 +49,7 @@ def test_results_are_the_calculator_s(make_model, gnn_config, check_written, sou
             np.testing.assert_allclose(a.arrays[name], b.arrays[name], **TOLERANCE[dtype], err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "model.nequip.zip"])
+@pytest.mark.parametrize("name", ["best.ckpt", "model.nequip.zip"])
 def test_checkpoints_and_packages(saved, check_written, source, tmp_path, name):
     with warnings.catch_warnings():
         # Of the package's own code, which is older.
@@ -72,7 +72,7 @@ def test_what_the_frame_brings_along_does_not_matter(saved, source, tmp_path):
         atoms.set_initial_charges([0.5] * len(atoms))
         atoms.arrays["forces" if i else "dipole"] = np.full((len(atoms), 3), np.nan)
     ase.io.write(tmp_path / "labelled.xyz", labelled, format="extxyz")
-    model = open_model(saved["last.ckpt"])
+    model = open_model(saved["best.ckpt"])
     first = written_by(model, source, tmp_path / "first.xyz")
     for one, two in zip(first, written_by(model, tmp_path / "labelled.xyz", tmp_path / "two.xyz"), strict=True):
         assert one.get_potential_energy() == two.get_potential_energy()
@@ -87,7 +87,7 @@ def test_the_command_and_what_it_refuses(saved, make_model, source, tmp_path):
     for name in ("text.ckpt", "text.nequip.zip", "text.nequip.pt2"):
         (tmp_path / name).write_text("no model")
     ase.io.write(tmp_path / "sulphur.xyz", [molecule("H2O"), molecule("SH2")], format="extxyz")
-    checkpoint = saved["last.ckpt"]
+    checkpoint = saved["best.ckpt"]
     for arguments, message in (
         ((tmp_path / "text.ckpt",), "text.ckpt: cannot be opened as a model of NequIP"),
         ((tmp_path / "text.nequip.zip",), "text.nequip.zip: cannot be opened as a model of NequIP"),

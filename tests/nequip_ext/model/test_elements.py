@@ -29,7 +29,7 @@ def checkpoints(tmp_path_factory, unpack):
     """A checkpoint that knows H, C, N, O; the same with other names for its types; one that does not explain them."""
     folder = tmp_path_factory.mktemp("types")
     plain, named, unexplained = (folder / f"{name}.ckpt" for name in ("plain", "named", "unexplained"))
-    shutil.copy(unpack("nequip", "last.ckpt"), plain)
+    shutil.copy(unpack("nequip", "best.ckpt"), plain)
     checkpoint = torch.load(plain, map_location="cpu", weights_only=False)
 
     def renamed(section):
