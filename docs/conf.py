@@ -1,7 +1,5 @@
 """Settings of Sphinx for the documentation site; ``nox -s docs`` builds it, in the NequIP environment."""
 
-import functools
-import hashlib
 import os
 import re
 import subprocess
@@ -9,30 +7,19 @@ import sys
 from pathlib import Path
 
 from docutils import nodes
-from nbclient import NotebookClient
+from jupyter_cache import get_cache
 from sphinx import addnodes
 
 import e2ip_plugins
 
 HERE = Path(__file__).parent
 
-
-def what_tutorials_run() -> str:
-    """Digest of packages, configs and data: the cache of results looks at the code of the tutorials alone."""
-    digest = hashlib.sha256()
-    for folder in ("e2ip_plugins", "nequip_ext", "mace_ext", "configs", "demo/data"):
-        for path in sorted((HERE.parent / folder).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".extxyz"):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 project = "e2ip-plugins"
 version = release = e2ip_plugins.__version__
 author = copyright = "The e2ip-plugins developers"
 
 extensions = ["myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "tutorials/results"]
 # Options in running text keep their two hyphens.
 smartquotes = False
 html_theme = "furo"
@@ -57,14 +44,19 @@ myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 # Links in Markdown lead to pages, headings and files, never to a Python name that happens to be the same word.
 myst_ref_domains = ["std"]
-# Tutorials run with a kernel of the host that they are about, and again when they or what they run have changed.
+# Nothing is executed: tutorials/results has the outputs, and run_tutorials.py makes them. A tutorial whose code has
+# changed since is not in the cache, and its kernel does not exist here, which is an error.
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE / "_build" / "jupyter-cache" / what_tutorials_run())
+nb_execution_cache_path = str(HERE / "_build" / "jupyter-cache")
 nb_execution_raise_on_error = True
-nb_execution_show_tb = True
-nb_execution_timeout = 3600
-# Output of commands arrives in pieces of a hundred characters; myst-nb's own way of merging puts newlines between them.
-NotebookClient.__init__ = functools.partialmethod(NotebookClient.__init__, coalesce_streams=True)
+
+
+def fill_cache(app):
+    """Put the kept results of the tutorials into the cache of the build."""
+    cache = get_cache(nb_execution_cache_path)
+    cache.clear_cache()
+    for path in sorted((HERE / "tutorials" / "results").glob("*.ipynb")):
+        cache.cache_notebook_file(str(path), check_validity=False)
 
 
 def write_command_line(app):
@@ -137,6 +129,7 @@ def dashes(app, doctree):
 
 
 def setup(app):
+    app.connect("builder-inited", fill_cache)
     app.connect("builder-inited", write_command_line)
     app.connect("autodoc-skip-member", skip_fields)
     # Napoleon's own priority is 500.

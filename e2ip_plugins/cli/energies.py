@@ -65,7 +65,7 @@ def difference_command(
     result = differences(read, rows)
     for text, value, std in zip(of, result.values, result.std, strict=True):
         decimals = _decimals(std)
-        typer.echo(f"E({text}) = {value:.{decimals}f} +- {std:.{decimals}f} eV")
+        typer.echo(f"E({text}) = {value:.{decimals}f} +- {std:.{decimals}f} eV (one standard deviation)")
     if output is not None:
         sums = [
             {"of": text, "energy": value, "energy_uncertainty": std}

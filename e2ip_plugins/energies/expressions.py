@@ -14,6 +14,9 @@ NAME_KEY = "name"
 #: A coefficient, such as ``2*``, ``0.5 *`` or ``1/2*``, and what follows it. Names such as ``Pt*CO`` have none.
 _COEFFICIENT = re.compile(r"(\d+\.?\d*|\.\d+)(?:/(\d+))?\s*\*\s*(.+)")
 
+#: The rule of sums, which messages state.
+SPACES = "put a space before and after every + and - of the sum; without spaces they belong to the name"
+
 #: Names that a message lists.
 _LISTED = 20
 
@@ -93,7 +96,7 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
     numbers = _numbers_by_name(text, frames, key or NAME_KEY)
     chosen = numbers.get(name, [])
     if not chosen:
-        spaces = "; + and - need spaces on both sides" if re.search("[+-]", name) else ""
+        spaces = f"; {SPACES}" if re.search("[+-]", name) else ""
         shown = ", ".join(list(numbers)[:_LISTED]) + ", …" * (len(numbers) > _LISTED)
         raise InputError(f"'{text}': no frame has the {key or NAME_KEY} '{name}'; there are: {shown}{spaces}")
     if len(chosen) > 1:
@@ -129,4 +132,4 @@ def _name(value: object) -> str:
 
 
 def _unreadable(text: str, reason: str) -> InputError:
-    return InputError(f"'{text}': {reason}; write sums such as 'A - B' or '2*A + B - C', with spaces around + and -")
+    return InputError(f"'{text}': {reason}; write sums such as 'A - B' or '2*A + B - C'. {SPACES}")

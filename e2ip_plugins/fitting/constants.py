@@ -65,7 +65,8 @@ class FittedConstants:
     log_scale_error : float
         Its standard error.
     nll : tuple of float
-        Mean over atoms before and after the fit, in nats for a density in (eV/Å)⁻³.
+        Mean over the atoms that were fitted to, in nats for a density in (eV/Å)⁻³: without the leverage, or where
+        constants are fitted anew, with the former ones; and with the fitted constants.
     configurations, atoms : int
         Number of those with finite reference forces.
     optimism, optimism_error : float
@@ -246,7 +247,7 @@ class Samples:
 
     def _constants(self, optimum: np.ndarray, optimism: float, optimism_error: float) -> FittedConstants:
         error = self._standard_errors(optimum, np.eye(2))
-        sums = self._sums(self.trained, self.support.log_scale.numpy()), self.nll_by_configuration(optimum)
+        sums = self._nll_before(), self.nll_by_configuration(optimum)
         before, after = (float(values.sum()) / (self.weight * len(self.residual)) for values in sums)
         return FittedConstants(
             growth=math.exp(optimum[0]),
@@ -260,6 +261,13 @@ class Samples:
             configurations=self.configurations,
             atoms=len(self.residual),
         )
+
+    def _nll_before(self) -> np.ndarray:
+        """Return the weighted NLL of every configuration with the former constants, or without the leverage."""
+        if self.former is None:
+            return self._sums(self.trained, self.support.log_scale.numpy())
+        samples = self._replace(log_scale=torch.from_numpy(self.former.log_scale[self.kinds]))
+        return samples.nll_by_configuration(np.array([math.log(self.former.growth), 0.0]))
 
     def _standard_errors(self, constants: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return the standard errors along directions (K, 2), by the sandwich estimator over configurations.

@@ -21,6 +21,9 @@ NLL_RISE = 0.1
 #: What to do with a model that was not fitted at the end of its training.
 WAY_OUT = "fit it: e2ip fit MODEL --train … --valid … --output FITTED"
 
+#: What `e2ip update` fits to, and between which models its NLL compares.
+_UPDATE = ("new", "before the update", "after it")
+
 
 @dataclass
 class FitReport:
@@ -75,6 +78,8 @@ class FitReport:
         if self.part is not None:
             return [f"leverage: features of {self.part} training atoms"]
         lines = [self._of_moments()]
+        # An update takes no training atoms.
+        kind, before, after = ("validation", "without the leverage", "with it") if self.atoms else _UPDATE
         for head, c in self.constants.items():
             where = self.of_head(head)
             low, high = c.growth_interval
@@ -84,9 +89,9 @@ class FitReport:
                 listed = ", ".join(f"{name} {std:.3g}" for name, std in self.species_std[head].items())
                 size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
             lines.append(
-                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL on "
-                f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}, "
-                f"{c.nll[0]:.3f} -> {c.nll[1]:.3f}"
+                f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of "
+                f"{c.configurations} {kind} configuration{'s' * (c.configurations != 1)} in nats per atom, lower is "
+                f"better: {c.nll[0]:.3f} {before}, {c.nll[1]:.3f} {after}"
                 + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
             )
             ratio = math.exp(0.5 * c.optimism)
@@ -155,9 +160,10 @@ class FitReport:
                 )
             # The growth being for frames unlike them, they may be described a little worse, which the report shows.
             if not constant and c.nll[1] > c.nll[0] + NLL_RISE:
+                before = "without leverage" if self.atoms else _UPDATE[1]
                 self.warnings.append(
                     f"the validation configurations ({c.configurations}){self.of_head(head)} are described worse "
-                    f"than without leverage (NLL {c.nll[0]:.3f} -> {c.nll[1]:.3f}): are they few, or unlike what the "
+                    f"than {before} (NLL {c.nll[0]:.3f} -> {c.nll[1]:.3f}): are they few, or unlike what the "
                     "model was trained on?"
                 )
         lacking = sorted({head for head, _ in self.atoms} - set(self.constants))

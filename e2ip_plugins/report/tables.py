@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from e2ip_plugins.keys import KCAL_PER_MOL
+from e2ip_plugins.report.verdict import verdicts
 
 
 class ReportRow(NamedTuple):
@@ -88,6 +89,7 @@ _ONLY_SOME = ("leverage", "z_rms_minor", "z_rms_middle", "z_rms_major")
 _TITLE_OF_FRAMES = "Finding out-of-distribution frames"
 
 _LOOK = {"box": SIMPLE_HEAD, "title_justify": "left", "title_style": "bold", "header_style": "bold", "pad_edge": False}
+_LOOK |= {"caption_justify": "left", "caption_style": "dim"}
 
 
 class Section(NamedTuple):
@@ -104,6 +106,8 @@ class Section(NamedTuple):
         The same for the other columns.
     grouped : bool
         Whether rows with the same first cell belong together.
+    note : str
+        Line below the table.
     """
 
     title: str
@@ -111,10 +115,11 @@ class Section(NamedTuple):
     text: Tuple[Dict[str, Any], ...]
     figures: Dict[str, Any]
     grouped: bool = False
+    note: str = ""
 
     def for_terminal(self, remark: str = "") -> Table:
         """Return the table of rich."""
-        table = Table(title=self.title + remark, **_LOOK)
+        table = Table(title=self.title + remark, caption=self.note or None, **_LOOK)
         header, *rows = self.table
         for i, name in enumerate(header):
             table.add_column(name, **(self.text[i] if i < len(self.text) else {"justify": "right", **self.figures}))
@@ -124,10 +129,11 @@ class Section(NamedTuple):
         return table
 
     def lines(self) -> List[str]:
-        """Return the lines of the table in Markdown."""
+        """Return the lines of the table in Markdown, with the note."""
         align = [":--" if i < len(self.text) else "--:" for i in range(len(self.table[0]))]
         rows = (self.table[0], align, *self.table[1:])
-        return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        return lines + (["", self.note] if self.note else [])
 
 
 def sections(result: dict, unit: str) -> List[Section]:
@@ -139,8 +145,10 @@ def sections(result: dict, unit: str) -> List[Section]:
         title, ideal = (max(len(row[i]) for row in table) for i in (0, 1))
         return {"no_wrap": True, "min_width": title}, {"no_wrap": True, "min_width": ideal, "style": "dim"}
 
+    any_interval = any(m["interval95"] for _, m in named_reports(result))
+    note = "95 % intervals of CE and coverages: interval95 in compare.json, bands in the figure" if any_interval else ""
     tables = [
-        Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}),
+        Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}, note=note),
         Section(
             f"Per species (forces in {REPORT_UNITS[unit][0]})",
             species_table(result, unit),
@@ -298,6 +306,15 @@ def print_tables(result: dict, unit: str, console: Console) -> None:
     unbounded = console.options.update(max_width=10_000)
     console.width = max(console.width, *(console.measure(table, options=unbounded).minimum for table in tables))
     console.print(*tables)
+    # No markup: labels may have brackets.
+    console.print("\n".join(verdict_lines(result)), markup=False, highlight=False)
+
+
+def verdict_lines(result: dict) -> List[str]:
+    """Return the verdicts on every model and set, after its name."""
+    in_words = [(m["label"], verdicts(m)) for m in result["models"]]
+    in_words += [(f"{m['label']} OOD", verdicts(m, True)) for m in result.get("ood", {}).get("models", [])]
+    return [f"{name}: {line}" for name, lines in in_words for line in lines]
 
 
 def _size(report: dict) -> str:
@@ -316,6 +333,7 @@ def markdown(result: dict, unit: str, figure: str) -> str:
         if m["calibration"]:
             lines.append(f"  - calibrated ({', '.join(m['calibration']['methods'])}): `{m['calibration']['file']}`")
         lines += [f"  - {text}" for text in m["left_out"]]
+    lines += ["", "## Verdict", "", *(f"- {line}" for line in verdict_lines(result))]
     for section in sections(result, unit):
         lines += ["", f"## {section.title}", "", *section.lines()]
     present = {

@@ -35,6 +35,9 @@ MEDIAN_AXIS, LONGEST_AXIS = 0.5, 2.0
 #: Names of the properties on the page.
 DEVIATION, EPISTEMIC, ERROR, LEVERAGE = "force deviation", "epistemic deviation", "force error", "leverage"
 
+#: Palette, and the share of it that is used: from dark blue to orange. Yellow cannot be seen on a white page.
+PALETTE, USED = "plasma", 0.8
+
 #: What the page may colour atoms by.
 COLOURS = {"deviation": DEVIATION, "epistemic": EPISTEMIC, "error": ERROR, "leverage": LEVERAGE}
 
@@ -212,6 +215,7 @@ def _in_words(shown: Shown, total: int) -> str:
     return (
         f"{frames} of {total} frames, {atoms} atoms; ellipsoids: one standard deviation, 1 eV/Å is {shown.scale:g} Å; "
         f"half axes over {LONGEST_AXIS:g} Å are drawn shorter"
+        + ("; dashed line: error = deviation" if shown.predictions.labelled else "")
     )
 
 
@@ -262,7 +266,8 @@ def _settings(values: Dict[str, np.ndarray], colour: str, periodic: bool) -> Dic
     """Return chemiscope's settings: error over deviation with logarithmic axes, atoms coloured by ``colour``."""
     other = next(name for name in (ERROR, LEVERAGE, EPISTEMIC) if name in values)
     numbers = values[colour]
-    palette = {"palette": "viridis", "min": float(np.nanmin(numbers)), "max": float(np.nanquantile(numbers, 0.99))}
+    low, high = float(np.nanmin(numbers)), float(np.nanquantile(numbers, 0.99))
+    palette = {"palette": PALETTE, "min": low, "max": low + (high - low) / USED}
     return {
         "target": "atom",
         "map": {
@@ -292,5 +297,5 @@ def _page(title: str, words: str, dataset: Dict[str, Any], script: str, chemisco
     # A slash after `<` would end the script of the page.
     data = json.dumps(dataset, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     texts = {"title": html.escape(title), "words": html.escape(words), "data": data, "script": script}
-    texts |= {"version": __version__, "chemiscope": chemiscope_version}
+    texts |= {"version": __version__, "chemiscope": chemiscope_version, "deviation": DEVIATION, "error": ERROR}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: texts[match[1]], template)

@@ -1,5 +1,6 @@
-"""Documentation: links lead somewhere, every page is in a menu, and pages for users are short."""
+"""Documentation: links lead somewhere, every page is in a menu, pages for users are short, tutorials have results."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.glob("*/*.md") if path.parent.name != "_build")
 #: Folders of pages for users, and the most bytes of such a page, code of tutorials apart.
 FOR_USERS, LONGEST = ("start", "tutorials", "howto", "understand", "evidence", "help"), 8192
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+RESULTS = DOCS / "tutorials" / "results"
 
 
 def name(path):
@@ -59,3 +62,28 @@ def test_pages_for_users_are_short(page):
 def test_texts_of_links_to_pages_are_titles(page):
     links = re.findall(r"\[([\w/-]+\.md)\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
     assert not [text for text, target in links if DOCS in (page.parent / target).resolve().parents]
+
+
+def code_cells(text):
+    """Return the code of a tutorial's cells, without their options."""
+    cells = re.findall(r"^```\{code-cell\}.*?\n((?::.*\n)*)(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [code.strip() for _, code in cells]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name)
+def test_kept_results_are_those_of_the_code(page):
+    results = RESULTS / f"{page.stem}.ipynb"
+    cells = json.loads(results.read_text(encoding="utf-8"))["cells"]
+    kept = ["".join(cell["source"]).strip() for cell in cells]
+    way = f"run: python3 noxfile.py -s tutorials -- {page.stem}"
+    assert code_cells(page.read_text(encoding="utf-8")) == kept, way
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert outputs and not [output for output in outputs if output["output_type"] == "error"], way
+    # Whoever ran them has folders of their own.
+    assert not re.search(r"/(home|root|tmp|work|site-packages)/", json.dumps(outputs))
+
+
+def test_kept_results_are_small():
+    results = list(RESULTS.glob("*.ipynb"))
+    assert {path.stem for path in results} == {page.stem for page in TUTORIALS}
+    assert sum(path.stat().st_size for path in results) < 1_500_000

@@ -63,6 +63,10 @@ def test_the_ci_runs_the_command_of_the_readme():
 def test_a_code_host_runs_the_ci_and_builds_the_site():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     assert [step["run"] for step in workflow["jobs"]["tests"]["steps"] if "run" in step] == [".ci/run"]
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    for arguments in nightly["jobs"]["nightly"]["strategy"]["matrix"]["arguments"]:
+        assert arguments.split()[1] in [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
     site = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text(encoding="utf-8"))
     assert site["version"] == 2 and "docs" in sessions_of(site["build"]["commands"][0])
 

@@ -64,8 +64,8 @@ def test_command(write, adsorption, succeed):
     write("b.xyz", adsorption[2:])
     done = succeed("difference", "a.xyz", "b.xyz", "--of", "slab+CO - slab - CO", "--of", "0 - 1 - 2")
     assert done.stdout.splitlines() == [
-        "E(slab+CO - slab - CO) = -0.750 +- 0.100 eV",
-        "E(0 - 1 - 2) = -0.750 +- 0.100 eV",
+        "E(slab+CO - slab - CO) = -0.750 +- 0.100 eV (one standard deviation)",
+        "E(0 - 1 - 2) = -0.750 +- 0.100 eV (one standard deviation)",
     ]
     assert done.stderr == ""
 
@@ -76,7 +76,7 @@ def test_command_warns_and_writes_json(write, adsorption, succeed, refuse):
     done = succeed(*arguments)
     (line,) = done.stderr.splitlines()
     assert line.startswith("e2ip: warning: E(slab): atoms do not cancel (Cu +4): ")
-    assert done.stdout.splitlines()[0] == "E(slab) = -8.000 +- 0.300 eV"
+    assert done.stdout.splitlines()[0] == "E(slab) = -8.000 +- 0.300 eV (one standard deviation)"
     with open("sums.json") as file:
         written = json.load(file)
     assert written["uq_model"] == "e2ip-1" and written["unit"] == "eV"
@@ -90,7 +90,7 @@ def test_command_warns_and_writes_json(write, adsorption, succeed, refuse):
 )
 def test_digits(write, make_frame, succeed, std, shown):
     write("a.xyz", [make_frame(-1.0, [std, 0.0]), make_frame(-2.0, [0.0, 0.0])])
-    assert succeed("difference", "a.xyz", "--of", "0 - 1").stdout.endswith(f" +- {shown} eV\n")
+    assert f" +- {shown} eV (" in succeed("difference", "a.xyz", "--of", "0 - 1").stdout
 
 
 def test_command_refuses(write, adsorption, make_frame, refuse):

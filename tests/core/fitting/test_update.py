@@ -66,6 +66,11 @@ def test_new_constants_keep_what_training_atoms_tell(training, constant):
     std, old = (law_of_readout(each, frames)[0].total_std() for each in (readout, before))
     assert np.median(std / old) == pytest.approx(3.0, rel=0.1)
     assert "validation configurations are the new frames" in report.lines()[0]
+    assert "NLL of 40 new configurations in nats per atom, lower is better: " in report.lines()[1]
+    assert "before the update" in report.lines()[1]
+    residual = 3.0 * torch.cat([frame.residual for frame in frames]).numpy()
+    expected = law_of_readout(before, frames)[0].negative_log_likelihood(residual).mean()
+    assert report.constants[0].nll[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_new_constants_find_a_faster_growth(training):
@@ -122,11 +127,11 @@ def test_report_in_words():
     report = FitReport({(0, 0): 100, (0, 1): 50}, {}, {0: constants}, 5)
     assert report.lines() == [
         "leverage: features of 150 training atoms, 2 species in 5 regions",
-        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL on 30 "
-        "validation configurations, -4.500 -> -4.750",
+        "leverage: growth 2 (1.5 to 2.7), standard deviation times 0.905 +- 0.045 at leverage 1; NLL of 30 "
+        "validation configurations in nats per atom, lower is better: -4.500 without the leverage, -4.750 with it",
     ]
     report.species_std[0] = {"C": 0.12345, "H": 0.06}
-    assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL on 30" in report.lines()[1]
+    assert "at leverage 1 C 0.123, H 0.06 eV/Å, all together +- 5%; NLL of 30" in report.lines()[1]
     report.constants[1], report.heads = constants, ["a", "b"]
     assert "leverage (head b): growth" in report.lines()[2]
     report.heads = []

@@ -165,6 +165,10 @@ const at = (axis, value) => axis.c2p(axis.d2c(value));
 return [box.left + axes._size.l + at(axes.xaxis, trace.x[arguments[0]]),
         box.top + axes._size.t + at(axes.yaxis, trace.y[arguments[0]])];
 """
+SHAPES = """
+const plot = document.querySelector("#map > div").shadowRoot.querySelector(".js-plotly-plot");
+return plot._fullLayout.shapes.filter((line) => line.visible).map((line) => [line.x0, line.y0, line.x1, line.y1]);
+"""
 SELECTED = """
 const info = document.querySelector("#info > div").shadowRoot;
 return [...info.querySelectorAll("input.chsp-info-number")].map((input) => Number(input.value));
@@ -182,6 +186,14 @@ def test_page_in_a_browser(browser, page, predictions):
     wait = WebDriverWait(browser, 120)
     wait.until(lambda b: b.execute_script("return document.body.dataset.state || problem.textContent"))
     assert browser.execute_script("return document.getElementById('problem').textContent") == ""
+
+    # The line error = deviation, until another property is chosen.
+    (line,) = browser.execute_script(SHAPES)
+    deviations = data["properties"]["force deviation"]["values"]
+    assert line == pytest.approx([min(deviations)] * 2 + [max(deviations)] * 2)
+    browser.execute_script("visualizer.map._options.y.property.value = 'leverage'")
+    assert browser.execute_script(SHAPES) == []
+    browser.execute_script("visualizer.map._options.y.property.value = 'force error'")
 
     image = matplotlib.image.imread(io.BytesIO(browser.find_element("id", "structure").screenshot_as_png))[..., :3]
     colourful = image[np.ptp(image, axis=-1) > 0.2]

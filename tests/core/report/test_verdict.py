@@ -1,0 +1,84 @@
+"""The verdict of `e2ip compare` in words."""
+
+import numpy as np
+import pytest
+
+from e2ip_plugins.report.verdict import judge
+
+
+def figures(coverage95, half_width, error=0.01, coverage50=0.5, error_width=0.005):
+    values = {"coverage95": coverage95, "coverage50": coverage50, "calibration_error": error}
+    return values, {
+        "coverage95": (coverage95 - half_width, coverage95 + half_width),
+        "calibration_error": (error - error_width, error + error_width),
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (figures(0.94, 0.02), "coverage 0.94 of 0.95 (0.92 to 0.96): well calibrated"),
+        (figures(0.91, 0.02), "coverage 0.91 of 0.95 (0.89 to 0.93): too narrow, try e2ip calibrate"),
+        (figures(0.98, 0.01), "coverage 0.98 of 0.95 (0.97 to 0.99): too wide, try e2ip calibrate"),
+        # A figure counts only with its interval.
+        (figures(0.9, 0.06), "coverage 0.90 of 0.95 (0.84 to 0.96): well calibrated, as far as 12 frames can tell"),
+        (
+            figures(0.95, 0.02, 0.07, error_width=0.05),
+            "coverage 0.95 of 0.95 (0.93 to 0.97): well calibrated, as far as 12 frames can tell",
+        ),
+    ],
+)
+def test_rules(numbers, message):
+    assert judge(*numbers, 12) == message
+
+
+def test_other_tails():
+    line = judge(*figures(0.95, 0.02, 0.08, 0.39), 12)
+    assert "right there, but too narrow in the middle (coverage 0.39 of 0.5, CE 0.08)" in line
+    assert "too wide in the middle" in judge(*figures(0.95, 0.02, 0.08, 0.62), 12)
+
+
+def test_one_frame():
+    assert judge(figures(0.95, 0.02)[0], None, 1) == "coverage 0.95 of 0.95; one frame is too few for a verdict"
+
+
+def words(done):
+    """Return what a command printed with single blanks: long lines are wrapped."""
+    return " ".join(done.stdout.split())
+
+
+def test_every_model_has_one(write, make_frames, compared):
+    write("plain.xyz", make_frames(1, uncertain=False))
+    write("good.xyz", make_frames(2))
+    write("narrow.xyz", make_frames(3, inflate=2.0))
+    done, _, text = compared("plain.xyz", "good.xyz", "narrow.xyz")
+    printed = words(done)
+    assert "plain: no error bars: plain.xyz has no uncertainty columns. Looked for forces_cov, e2ip_log" in printed
+    assert "good: forces: coverage 0.9" in printed and "well calibrated" in printed
+    assert "narrow: forces: coverage 0.6" in printed and "too narrow, try e2ip calibrate" in printed
+    assert "95 % intervals of CE and coverages: interval95 in compare.json" in printed
+    assert "## Verdict" in text and "- narrow: forces: coverage" in text
+
+
+def test_out_of_distribution(write, make_frames, succeed):
+    write("in.xyz", make_frames(2))
+    write("hot.xyz", make_frames(3, inflate=2.0, seed=1))
+    printed = words(succeed("compare", "in.xyz", "--ood", "hot.xyz"))
+    assert "in OOD: forces: coverage 0.6" in printed and "narrow, label frames like these for e2ip update" in printed
+
+
+def test_without_references(write, make_frames, succeed):
+    hot = make_frames(3, seed=1)
+    for atoms in hot:
+        del atoms.arrays["REF_forces"]
+    write("in.xyz", make_frames(2))
+    write("hot.xyz", hot)
+    printed = words(succeed("compare", "in.xyz", "--ood", "hot.xyz"))
+    assert "in OOD: forces: no reference forces to judge the error bars by" in printed
+
+
+def test_energies(write, with_energies, succeed):
+    write("good.xyz", with_energies(count=60))
+    printed = words(succeed("compare", "good.xyz"))
+    assert "good: energies: coverage" in printed
+    assert np.isfinite(float(printed.split("good: energies: coverage ")[1][:4]))
