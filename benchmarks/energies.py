@@ -237,7 +237,7 @@ def committee(run: Path) -> dict[str, Any]:
     dataset, host, _, _ = run.name.rsplit("_", 3)
     described = catalogue.dataset(dataset)
     members = [
-        (path, Run(dataset, host, "stock", int(path.name.rsplit("_s")[1])))
+        (path, Run(dataset, host, "stock", int(path.name.rsplit("_s", 1)[1])))
         for path in sorted(run.parent.glob(f"{dataset}_{host}_stock_s*"))
         if (path / "finished").exists()
     ]

@@ -30,7 +30,7 @@ html_title = "e2ip-plugins"
 default_role = "py:obj"
 
 # No environment holds both hosts. NequIP's adapter has the larger interface, of subclasses of the host's classes.
-autodoc_mock_imports = ["mace", "torch_sim"]
+autodoc_mock_imports = ["mace", "nequip.integrations.torchsim", "torch_sim"]
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False

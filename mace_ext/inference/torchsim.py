@@ -4,24 +4,20 @@ torch-sim (https://github.com/TorchSim/torch-sim) runs dynamics and relaxations 
 and finds by itself how many fit. It is the extra ``torchsim``; docs/howto/torch-sim.md has examples.
 """
 
-import copy
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, List, Union
 
 import torch
 from ase.data import chemical_symbols
-from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.keys import LEVERAGE, OutputKey
-from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.predictions.on_request import ALWAYS, ResultsOnRequest, is_on_request
+from e2ip_plugins.md.torchsim import UncertainModel
+from e2ip_plugins.predictions.on_request import ALWAYS, is_on_request
 from e2ip_plugins.readout.readout import model_name
-from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import calibrated_energies, warn_if_unfitted
+from e2ip_plugins.scores.results import warn_if_unfitted
 from mace_ext.inference.on_request import HostModel
 from mace_ext.model.files import open_file
-from mace_ext.model.readout import find_family, find_readout, frame_outputs
+from mace_ext.model.readout import find_family, find_readout
 from mace_ext.observed_model import ObservedModel
 
 try:
@@ -31,7 +27,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name=error.name) from error
 
 
-class TorchSimModel(MaceModel):
+class TorchSimModel(UncertainModel, MaceModel):
     """torch-sim's model of MACE, whose results hold the uncertainties, too.
 
     Parameters
@@ -69,6 +65,8 @@ class TorchSimModel(MaceModel):
     ) -> None:
         on_request = is_on_request(uncertainties)
         where = "the model" if isinstance(model, torch.nn.Module) else str(model)
+        if options.get("compile_mode") is not None:
+            raise InputError(f"compile_mode={options['compile_mode']!r}: readouts need an eager model; leave it out")
         net = model if isinstance(model, torch.nn.Module) else open_file(Path(model))
         family, readout = find_family(net), find_readout(net)
         if family is None:
@@ -77,55 +75,18 @@ class TorchSimModel(MaceModel):
             )
         heads: Any = net.heads
         if len(heads) > 1:
-            raise InputError(
-                f"{where}: has {len(heads)} heads, and torch-sim knows of none; choose one with mace_select_head"
-            )
-        self._family, self.uq_family, self.uq_model = family, family.uq_family, model_name(readout)
-        self._calibration = None if calibration is None else Calibration.read(calibration)
-        if self._calibration is not None:
-            self._calibration.check(family, (), where, self.uq_model)
+            raise InputError(f"{where}: has {len(heads)} heads, and this takes one; choose one with mace_select_head")
+        self.describe(family, model_name(readout), calibration, on_request, where)
         super().__init__(net, **options)
-        self._on_request = on_request
+        if find_readout(self.model) is None:
+            raise InputError(f"{where}: lost its readout in the conversion that torch-sim's options ask for")
         warn_if_unfitted(readout)
         self.model.requires_grad_(False)
 
-    def forward(self, state: Any, **options: Any) -> Dict[str, Tensor]:
-        """Return torch-sim's results, and every output of the family and ``e2ip_leverage`` (N, …) by their usual names,
-        with ``energy_uncertainty`` (F,) and ``energy_error_vector`` (F, M) where energies have error bars.
+    def stand_in(self, on_request: bool) -> ObservedModel:
+        """Return what is called in the place of ``self.model``."""
+        return HostModel(self.model) if on_request else ObservedModel(self.model)
 
-        Units are those of the package: eV and Å. ``N`` counts the atoms of all structures, as the forces do.
-        """
-        self._check(state)
-        observed = HostModel(self.model) if self._on_request else ObservedModel(self.model)
-        # A copy, whose attribute of this name comes before the module.
-        working = copy.copy(self)
-        working.__dict__["model"] = observed
-        results = super(TorchSimModel, working).forward(state, **options)
-        self.__dict__.update({name: value for name, value in working.__dict__.items() if name != "model"})
-        species: List[str] = []
-        if self._calibration is not None:
-            species = [chemical_symbols[z] for z in self.atomic_numbers.tolist()]
-            self._calibration.check_species(species, "the batch")
-        if isinstance(observed, HostModel):
-            host, names = observed, [key.name for key in self._keys()]
-            return ResultsOnRequest(results, lambda: self._uncertainties(host.read_out(), species), names)
-        return {**results, **self._uncertainties(observed.output, species)}
-
-    def _keys(self) -> Tuple[OutputKey, ...]:
-        return (*self._family.output_keys(), LEVERAGE, *frame_outputs(self.model))
-
-    def _uncertainties(self, output: Dict[str, Tensor], species: Sequence[str]) -> Dict[str, Tensor]:
-        # Without forces, families that take forces put out nothing.
-        outputs = {key.name: output[key.name].detach() for key in self._keys() if output.get(key.name) is not None}
-        if self._calibration is not None:
-            outputs.update(self._calibration.in_units(self._family, outputs, 1.0, species))
-            outputs.update(calibrated_energies(self._calibration, outputs))
-        return outputs
-
-    def _check(self, state: Any) -> None:
-        """Raise `InputError` for structures without meaning for the model, of which MACE would predict numbers."""
-        numbers, positions = (
-            state[name] if isinstance(state, dict) else getattr(state, name) for name in ("atomic_numbers", "positions")
-        )
-        known = [chemical_symbols[z] for z in self.z_table.zs]
-        check_atoms(numbers.cpu().numpy(), positions.detach().cpu().numpy(), "the batch", known)
+    def known_symbols(self) -> List[str]:
+        """Return the chemical symbols that the model knows."""
+        return [chemical_symbols[z] for z in self.z_table.zs]

@@ -84,6 +84,17 @@ def test_periodic_structures_and_the_stock_results(make_model):
     assert found["forces_cov"].shape == (10, 3, 3)
 
 
+def test_the_same_atoms_in_other_structures(make_model):
+    """torch-sim 0.3 looks at the atomic numbers alone."""
+    small, large = bulk("C", "diamond", 3.57), bulk("C", "diamond", 3.57, cubic=True)
+    for seed, atoms in enumerate((small, large)):
+        atoms.rattle(0.05, seed=seed)
+    model = opened(make_model())
+    first, second = model(state_of([small, large])), model(state_of([large, small]))
+    torch.testing.assert_close(second["energy"], first["energy"].flip(0), rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(second["forces_cov"][8:], first["forces_cov"][:2], rtol=1e-10, atol=1e-14)
+
+
 def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
     """What docs/howto/torch-sim.md shows."""
     model = opened(make_model(), compute_stress=False, uncertainties="on request")
@@ -96,7 +107,7 @@ def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
     final = ts.integrate(
         system=frames[:2],
         model=model,
-        integrator=ts.integrators.nvt_langevin,
+        integrator=getattr(ts, "Integrator", ts.integrators).nvt_langevin,
         n_steps=10,
         temperature=300.0,
         timestep=0.0005,
@@ -124,6 +135,8 @@ def test_bad_input(make_model, frames, calibration, tmp_path):
         opened(make_model(readout=None))
     with pytest.raises(InputError, match="has 2 heads"):
         opened(make_model(heads=("a", "b")))
+    with pytest.raises(InputError, match="compile_mode='default': readouts need an eager model"):
+        opened(make_model(), compile_mode="default")
     with pytest.raises(InputError, match=r"calibration\.json: is for predictions of family 'niw'"):
         opened(make_model(readout="mve"), calibration=calibration)
     with pytest.raises(InputError, match=r"none\.model: is not a model file"):
