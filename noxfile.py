@@ -276,6 +276,17 @@ def active_learning(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def clients(session: nox.Session) -> None:
+    """Try other people's tools (docs/howto/other-tools.md) in an environment of their own; gigabytes.
+
+    Arguments after -- go to benchmarks/clients.py.
+    """
+    session.install(*CONSTRAINED, "torch")
+    session.install(*CONSTRAINED, ".[mace]", *group("clients"))
+    session.run("python", "benchmarks/clients.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(default=False)
 @nox.parametrize("host", [nox.param(host, id=host) for host in HOSTS])
 def package(session: nox.Session, host: str) -> None:
     """Build wheel and sdist, check both, and use the wheel as users do in an environment without anything else."""

@@ -1,13 +1,13 @@
 """Which outputs of a model with a readout come through other people's tools.
 
+    python3 noxfile.py -s clients               # every client, in an environment of their own
     python benchmarks/clients.py                # every client that is installed here
     python benchmarks/clients.py --clients neb  # one of them
     python benchmarks/clients.py --table        # the table of docs/howto/other-tools.md
 
 A tiny MACE model of tests/fixtures drives every client for a few steps: the physics is nonsense, the interfaces are
 not. Every client is a function that returns what it handed back. Results join benchmarks/results/clients.json. LAMMPS,
-i-PI and torch-sim have tests of their own. For the others: pip install phonopy matcalc quacc wfl joblib janus-core,
-best into an environment of their own, because they bring many packages along.
+i-PI and torch-sim have tests of their own.
 """
 
 import json
