@@ -157,7 +157,7 @@ def test_results_on_request_are_those_of_always(make_model, molecules, request_c
 
 def test_dynamics_and_properties_of_a_trajectory(unpack, train_frames, tmp_path, request_checks):
     """What docs/howto/torch-sim.md shows, with a checkpoint."""
-    model = TorchSimModel(unpack("nequip", "last.ckpt"), uncertainties="on request")
+    model = TorchSimModel(unpack("nequip", "best.ckpt"), uncertainties="on request")
     names = [tmp_path / f"{i}.h5" for i in range(2)]
 
     def uncertainty(state, model):
@@ -215,7 +215,7 @@ def test_bad_input(make_model, molecules, write_calibration, tmp_path):
 
 @pytest.mark.nightly
 def test_compiled_models(unpack, compile_for, train_frames):
-    checkpoint = unpack("nequip", "last.ckpt")
+    checkpoint = unpack("nequip", "best.ckpt")
     expected = TorchSimModel(checkpoint)(state_of(train_frames))
     compiled = compile_for(checkpoint, "e2ip_batch")
     results = TorchSimModel(compiled)(state_of(train_frames))
