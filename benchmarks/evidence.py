@@ -139,6 +139,33 @@ def against_stock(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def together(rows: list[dict[str, Any]]) -> str:
+    """Return the table of one and two models of e²IP and of five stock models; NLL for (kcal/mol/Å)⁻³."""
+    lines = [
+        "| set | | trained | force MAE | NLL | CE | coverage@95 | Spearman |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    ways = {
+        "one e²IP": ("e²IP", "raw"),
+        "two e²IP, as they are": ("e²IP together, K = 2", "raw"),
+        "two e²IP, scaled": ("e²IP together, K = 2", "scale"),
+        "five stock models, scaled": ("DE, isotropic", "scale"),
+    }
+    for dataset in ("demo", "acac"):
+        name, tests = SETS[dataset]
+        for host, label in HOSTS.items():
+            for test, kind in tests.items():
+                for what, (title, how) in ways.items():
+                    score = functools.partial(values, rows, dataset, host, title, test, how=how)
+                    if not score("nll_kcal"):
+                        continue
+                    cells = [f"{1000 * mean(score('force_mae')):.1f}", f"{mean(score('nll_kcal')):.2f}"]
+                    cells += [f"{mean(score(key)):.3f}" for key in ("calibration_error", "coverage95")]
+                    cells.append(f"{mean(score('spearman_total')):.2f}")
+                    lines.append(f"| {name}, {label} | {kind} | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def lengths(rows: list[dict[str, Any]]) -> str:
     """Return the table of aspirin over the length of trainings; NLL for a density in (kcal/mol/Å)⁻³."""
     lines = [
@@ -213,11 +240,20 @@ def read(name: str) -> list[dict[str, Any]]:
 def main() -> None:
     options = parser_of(__doc__, "evidence", "table", "figure").parse_args()
     today, before, longer = read("forces"), read("calibration"), read("bench")
-    renewed = {row["dataset"] for row in today}
+    renewed, compared = (
+        {(row["dataset"], row["host"]) for row in today if row["title"] == title} for title in ("e²IP", "stock model")
+    )
     # Force errors do not depend on the form of the leverage.
-    both = [*today, *(row for row in before if row["dataset"] not in renewed)]
+    both = [row for row in today if (row["dataset"], row["host"]) in renewed & compared]
+    both += [row for row in before if (row["dataset"], row["host"]) not in renewed & compared]
     print(
-        accuracy(both), against_stock(both), lengths(longer), by_set(today, SCORES), by_set(before, MODES), sep="\n\n"
+        accuracy(both),
+        against_stock(both),
+        together(today),
+        lengths(longer),
+        by_set(today, SCORES),
+        by_set(before, MODES),
+        sep="\n\n",
     )
     draw(both, before, options.figure.parent)
 
