@@ -72,7 +72,7 @@ def accuracy(rows: list[dict[str, Any]]) -> str:
 def calibration(rows: list[dict[str, Any]]) -> str:
     """Return the table of calibration errors and coverages, of models with the readout."""
     lines = [
-        "| set | | MACE: CE | coverage@95 | before the leverage | NequIP: CE | coverage@95 | before the leverage |",
+        "| set | | MACE: CE | coverage | before the leverage | NequIP: CE | coverage | before the leverage |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for dataset, (name, *kinds) in SETS.items():
