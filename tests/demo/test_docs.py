@@ -66,7 +66,7 @@ def test_texts_of_links_to_pages_are_titles(page):
 
 def code_cells(text):
     """Return the code of a tutorial's cells, without their options."""
-    cells = re.findall(r"^```\{code-cell\}.*?\n((?::.*\n)*)(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    cells = re.findall(r"^```\{code-cell\}[^\n]*\n((?::[^\n]*\n)*)(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     return [code.strip() for _, code in cells]
 
 
