@@ -288,6 +288,24 @@ def table(content: dict[str, Any], kind: str) -> str:
     return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
 
 
+def beside_committees(content: dict[str, Any], kind: str) -> str:
+    """Return the means over the models of those sets and hosts that have a committee, without studies of constants."""
+
+    def system(model: str) -> str:
+        return model.rsplit("_", 2)[0]
+
+    judged = {system(model) for model, ways in content.items() if any("committee" in title for title in ways)}
+    kept = ("error vector, as shipped", "constant", "LLPR", "LLPR, by species")
+    return table(
+        {
+            model: {title: rows for title, rows in ways.items() if title in kept or "committee" in title}
+            for model, ways in content.items()
+            if system(model) in judged
+        },
+        kind,
+    )
+
+
 def by_set(content: dict[str, Any], title: str = "error vector, as shipped") -> str:
     """Return the figures of one way for every model and set."""
     rows = []
@@ -331,6 +349,8 @@ def main() -> None:
         return
     for kind in ("energies", "differences"):
         print(f"{kind.capitalize()}, means over models and sets\n\n{table(content, kind)}\n")
+    for kind in ("energies", "differences"):
+        print(f"{kind.capitalize()}, sets with a committee\n\n{beside_committees(content, kind)}\n")
     print(by_set(content))
 
 

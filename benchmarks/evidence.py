@@ -155,6 +155,8 @@ def together(rows: list[dict[str, Any]]) -> str:
         name, tests = SETS[dataset]
         for host, label in HOSTS.items():
             for test, kind in tests.items():
+                if not values(rows, dataset, host, "e²IP together, K = 2", test, "nll_kcal"):
+                    continue
                 for what, (title, how) in ways.items():
                     score = functools.partial(values, rows, dataset, host, title, test, how=how)
                     if not score("nll_kcal"):
