@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, List, Optional, Sequence, Type, Union
 
 import torch
 from ase.data import chemical_symbols
@@ -156,7 +156,7 @@ def _tensors(family: Type[Family], output: Dict[str, Tensor], frames: int, perio
     """
     keys = [key for key in (*family.output_keys(), LEVERAGE) if output.get(key.name) is not None]
     results = {key.name: output[key.name].detach().reshape(-1, *key.shape) for key in keys}
-    of_frames: Tuple[OutputKey, ...] = ENERGY_OUTPUTS if _fitted(output, ENERGY_UNCERTAINTY) else ()
+    of_frames: Sequence[OutputKey] = ENERGY_OUTPUTS if _fitted(output, ENERGY_UNCERTAINTY) else ()
     if of_frames and periodic and _fitted(output, STRESS_UNCERTAINTY):
         of_frames = FRAME_OUTPUTS
     results.update({key.name: output[key.name].detach().reshape(frames, *key.shape) for key in of_frames})
