@@ -119,7 +119,7 @@ class Section(NamedTuple):
 
     def for_terminal(self, remark: str = "") -> Table:
         """Return the table of rich."""
-        table = Table(title=self.title + remark, caption=self.note or None, **_LOOK)
+        table = Table(title=self.title + remark, caption=f"{self.note}\n" if self.note else None, **_LOOK)
         header, *rows = self.table
         for i, name in enumerate(header):
             table.add_column(name, **(self.text[i] if i < len(self.text) else {"justify": "right", **self.figures}))
