@@ -14,7 +14,7 @@ FOR_USERS, LONGEST = ("start", "tutorials", "howto", "understand", "evidence", "
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 RESULTS = DOCS / "tutorials" / "results"
 #: Tutorials whose kept cells have no outputs yet; run them and take them out.
-NOT_EXECUTED = ("active-learning", "nequip")
+NOT_EXECUTED = ("active-learning",)
 
 
 def name(path):
