@@ -101,7 +101,7 @@ TERMS = {
     "nequip.utils.global_state": ("get_latest_global_state", "set_global_state"),
 }
 
-#: Terms of parts that are not for every release, by the subpackage; the rest works without them.
+#: Terms of parts that are not for every release, by the subpackage or module; the rest works without them.
 PARTS = {
     # 0.17 and later.
     "backbones": {
@@ -109,6 +109,11 @@ PARTS = {
         "nequip.model.utils": ("model_builder",),
         "nequip.nn": ("ApplyFactor", "PerTypeScaleShift"),
         "nequip.nn.embedding": ("BesselEdgeLengthEncoding", "EdgeLengthNormalizer", "PolynomialCutoff"),
+    },
+    # 0.17 and later, where torch-sim is installed.
+    "torchsim": {
+        "nequip.data.transforms": ("NeighborListTransform",),
+        "nequip.integrations.torchsim": ("NequIPTorchSimCalc.__init__(model, device, transforms, ...)",),
     },
 }
 

@@ -36,6 +36,12 @@ def test_installed_release_was_tested_and_has_everything():
     assert contract.problem() == ""
 
 
+def test_torch_sim_has_everything():
+    pytest.importorskip("torch_sim")
+    pytest.importorskip("nequip.integrations.torchsim")
+    assert contract.problem("torchsim") == ""
+
+
 def test_optional_names_are_terms():
     terms = {f"{module}.{name_of(term)}" for module, names in contract.TERMS.items() for term in names}
     assert set(contract.OPTIONAL) <= terms | set(contract.TERMS)
@@ -45,7 +51,7 @@ def test_everything_that_the_adapter_imports_is_a_term():
     """What is imported from NequIP anywhere but in compat.py, which knows the releases that lack it."""
     root = Path(nequip_ext.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        of_part = contract.PARTS.get(path.parent.name, {})
+        of_part = contract.PARTS.get(path.parent.name) or contract.PARTS.get(path.stem, {})
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "nequip":
                 for alias in node.names:

@@ -109,7 +109,7 @@ def test_package_carries_the_model_side_alone(package):
         names = [name.split("/", 1)[1] for name in archive.namelist()]
         external = next(archive.read(f"{package.name[:-4]}/{name}") for name in names if name == ".data/extern_modules")
     ours = {name for name in names if name.startswith("e2ip_plugins/")}
-    rooms = {"readout", "families", "leverage", "maths", "keys.py", "errors.py", "__init__.py"}
+    rooms = {"readout", "families", "leverage", "maths", "keys.py", "errors.py", "formats.py", "__init__.py"}
     assert {name.split("/")[1] for name in ours} <= rooms and "e2ip_plugins/leverage/module.py" in ours
     assert "e2ip_plugins/families/laws.py" not in ours
     of_adapter = {name for name in names if name.startswith("nequip_ext/")}
