@@ -115,22 +115,23 @@ MODES = {
 }
 
 
+def paired(rows: list[dict[str, Any]], dataset: str, host: str, test: str) -> list[float]:
+    """Return the force errors of e²IP over those of the stock models of the same seeds."""
+    stock, ours = (values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP"))
+    return [b / a for a, b in zip(stock, ours, strict=False)]
+
+
 def against_stock(rows: list[dict[str, Any]]) -> str:
     """Return the force errors over those of the stock model of the same seed: mean, and upper end of its interval."""
     ratios: dict[str, list[float]] = {}
     for dataset, (_, tests) in SETS.items():
         for test in tests:
             for host, label in HOSTS.items():
-                stock, ours = (
-                    values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP")
-                )
-                number = min(len(stock), len(ours))
-                paired = [ours[i] / stock[i] for i in range(number)]
                 for group in (f"{label}, {'in' if test in ('test', 'strain') else 'out of'} distribution", "all"):
-                    ratios.setdefault(group, []).extend(paired)
+                    ratios.setdefault(group, []).extend(paired(rows, dataset, host, test))
     lines = ["| pairs of models of one seed | number | mean ratio | upper 95 % bound of the mean | largest |"]
     lines.append("|---|--:|--:|--:|--:|")
-    for group, of_group in ratios.items():
+    for group, of_group in sorted(ratios.items(), key=lambda item: item[0] == "all"):
         if of_group:
             bound = (
                 mean(of_group) + 1.645 * stdev(of_group) / len(of_group) ** 0.5 if len(of_group) > 1 else float("nan")
@@ -216,10 +217,7 @@ def draw(both: list[dict[str, Any]], before: list[dict[str, Any]], folder: Path)
                         if name == "coverage":
                             points += [(v, i + shift) for v in values(rows, dataset, host, title, test, "coverage95")]
                         elif title == "e²IP":
-                            stock = mean(values(rows, dataset, host, "stock model", test, "force_mae"))
-                            points += [
-                                (v / stock, i + shift) for v in values(rows, dataset, host, title, test, "force_mae")
-                            ]
+                            points += [(ratio, i + shift) for ratio in paired(rows, dataset, host, test)]
                     if points:
                         what = f"{label}, without the leverage" if marker == "x" else label
                         color = {"mace": "tab:blue", "nequip": "tab:orange"}[host]

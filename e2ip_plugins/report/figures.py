@@ -135,7 +135,7 @@ def _calibration_panels(models: List[ScoredModel], ood: Sequence[ScoredModel], l
 
 def _title(what: str, label: str) -> str:
     """Return the title of one model's panel, in lines that have room above it."""
-    return "\n".join([f"{what},", *wrap(label, 34)]) if len(what + label) > 40 else f"{what}, {label}"
+    return "\n".join([f"{what},", *wrap(label, 34)]) if len(what + label) > 38 else f"{what}, {label}"
 
 
 def _remark(ax: Axes, x: float, y: float, text: str, **options: str) -> None:

@@ -26,7 +26,9 @@ def verdicts(report: dict, out_of_distribution: bool = False) -> List[str]:
     """
     if report["uq_family"] is None:
         return [_no_uncertainties(report["file"])]
-    remedy = "label frames like these for e2ip update or a training" if out_of_distribution else "try e2ip calibrate"
+    remedy = "try e2ip calibrate if these frames are like the validation frames"
+    if out_of_distribution:
+        remedy = "label frames like these for e2ip update or a training"
     intervals = (report["interval95"] or {}).get("overall")
     lines = [f"forces: {judge(report['overall'], intervals, report['frames'], remedy)}"]
     if energies := report.get("energies", {}).get("frames"):

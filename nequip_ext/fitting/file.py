@@ -11,6 +11,7 @@ from hydra.utils import get_class
 from nequip.model.modify_utils import only_apply_persistent_modifiers
 from nequip.train import NequIPLightningModule
 from nequip.train.lightning import _SOLE_MODEL_KEY
+from nequip.utils import get_current_code_versions
 from nequip.utils.global_state import set_global_state
 
 from e2ip_plugins.errors import InputError
@@ -38,6 +39,9 @@ from nequip_ext.model.elements import types_of
 from nequip_ext.model.readout import find_readout, settings_of
 
 _LOSS = "nequip_ext.E2IPLoss"
+
+#: Packages whose versions a checkpoint names, because its readout is of them.
+_OURS = ("e2ip_plugins", "nequip_ext")
 
 
 def fit_file(
@@ -169,6 +173,9 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint with the readout of a training module in evaluation; ``weights``: not its leverage alone."""
     checkpoint["state_dict"].update(_state_of_readout(twin.cpu(), weights))
+    versions = get_current_code_versions(verbose=False)
+    # NequIP compares them when it opens the file: those of the training stay for everything but the readout.
+    hparams["info_dict"].setdefault("versions", {}).update({name: versions[name] for name in _OURS})
     checkpoint["hyper_parameters"] = hparams
     save(checkpoint, output)
 

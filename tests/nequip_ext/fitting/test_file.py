@@ -5,11 +5,13 @@ import zipfile
 from types import SimpleNamespace
 
 import ase.io
+import nequip
 import numpy as np
 import pytest
 import torch
 from forked_commands import run_command
 
+import e2ip_plugins
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.labelled import read_frames
 from nequip_ext import E2IPCalculator
@@ -182,8 +184,14 @@ def test_fit_of_a_coupled_checkpoint(coupled, tmp_path, frames, train_files):
 def test_fit_of_a_stock_checkpoint(stock, tmp_path, frames, train_files):
     """One Σ0 per species and the leverage; forces to the last bit; a checkpoint like any other."""
     path = tmp_path / "fitted.ckpt"
-    report = fit_file(stock / "best.ckpt", *frames, path)
+    # As where it was trained without this package.
+    checkpoint = torch.load(stock / "best.ckpt", weights_only=False)
+    checkpoint["hyper_parameters"]["info_dict"]["versions"].pop("e2ip_plugins")
+    torch.save(checkpoint, tmp_path / "stock.ckpt")
+    report = fit_file(tmp_path / "stock.ckpt", *frames, path)
     assert report.constants[0].nll[1] < np.inf
+    fitted = torch.load(path, weights_only=False)["hyper_parameters"]["info_dict"]["versions"]
+    assert fitted["e2ip_plugins"] == e2ip_plugins.__version__ and fitted["nequip"] == nequip.__version__
     plain = NequIPCalculator._from_saved_model(stock / "best.ckpt", chemical_species_to_atom_type_map=True)
     ours = E2IPCalculator.from_saved_model(path)
     for atoms in ase.io.read(train_files["test"], ":"):
