@@ -5,7 +5,7 @@ Imported whenever NequIP is: nothing of NequIP is imported before it is looked a
 
 import functools
 import sys
-from typing import List
+from typing import Dict, List, Tuple
 
 from e2ip_plugins import contract
 from e2ip_plugins.errors import InputError
@@ -102,7 +102,7 @@ TERMS = {
 }
 
 #: Terms of parts that are not for every release, by the subpackage or module; the rest works without them.
-PARTS = {
+PARTS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     # 0.17 and later.
     "backbones": {
         "nequip.model.energy_modules": ("_append_energy_modules(model, type_names, pair_potential)",),

@@ -11,6 +11,9 @@ RIGHT_COVERAGE = (0.93, 0.97)
 #: Largest calibration error CE that is right: Gaussian deviations that are off by 8 % have it.
 LARGEST_ERROR = 0.05
 
+#: Distance of the coverage at 50 % from 0.5 from which the middle contradicts the coverage at 95 %.
+LEANING = 0.05
+
 _LEVEL = 0.95
 
 
@@ -29,6 +32,8 @@ def verdicts(report: dict, out_of_distribution: bool = False) -> List[str]:
     remedy = "try e2ip calibrate if these frames are like the validation frames"
     if out_of_distribution:
         remedy = "label frames like these for e2ip update or a training"
+    elif report["calibration"]:
+        remedy = "which this calibration did not mend: take conformal radii"
     intervals = (report["interval95"] or {}).get("overall")
     lines = [f"forces: {judge(report['overall'], intervals, report['frames'], remedy)}"]
     if energies := report.get("energies", {}).get("frames"):
@@ -65,16 +70,20 @@ def judge(figures: dict, intervals: Optional[dict], frames: int, remedy: str = "
         return f"{start}; one frame is too few for a verdict"
     low, high = intervals["coverage95"]
     start += f" ({low:.2f} to {high:.2f}): "
+    middle = figures["coverage50"]
+    tails = "the errors have other tails than the predicted distribution"
     if coverage < RIGHT_COVERAGE[0] and high < _LEVEL:
+        if middle > 0.5 + LEANING:
+            return f"{start}too narrow there, too wide in the middle (coverage {middle:.2f} of 0.5): {tails}"
         return f"{start}too narrow, {remedy}"
     if coverage > RIGHT_COVERAGE[1] and low > _LEVEL:
+        if middle < 0.5 - LEANING:
+            return f"{start}too wide there, too narrow in the middle (coverage {middle:.2f} of 0.5): {tails}"
         return f"{start}too wide, {remedy}"
     if error > LARGEST_ERROR and intervals["calibration_error"][0] > LARGEST_ERROR:
-        middle = figures["coverage50"]
         way = "narrow" if middle < 0.5 else "wide"
         return (
-            f"{start}right there, but too {way} in the middle (coverage {middle:.2f} of 0.5, CE {error:.2f}): the "
-            "errors have other tails than the predicted distribution"
+            f"{start}right there, but too {way} in the middle (coverage {middle:.2f} of 0.5, CE {error:.2f}): {tails}"
         )
     certain = RIGHT_COVERAGE[0] <= coverage <= RIGHT_COVERAGE[1] and error <= LARGEST_ERROR
     return f"{start}well calibrated" + ("" if certain else f", as far as {frames} frames can tell")
