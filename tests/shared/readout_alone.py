@@ -133,10 +133,10 @@ def buffers_of(readout):
     return {name: value for name, value in readout.leverage.named_buffers()}
 
 
-def check_same(found, expected, rtol=1e-6):
+def check_same(result, expected, rtol=1e-6):
     """Moments to rounding; what the search for constants finds to its tolerance."""
     for name, value in buffers_of(expected).items():
         loose = name in ("growth", "log_factor")
         torch.testing.assert_close(
-            buffers_of(found)[name], value, rtol=1e-3 if loose else rtol, atol=1e-3 if loose else 1e-9, msg=name
+            buffers_of(result)[name], value, rtol=1e-3 if loose else rtol, atol=1e-3 if loose else 1e-9, msg=name
         )

@@ -33,15 +33,15 @@ def test_constants_that_made_the_errors_are_found_again(training, growth, log_sc
     fit_frames(readout, training, make_frames(5, seed=1))
     validation = drawn(readout, make_frames(900, seed=2, width=WIDTHS), growth, log_scale)
     report = fit_frames(readout, training, validation)
-    found = report.constants[0]
-    low, high = found.growth_interval
+    result = report.constants[0]
+    low, high = result.growth_interval
     error = 0.5 * math.log(high / low)
     assert error < 0.6 * 0.6, "what was drawn says more than the prior"
-    assert abs(math.log(found.growth / growth)) < 2.5 * error
-    assert 0.01 < found.log_scale_error < 0.2 and abs(found.log_scale - log_scale) < 2.5 * found.log_scale_error
-    assert (found.configurations, found.atoms) == (900, 4500) and found.nll[1] < found.nll[0]
-    assert readout.leverage.growth.tolist() == [found.growth]
-    assert readout.leverage.log_factor.tolist() == [found.log_scale] * 2 and readout.leverage.fitted
+    assert abs(math.log(result.growth / growth)) < 2.5 * error
+    assert 0.01 < result.log_scale_error < 0.2 and abs(result.log_scale - log_scale) < 2.5 * result.log_scale_error
+    assert (result.configurations, result.atoms) == (900, 4500) and result.nll[1] < result.nll[0]
+    assert readout.leverage.growth.tolist() == [result.growth]
+    assert readout.leverage.log_factor.tolist() == [result.log_scale] * 2 and readout.leverage.fitted
 
 
 def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_many_frames(training):
@@ -50,7 +50,7 @@ def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_ma
     fit_frames(readout, training, make_frames(5, seed=1))
     frames = [f for n in (1, 3, 6) for f in make_frames(10, n, seed=n, width=[0.1, 3.0] * 5)]
     validation = drawn(readout, frames, 0.5, 0.7)
-    found = fit_frames(readout, training, validation).constants[0]
+    result = fit_frames(readout, training, validation).constants[0]
     residual = torch.cat([frame.residual for frame in validation]).numpy()
 
     def posterior(constants):
@@ -59,25 +59,25 @@ def test_constants_are_the_mode_of_the_posterior_in_which_atoms_count_like_so_ma
         prior = 0.5 * ((constants[0] - math.log(2.5)) / 0.6) ** 2
         return 100**2 / 460 * law.negative_log_likelihood(residual).mean() + prior
 
-    mode, step = np.array([math.log(found.growth), found.log_scale]), 0.05
+    mode, step = np.array([math.log(result.growth), result.log_scale]), 0.05
     at_the_mode = posterior(mode)
     for direction in np.array([[1, 0], [0, 1], [1, 1], [1, -1]]):
         above, below = (posterior(mode + sign * step * direction) for sign in (1, -1))
         curvature = above + below - 2.0 * at_the_mode
         assert curvature > 0 and step * abs(above - below) / (2.0 * curvature) < 2e-3, "how far off the minimum is"
     prior = 0.5 * ((mode[0] - math.log(2.5)) / 0.6) ** 2
-    assert 100**2 / 460 * found.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
-    assert 0.5 < found.growth < 2.5, "between what is true and what was expected"
+    assert 100**2 / 460 * result.nll[1] + prior == pytest.approx(at_the_mode, abs=1e-6)
+    assert 0.5 < result.growth < 2.5, "between what is true and what was expected"
     law, _ = law_of_readout(make_readout(), validation)
-    assert found.nll[0] == pytest.approx(law.negative_log_likelihood(residual).mean(), rel=1e-9)
+    assert result.nll[0] == pytest.approx(law.negative_log_likelihood(residual).mean(), rel=1e-9)
 
 
 def test_frames_like_the_training_set_leave_the_growth_where_it_was_expected(training):
     readout = make_readout()
     fit_frames(readout, training, make_frames(5, seed=1))
     validation = drawn(readout, make_frames(10, seed=2), 0.3, 0.0)
-    found = fit_frames(readout, training, validation).constants[0]
-    assert abs(math.log(found.growth / 2.5)) < 0.6
+    result = fit_frames(readout, training, validation).constants[0]
+    assert abs(math.log(result.growth / 2.5)) < 0.6
 
 
 def test_standard_errors_are_those_of_resampled_configurations(training):
@@ -85,7 +85,7 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
     fit_frames(readout, training, make_frames(5, seed=1))
     validation = drawn(readout, make_frames(60, 4, seed=2, width=WIDTHS[::15]), 2.5, 0.2)
     few = training[:20]
-    found = fit_frames(readout, few, validation, size=60).constants[0]
+    result = fit_frames(readout, few, validation, size=60).constants[0]
     rng = np.random.default_rng(0)
     samples = []
     for _ in range(40):
@@ -93,10 +93,10 @@ def test_standard_errors_are_those_of_resampled_configurations(training):
         constants = fit_frames(readout, few, chosen, size=60).constants[0]
         samples.append([math.log(constants.growth), constants.log_scale])
     growth, scale = np.std(samples, axis=0)
-    low, high = found.growth_interval
+    low, high = result.growth_interval
     # Resampled frames do not resample the prior: what it adds is on top.
     assert 0.7 * growth < 0.5 * math.log(high / low) < 2.0 * growth + 0.3 * 0.6
-    assert 0.6 * scale < found.log_scale_error < 1.7 * scale
+    assert 0.6 * scale < result.log_scale_error < 1.7 * scale
 
 
 @pytest.mark.parametrize("factor, constant", [(1.0, False), (0.5, False), (2.0, False), (0.5, True)])
@@ -105,15 +105,15 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     readout, plain = make_readout(constant=constant), make_readout(constant=constant)
     validation = make_frames(100, seed=1)
     fit_frames(readout, training, validation, constant=constant)
-    seen, validation = drawn(readout, training * 2, 2.0, 0.3, seed=1), drawn(readout, validation, 2.0, 0.3, seed=2)
-    seen = [frame._replace(residual=factor * frame.residual) for frame in seen]
-    found, none = (
+    known, validation = drawn(readout, training * 2, 2.0, 0.3, seed=1), drawn(readout, validation, 2.0, 0.3, seed=2)
+    known = [frame._replace(residual=factor * frame.residual) for frame in known]
+    result, none = (
         fit_frames(one, training, validation, constant=constant, training_errors=known).constants[0]
-        for one, known in ((readout, validation_of(readout, seen)), (plain, ()))
+        for one, known in ((readout, validation_of(readout, known)), (plain, ()))
     )
     expected = max(0.0, -2.0 * math.log(factor))
-    assert found.optimism == pytest.approx(expected, abs=3.0 * found.optimism_error) and found.optimism_error < 0.15
-    assert readout.leverage.surplus.item() == pytest.approx(math.tanh(1.5 * found.optimism))
+    assert result.optimism == pytest.approx(expected, abs=3.0 * result.optimism_error) and result.optimism_error < 0.15
+    assert readout.leverage.surplus.item() == pytest.approx(math.tanh(1.5 * result.optimism))
     assert none.optimism == plain.leverage.surplus.item() == 0.0
     # All of it is for what is strange; where atoms are as in training, the rest is fitted with it in mind.
     without = copy.deepcopy(readout)
@@ -122,21 +122,21 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
         [E2IP.log_variance(run(one, frames)[0]) for one in (readout, other)]
         for frames, other in ((make_frames(5, seed=3, width=20.0), without), (training, plain))
     )
-    torch.testing.assert_close(strange[0] - strange[1], torch.full_like(strange[0], found.surplus), rtol=1e-2, atol=0)
+    torch.testing.assert_close(strange[0] - strange[1], torch.full_like(strange[0], result.surplus), rtol=1e-2, atol=0)
     assert usual[0].mean().item() == pytest.approx(usual[1].mean().item(), abs=0.1)
 
 
 def test_few_configurations_say_little_of_the_optimism(training):
     readout = make_readout()
     fit_frames(readout, training, make_frames(30, seed=1))
-    found = {}
+    result = {}
     for count in (2, 200):
-        seen, validation = (drawn(readout, make_frames(count, seed=s), 2.5, 0.0, seed=s) for s in (4, 5))
-        seen = [frame._replace(residual=0.5 * frame.residual) for frame in seen]
-        found[count] = fit_frames(
-            readout, training, validation, training_errors=validation_of(readout, seen)
+        known, validation = (drawn(readout, make_frames(count, seed=s), 2.5, 0.0, seed=s) for s in (4, 5))
+        known = [frame._replace(residual=0.5 * frame.residual) for frame in known]
+        result[count] = fit_frames(
+            readout, training, validation, training_errors=validation_of(readout, known)
         ).constants[0]
-    assert found[2].optimism < 0.7 * found[200].optimism and found[2].optimism_error > 0.15
+    assert result[2].optimism < 0.7 * result[200].optimism and result[2].optimism_error > 0.15
 
 
 def test_training_configurations_without_forces_tell_no_optimism(training):
@@ -150,19 +150,19 @@ def test_training_configurations_without_forces_tell_no_optimism(training):
 
 @pytest.mark.parametrize("sizes, chosen", [((3, 50), 3), ((450, 50), 225), ((1000, 50), 200), ((10, 0), 1)])
 def test_training_configurations_to_compare_with(sizes, chosen):
-    found = training_subset(*sizes)
-    assert len(found) == chosen and found[0] == 0 and found[-1] < sizes[0]
+    result = training_subset(*sizes)
+    assert len(result) == chosen and result[0] == 0 and result[-1] < sizes[0]
 
 
 def test_a_single_configuration_is_enough_for_finite_errors(training):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = fit_frames(make_readout(), training, make_frames(1, seed=3))
-    found = report.constants[0]
-    assert found.configurations == 1
+    result = report.constants[0]
+    assert result.configurations == 1
     assert report.warnings[0].startswith("1 validation configuration can hardly tell")
-    assert np.isfinite([found.growth, *found.growth_interval, found.log_scale, found.log_scale_error]).all()
-    assert found.growth_interval[0] < found.growth < found.growth_interval[1] and found.log_scale_error > 0
+    assert np.isfinite([result.growth, *result.growth_interval, result.log_scale, result.log_scale_error]).all()
+    assert result.growth_interval[0] < result.growth < result.growth_interval[1] and result.log_scale_error > 0
 
 
 def nearly(frames, number):
@@ -175,8 +175,8 @@ def test_copies_of_a_configuration_count_once(training):
     readout, frames = make_readout(), make_frames(12, seed=3)
     rng = np.random.default_rng(0)
     noise = [frame.residual + torch.from_numpy(rng.normal(scale=1e-6, size=(5, 3))) for frame in frames[:4]]
-    copies = [frame._replace(residual=found) for frame, found in zip(frames, noise, strict=False)]
-    once, again = (fit_frames(readout, training, found) for found in (frames, [*copies, *frames, *copies]))
+    copies = [frame._replace(residual=result) for frame, result in zip(frames, noise, strict=False)]
+    once, again = (fit_frames(readout, training, result) for result in (frames, [*copies, *frames, *copies]))
     assert again.constants[0].configurations == once.constants[0].configurations == 12
     for name in ("growth", "log_scale", "log_scale_error"):
         assert getattr(again.constants[0], name) == pytest.approx(getattr(once.constants[0], name), rel=1e-3)
@@ -190,8 +190,8 @@ def test_training_atoms_may_be_left_out(training):
     expected = fit_frames(readout, training, make_frames(12, seed=1))
     strange = [frame._replace(x=frame.x + 7.0) for frame in make_frames(5, seed=2)]
     counted = training_of(other, [*training, *strange], counted=lambda frame: any(frame is own for own in training))
-    found = fit_leverage(other, counted, validation_of(other, make_frames(12, seed=1)))
-    assert found.atoms == expected.atoms
+    result = fit_leverage(other, counted, validation_of(other, make_frames(12, seed=1)))
+    assert result.atoms == expected.atoms
     check_same(other, readout)
 
 
@@ -219,9 +219,9 @@ def test_atoms_without_finite_reference_forces_are_left_out(training):
     for i, frame in enumerate(partly):
         frame.residual[i % 5, i % 3] = [float("nan"), float("inf")][i % 2]
     partly[3].residual.fill_(float("nan"))
-    found = fit_frames(make_readout(), training, partly).constants[0]
-    assert (found.configurations, found.atoms) == (11, 44)
-    assert math.isfinite(found.growth) and math.isfinite(found.log_scale)
+    result = fit_frames(make_readout(), training, partly).constants[0]
+    assert (result.configurations, result.atoms) == (11, 44)
+    assert math.isfinite(result.growth) and math.isfinite(result.log_scale)
 
 
 def test_references_in_other_units_are_told(training):
@@ -263,11 +263,11 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     errors = torch.from_numpy(sigma[:, None] * t)
     validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
     report = fit_frames(readout, training, validation, constant=True)
-    found = report.constants[0]
+    result = report.constants[0]
     for name, expected in (("species 0", 0.03), ("species 1", 0.3)):
         assert report.species_std[0][name] == pytest.approx(expected * math.sqrt(8.0 / 6.0), rel=0.1)
-    low, high = found.growth_interval
-    assert abs(math.log(found.growth / growth)) < 3.0 * 0.5 * math.log(high / low)
+    low, high = result.growth_interval
+    assert abs(math.log(result.growth / growth)) < 3.0 * 0.5 * math.log(high / low)
     # Scale of the Student-t at leverage 1, from the trunk, the law and the constants of the readout.
     scale = readout.leverage.log_factor + readout.leverage.log_variance
     outputs, _ = run(readout, frames)
@@ -276,7 +276,7 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     assert 6.0 < near < 16.0, "8 degrees of freedom, on a coarse grid"
     fitted = torch.exp(0.5 * (scale + torch.log(near / (near - 2)))).numpy()
     np.testing.assert_allclose(fitted, [0.03, 0.3], rtol=0.1)
-    assert found.nll[1] < found.nll[0] - 0.1
+    assert result.nll[1] < result.nll[0] - 0.1
     # Calibrated: the share of errors within the 90 % ellipsoids.
     law, _ = law_of_readout(readout, frames)
     assert (law.pit(errors.numpy()) < 0.9).mean() == pytest.approx(0.9, abs=0.03)

@@ -100,9 +100,9 @@ def test_heads_have_moments_and_constants_of_their_own():
     for head in (0, 1):
         alone = make_readout()
         alone.trunks[0].load_state_dict(both.trunks[head].state_dict())
-        found = fit_frames(alone, training[head], validation[head]).constants[0]
-        assert report.constants[head].growth == pytest.approx(found.growth, rel=1e-6)
-        assert report.constants[head].log_scale == pytest.approx(found.log_scale, abs=1e-6)
+        result = fit_frames(alone, training[head], validation[head]).constants[0]
+        assert report.constants[head].growth == pytest.approx(result.growth, rel=1e-6)
+        assert report.constants[head].log_scale == pytest.approx(result.log_scale, abs=1e-6)
         assert both.leverage.growth[head] == report.constants[head].growth
 
 
@@ -236,16 +236,16 @@ def test_two_processes_fit_what_one_does(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True, env=env) for r in (0, 1)]
     expected = fit_of_process(0, 1)
-    found = []
+    result = []
     for process in ranks:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0
-        found.append(json.loads(output))
-    assert found[0] == found[1]
+        result.append(json.loads(output))
+    assert result[0] == result[1]
     for name in ("warnings", "left out"):
-        assert found[0].pop(name) == expected.pop(name), name
+        assert result[0].pop(name) == expected.pop(name), name
     for name, value in expected.items():
-        assert found[0][name] == pytest.approx(value, rel=1e-8 if name == "leverage" else 1e-4), name
+        assert result[0][name] == pytest.approx(value, rel=1e-8 if name == "leverage" else 1e-4), name
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def test_mean_over_training_atoms_is_one_for_every_species(training):
     readout = make_readout()
     report = fit_frames(readout, training, make_frames(10, seed=1))
     species = torch.cat([frame.species for frame in training])
-    found = leverages(readout, training)
+    result = leverages(readout, training)
     for kind in (0, 1):
-        assert found[species == kind].mean().item() == pytest.approx(1.0, abs=1e-6)
+        assert result[species == kind].mean().item() == pytest.approx(1.0, abs=1e-6)
     assert report.atoms == {(0, 0): 180, (0, 1): 120} and report.warnings == []
     # Others of the same distribution are as far, others are not.
     assert leverages(readout, make_frames(200, seed=5)).mean().item() == pytest.approx(1.0, abs=0.1)
@@ -78,8 +78,8 @@ def test_number_of_regions_follows_the_atoms_per_feature(atoms, regions):
         readout, _alone(readout, frame.x, frame.species), validation_of(readout, make_frames(3, seed=1, species=(0,)))
     )
     assert report.regions == readout.leverage.regions()[0] == regions
-    found = readout(frame.x, frame.x, frame.species)["e2ip_leverage"]
-    assert found.mean().item() == pytest.approx(1.0, abs=1e-6)
+    result = readout(frame.x, frame.x, frame.species)["e2ip_leverage"]
+    assert result.mean().item() == pytest.approx(1.0, abs=1e-6)
 
 
 def _alone(readout, x, species):
@@ -133,9 +133,9 @@ def test_two_phases_are_two_regions_that_share_a_little():
     np.testing.assert_allclose(h, distances(features) / usual, rtol=1e-4)
     # Where neither phase is, and what a single region would not notice: beside the line between the phases.
     beside = torch.tensor([[10.0, 0.0, 2.5, 0.0], [10.0, 6.0, 2.5, 6.0], [-20.0, 0.0, -5.0, 0.0]])
-    found = leverage(beside, zero[:3]).leverage
-    np.testing.assert_allclose(found, distances(beside.numpy()) / usual, rtol=1e-4)
-    between, aside, outside = found
+    result = leverage(beside, zero[:3]).leverage
+    np.testing.assert_allclose(result, distances(beside.numpy()) / usual, rtol=1e-4)
+    between, aside, outside = result
     assert 2.9 * between < outside and aside > 5.0 * between
 
 
@@ -170,10 +170,10 @@ def test_species_without_training_atoms_are_named_and_far():
     report = fit_frames(readout, make_frames(20, **only), make_frames(12, seed=1, **only), species=("O", "Xe"))
     (warning,) = report.warnings
     assert warning.startswith("no training atoms of Xe: their leverage is 1e+06")
-    found, _ = run(readout, make_frames(2, seed=3))
+    result, _ = run(readout, make_frames(2, seed=3))
     species = torch.cat([frame.species for frame in make_frames(2, seed=3)])
-    torch.testing.assert_close(found["e2ip_leverage"][species == 1], torch.full((4,), 1e6))
-    torch.testing.assert_close(found["e2ip_kappa"][species == 1], torch.full((4,), 1e-6))
+    torch.testing.assert_close(result["e2ip_leverage"][species == 1], torch.full((4,), 1e6))
+    torch.testing.assert_close(result["e2ip_kappa"][species == 1], torch.full((4,), 1e-6))
     assert report.atoms == {(0, 0): 100}
 
 
@@ -189,8 +189,8 @@ def test_validation_configurations_of_a_species_without_training_atoms_say_nothi
     lacking = "20 validation configurations have species 1, of which there are no training atoms: left out"
     assert lacking in reports[0].warnings
     for name in ("growth", "log_factor"):
-        found, expected = (getattr(readout.leverage, name) for readout in readouts)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+        result, expected = (getattr(readout.leverage, name) for readout in readouts)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=0)
     with pytest.raises(InputError, match="finite reference forces whose species the training set has"):
         fit_frames(readouts[0], training, mixed)
 
@@ -201,9 +201,9 @@ def test_forces_that_vanish_by_symmetry_say_nothing(training):
     alone = [frame._replace(residual=0.0 * frame.residual) for frame in make_frames(12, atoms=1, seed=5)]
 
     def validation(readout, frames):
-        for batch, found in zip(batches(frames), validation_of(readout, frames), strict=True):
+        for batch, result in zip(batches(frames), validation_of(readout, frames), strict=True):
             sizes = torch.cat([torch.full((len(frame.x), 3), 0.0 if len(frame.x) == 1 else -1.0) for frame in batch])
-            yield dataclasses.replace(found, forces=sizes + 1e-7)
+            yield dataclasses.replace(result, forces=sizes + 1e-7)
 
     reports, readouts = [], [make_readout(), make_readout()]
     for readout, frames in zip(readouts, (known, [*alone[:6], *known, *alone[6:]]), strict=True):
@@ -236,26 +236,26 @@ def kept_of(frames, size, order=None):
 
 def test_of_many_atoms_the_same_are_kept_whatever_batches_and_order(monkeypatch):
     monkeypatch.setattr(training_atoms, "MAX_ATOMS", 40)
-    frames, found = make_frames(100), []
+    frames, result = make_frames(100), []
     shuffled = np.random.default_rng(0).permutation(100).tolist()
     for size, order in ((100, None), (7, None), (1, None), (9, shuffled)):
         atoms = kept_of(frames, size, order)
         assert max(sum(map(len, part)) for part in atoms.kept) <= 50
         atoms.gather()
         assert atoms.count.tolist() == [300, 200]
-        found.append([atoms.features(kind) for kind in (0, 1)])
-    assert all(len(features) == 40 for features in found[0])
-    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+        result.append([atoms.features(kind) for kind in (0, 1)])
+    assert all(len(features) == 40 for features in result[0])
+    assert all(np.array_equal(a, b) for other in result[1:] for a, b in zip(result[0], other, strict=True))
     # Not the first ones, nor those of a few frames.
     x = torch.cat([frame.x[frame.species == 0, :SIZE] for frame in frames]).numpy()
-    places = np.flatnonzero((x[:, None] == found[0][0]).all(-1).any(1))
+    places = np.flatnonzero((x[:, None] == result[0][0]).all(-1).any(1))
     assert len(places) == 40 and 110 < places.mean() < 190
     readout = make_readout()
     report = fit_frames(readout, frames, make_frames(3, seed=1))
     assert report.atoms == {(0, 0): 300, (0, 1): 200}
     everything = torch.cat([frame.x[:, :SIZE] for frame in frames]).numpy()
     species, leverage = torch.cat([frame.species for frame in frames]).numpy(), leverages(readout, frames).numpy()
-    for kind, features in enumerate(found[0]):
+    for kind, features in enumerate(result[0]):
         kept = (everything[:, None] == features).all(-1).any(1) & (species == kind)
         assert kept.sum() == 40 and leverage[kept].mean() == pytest.approx(1.0, abs=1e-6)
 
