@@ -13,8 +13,6 @@ PAGES = sorted(path for path in DOCS.glob("*/*.md") if path.parent.name != "_bui
 FOR_USERS, LONGEST = ("start", "tutorials", "howto", "understand", "evidence", "help"), 8192
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 RESULTS = DOCS / "tutorials" / "results"
-#: Tutorials whose kept cells have no outputs yet; run them and take them out.
-NOT_EXECUTED = ("active-learning",)
 
 
 def name(path):
@@ -80,8 +78,7 @@ def test_kept_results_are_those_of_the_code(page):
     way = f"run: python3 noxfile.py -s tutorials -- {page.stem}"
     assert code_cells(page.read_text(encoding="utf-8")) == kept, way
     outputs = [output for cell in cells for output in cell["outputs"]]
-    assert bool(outputs) == (page.stem not in NOT_EXECUTED), way
-    assert not [output for output in outputs if output["output_type"] == "error"], way
+    assert outputs and not [output for output in outputs if output["output_type"] == "error"], way
     # Whoever ran them has folders of their own.
     assert not re.search(r"/(home|root|tmp|work|site-packages)/", json.dumps(outputs))
 
