@@ -22,7 +22,7 @@ from typing import Any
 import ase.io
 import numpy as np
 from ase.io.lammpsdata import write_lammps_data
-from common import RESULTS, load, markdown, parser_of, save
+from common import ROOT, load, markdown, parser_of, save
 
 from e2ip_plugins.md.lammps import LammpsClusterDriver, LammpsObserver, open_lammps
 
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """Return the table of docs/howto/lammps.md."""
+    """Return the figures of docs/howto/lammps.md."""
     rows = []
     for name, figures in content.items():
         for number, of_number in figures.items():
@@ -136,7 +136,7 @@ def parse() -> argparse.Namespace:
     two.add_argument("--data", type=Path, required=True)
     two.add_argument("--species", nargs="+", required=True)
     for command in (one, three):
-        command.add_argument("--out", type=Path, default=RESULTS / "lammps.json")
+        command.add_argument("--out", type=Path, default=ROOT / "runs" / "lammps.json")
     return parser.parse_args()
 
 
