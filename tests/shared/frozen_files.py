@@ -13,7 +13,7 @@ RELEASES = sorted(path.name for path in FIXTURES.iterdir() if path.name[0].isdig
 #: Outputs that are compared.
 COMPARED = ("energy", "energy_uncertainty", "energy_error_vector", "forces", "forces_cov", "e2ip_leverage")
 
-#: Of numbers that files have with eight decimals, and of models in single precision.
+#: Tolerance of numbers that files have with eight decimals, and of models in single precision.
 ROUNDING = dict(rtol=1e-6, atol=1e-7)
 
 

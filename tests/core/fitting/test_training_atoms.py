@@ -52,14 +52,14 @@ def test_one_region_has_the_shrunk_moments_of_its_species():
     report = fit_frames(readout, frames, make_frames(10, seed=1))
     x = np.concatenate([frame.x[:, :SIZE].numpy() for frame in frames])
     species = np.concatenate([frame.species.numpy() for frame in frames])
-    own = [np.cov(x[species == kind].T, bias=True) for kind in (0, 1)]
+    of_species = [np.cov(x[species == kind].T, bias=True) for kind in (0, 1)]
     count = np.bincount(species)
-    pool = (count[0] * own[0] + count[1] * own[1]) / count.sum()
+    pool = (count[0] * of_species[0] + count[1] * of_species[1]) / count.sum()
     distances = []
     for kind in (0, 1):
         weight = SIZE / (SIZE + count[kind])
         assert report.shrinkage[0, kind] == pytest.approx(weight)
-        values, axes = np.linalg.eigh((1 - weight) * own[kind] + weight * pool)
+        values, axes = np.linalg.eigh((1 - weight) * of_species[kind] + weight * pool)
         distances.append(psi(x, x[species == kind].mean(0), axes, values))
     expected = np.choose(species, [distances[kind] / distances[kind][species == kind].mean() for kind in (0, 1)])
     # Kept in single precision.

@@ -21,7 +21,7 @@ from nequip.integrations.torchsim import NequIPTorchSimCalc  # noqa: E402
 from nequip_ext.inference.torchsim import TorchSimModel  # noqa: E402
 
 CPU = torch.device("cpu")
-#: Of sums in another order, by the precision of the model.
+#: Tolerances of sums in another order, by the precision of the model.
 TOLERANCE = {"float64": dict(rtol=1e-10, atol=1e-10), "float32": dict(rtol=1e-5, atol=1e-5)}
 OF_FRAMES = ("energy_uncertainty", "energy_error_vector", "stress_uncertainty", "stress_cov")
 
@@ -43,7 +43,7 @@ def solids():
 
 @pytest.fixture(scope="module")
 def molecules():
-    """Of different sizes, without a cell; one atom has no neighbours."""
+    """Molecules of different sizes, without a cell; one atom has no neighbours."""
     built = [molecule("CH3CH2OH"), Atoms("O"), molecule("H2O")]
     for seed, atoms in enumerate(built):
         atoms.rattle(0.1, seed=seed)
