@@ -119,8 +119,8 @@ def drawn(readout, frames, growth, log_scale, seed=0):
     return [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
 
 
-#: Widths of validation frames. Narrower and wider ones than the training set's say how errors grow: far out the standard
-#: deviation goes like h whatever the growth is. So many that they outweigh the prior.
+#: Widths of validation frames. Narrower and wider ones than the training set's say how errors grow: far out the
+#: standard deviation goes like h whatever the growth is. So many that they outweigh the prior.
 WIDTHS = np.geomspace(0.1, 3.0, 900)
 
 
