@@ -129,9 +129,9 @@ def from_file(path):
 def test_the_readout_is_found_at_any_depth(nested, unpack, tmp_path):
     """Fine-tuned packages and checkpoints, with modifiers around them: the weights are those of the checkpoint."""
     files = {"val": DEMO / "test.extxyz"}
-    own = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)["hyper_parameters"]["model"]
+    of_training = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)["hyper_parameters"]["model"]
     package = from_file(unpack("nequip", "model.nequip.zip"))
-    configs = {"package": package, "modified": modified(own), "deep": modified(modified(package))}
+    configs = {"package": package, "modified": modified(of_training), "deep": modified(modified(package))}
     paths = {name: nested(f"{name}.ckpt", config) for name, config in configs.items()}
     for name, path in paths.items():
         strip_file(path, tmp_path / f"{name}_stock.ckpt")
