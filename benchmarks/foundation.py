@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of structures")
     parser.add_argument("--member", type=int, default=1, help="which training: 1 is the stand-in")
-    parser.add_argument("--epochs", type=int, default=60, help="budget of a training; more continue a finished one")
+    parser.add_argument("--epochs", type=int, default=25, help="budget of a training; more continue a finished one")
     parser.add_argument("--tuning-epochs", type=int, default=20, help="budget of a fine-tuning")
     options = parser.parse_args()
     STEPS[options.step](options)

@@ -28,7 +28,7 @@ MOST_ATOMS, LEAST_DISTANCE = 16, 0.65
 
 #: Number of structures of every set.
 COUNTS = {
-    "train": 1200,
+    "train": 4000,
     "valid": 120,
     "seen": 120,
     "compositions": 150,

@@ -105,7 +105,7 @@ def train(work: Work, member: int, epochs: int) -> Path:
     command += [f"--train_file={work.part('train')}", f"--valid_file={work.part('valid')}"]
     # Elements without frames are listed, or the model could not evaluate them; their E0 becomes 0.
     command += [f"--atomic_numbers={all_elements()}", "--E0s=average", "--batch_size=8", "--valid_batch_size=40"]
-    command += ["--lr=0.01", "--scheduler=ExponentialLR", "--lr_scheduler_gamma=0.95"]
+    command += ["--lr=0.01", "--scheduler=ExponentialLR", "--lr_scheduler_gamma=0.9"]
     command += ["--eval_interval=2", "--restart_latest"]
     began = time.monotonic()
     with log.open("a") as file:
