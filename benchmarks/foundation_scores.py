@@ -11,6 +11,7 @@ from foundation_ways import TESTS, Way, Work, e2ip, members, ways
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.ensemble import combine
 from e2ip_plugins.report.scored_model import score
+from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.metrics import summarise
 
 FIGURES = ("force_mae", "coverage95", "calibration_error", "spearman_total", "spearman_epistemic", "nll", "leverage")
@@ -27,10 +28,10 @@ def predict(work: Work, way: Way, test: str) -> Path:
     return output
 
 
-def judge(path: Path) -> dict[str, Any]:
+def judge(path: Path, calibration: Calibration | None = None) -> dict[str, Any]:
     """Return the scores of a file of predictions, with its number of frames and atoms."""
     predictions = read_predictions(path)
-    figures = summarise(score(path.stem, predictions, None).scores)
+    figures = summarise(score(path.stem, predictions, calibration).scores)
     chosen = {name: figures[name] for name in FIGURES}
     unsupported = None if predictions.leverage is None else float(np.mean(predictions.leverage > UNSUPPORTED))
     return {**chosen, "unsupported": unsupported, "frames": len(predictions.sizes), "atoms": len(predictions.species)}
@@ -45,13 +46,15 @@ def judge_all(work: Work, epochs: int, out: Path) -> None:
 
 
 def judge_committee(work: Work, out: Path) -> None:
-    """Judge the committee of all members that are trained; two are the least."""
+    """Judge the committee of all members that are trained, two at least: as it is, and scaled on validation frames."""
     names = members(work)
     if len(names) < 2:
         print(f"no committee: {len(names)} member trained", flush=True)
         return
-    entries = {}
-    for test in (*TESTS, "user"):
+    committee = work.folder / "predictions" / "committee"
+    committee.mkdir(parents=True, exist_ok=True)
+    tests = (*TESTS, "user")
+    for test in ("valid", *tests):
         files = []
         for name in names:
             folder = work.folder / "predictions" / name
@@ -59,11 +62,11 @@ def judge_committee(work: Work, out: Path) -> None:
             command += [f"--model={work.model(name, 'standin.model')}", "--default_dtype=float32"]
             run(folder, Step(f"predict_{test}", command, (f"{test}.xyz",)))
             files.append(folder / f"{test}.xyz")
-        target = work.folder / "predictions" / "committee" / f"{test}.xyz"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        combine(files, target, isotropic=True)
-        entries[f"committee/{test}"] = {**judge(target), "members": len(names)}
-    save(out, entries)
+        combine(files, committee / f"{test}.xyz", isotropic=True)
+    e2ip(committee, "calibrate", "calibrate", "valid.xyz", "--output=scale.json")
+    for name, calibration in (("committee", None), ("committee-scaled", Calibration.read(committee / "scale.json"))):
+        judged = {test: judge(committee / f"{test}.xyz", calibration) for test in tests}
+        save(out, {f"{name}/{test}": {**scores, "members": len(names)} for test, scores in judged.items()})
 
 
 def readout_file(work: Work) -> dict[str, Any]:

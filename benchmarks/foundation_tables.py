@@ -17,6 +17,7 @@ TITLES = {
     "multihead-readout": "multi-head fine-tuning with `--readout e2ip`",
     "lora": "LoRA, then `e2ip fit`",
     "committee": "committee",
+    "committee-scaled": "committee, scaled",
 }
 
 
@@ -39,8 +40,8 @@ def tables(results: dict[str, Any]) -> str:
     """Return the tables of the documentation as Markdown: fits, updates, fine-tunings."""
     fits, updates, tunings = [], [], []
     for test in (*TESTS, "user"):
-        of_test = [(TITLES[name], results.get(f"{name}/{test}")) for name in ("all", "subset", "committee")]
-        fits += [row(f"{test}, {title}", entry) for title, entry in of_test if entry is not None]
+        for name in ("all", "subset", "committee", "committee-scaled"):
+            fits.append(row(f"{test}, {TITLES[name]}", results.get(f"{name}/{test}")))
     for test in UPDATED:
         updates.append(row(f"{test}, as fitted", results.get(f"all/{test}")))
         for number in UPDATES:
