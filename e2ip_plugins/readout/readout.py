@@ -114,32 +114,12 @@ class Readout(nn.Module):
         cells : (F, 3, 3), optional
             In Å; None: stresses have no error bars.
         """
+        atoms = (invariant, equivariant, species, neighbours, edges, node_heads)
+        arguments = (*atoms, positions, create_graph, frames, num_frames)
         if torch.jit.is_scripting():
-            outputs, vectors = self._plain(
-                invariant,
-                equivariant,
-                species,
-                neighbours,
-                edges,
-                node_heads,
-                positions,
-                create_graph,
-                frames,
-                num_frames,
-            )
+            outputs, vectors = self._plain(*arguments)
         else:
-            outputs, vectors = self._predict(
-                invariant,
-                equivariant,
-                species,
-                neighbours,
-                edges,
-                node_heads,
-                positions,
-                create_graph,
-                frames,
-                num_frames,
-            )
+            outputs, vectors = self._predict(*arguments)
         if vectors is not None:
             outputs["energy_error_vector"] = vectors
             std = torch.linalg.vector_norm(vectors, dim=1)
@@ -155,18 +135,14 @@ class Readout(nn.Module):
 
     def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
-        invariant, equivariant, species, neighbours, edges, node_heads = arguments[:6]
-        _, create_graph, frames, num_frames = arguments[6:]
-        outputs = None
-        if not create_graph:
-            energies = num_frames > 0
-            outputs = fused.predict(self, invariant, equivariant, species, neighbours, edges, node_heads, energies)
+        *atoms, _, create_graph, frames, num_frames = arguments
+        outputs = None if create_graph else fused.predict(self, *atoms, energies=num_frames > 0)
         if outputs is None:
             return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
         if num_frames == 0:
             return outputs, None
-        vectors = self.leverage.energies.of_weights(weights, whitened, species, frames, num_frames)
+        vectors = self.leverage.energies.of_weights(weights, whitened, atoms[2], frames, num_frames)
         return outputs, vectors.to(outputs["e2ip_nu"].dtype)
 
     def _plain(
