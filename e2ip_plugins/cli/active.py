@@ -61,12 +61,9 @@ def select_command(
         candidates += [Candidate(frames[index], str(path), index) for index in range(0, len(frames), every)]
     passes = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
     selection = select(passes, training, candidates, options)
-    for text in selection.warnings:
-        checks.warn(text)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, selection.marked_frames(), format="extxyz")
-    for line in selection.lines():
-        typer.echo(line)
+    checks.tell(selection)
     typer.echo(f"Written: {output}")
 
 
