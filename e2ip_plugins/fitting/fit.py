@@ -18,17 +18,10 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.fitting import force_errors
 from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
-from e2ip_plugins.fitting.force_errors import (
-    AtomTable,
-    ForceErrors,
-    by_head,
-    collect_errors,
-    collect_validation,
-    parameters_of,
-    record_calls,
-)
+from e2ip_plugins.fitting.force_errors import AtomTable, ForceErrors, by_head, parameters_of
 from e2ip_plugins.fitting.records import TRAINING, Records, recorded
 from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record, TrainingAtoms, TrainingBatch
@@ -123,8 +116,9 @@ def fit_leverage(
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
-        tables = by_head(collect_validation(readout, validation, report, species, records))
-        training_tables = by_head(collect_errors(readout, training_errors, "errors of the training set", records)[0])
+        tables = by_head(force_errors.collect_validation(readout, validation, report, species, records))
+        of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
+        training_tables = by_head(of_training)
         for head, table in tables.items():
             former = _former(leverage, head) if training is None else None
             if constant:
@@ -145,7 +139,7 @@ def fit_leverage(
 def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]) -> TrainingAtoms:
     """Run a model over training atoms, and return their features."""
     atoms = TrainingAtoms(len(readout.leverage.centres))
-    with record_calls(readout) as call:
+    with force_errors.record_calls(readout) as call:
 
         def make(batch: TrainingBatch) -> Record:
             log_variance = torch.zeros(len(call["kinds"]))

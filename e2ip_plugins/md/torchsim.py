@@ -8,15 +8,9 @@ import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
+from e2ip_plugins import keys
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import (
-    ENERGY_OUTPUTS,
-    ENERGY_UNCERTAINTY,
-    FRAME_OUTPUTS,
-    LEVERAGE,
-    STRESS_UNCERTAINTY,
-    OutputKey,
-)
+from e2ip_plugins.keys import OutputKey
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.predictions.on_request import ResultsOnRequest
 from e2ip_plugins.scores.calibration import Calibration
@@ -123,7 +117,7 @@ class UncertainModel:
 
         if not self._on_request:
             return {**results, **uncertainties(observed.output)}
-        names = [key.name for key in (*self._family.output_keys(), LEVERAGE, *FRAME_OUTPUTS)]
+        names = [key.name for key in (*self._family.output_keys(), keys.LEVERAGE, *keys.FRAME_OUTPUTS)]
         return BatchOnRequest(results, lambda: uncertainties(observed.read_out()), names)
 
     def _group(self, numbers: Tensor, system_idx: Optional[Tensor]) -> None:
@@ -154,11 +148,11 @@ def _tensors(family: Type[Family], output: Dict[str, Tensor], frames: int, perio
 
     Without forces, families that take forces put out nothing.
     """
-    keys = [key for key in (*family.output_keys(), LEVERAGE) if output.get(key.name) is not None]
-    results = {key.name: output[key.name].detach().reshape(-1, *key.shape) for key in keys}
-    of_frames: Sequence[OutputKey] = ENERGY_OUTPUTS if _fitted(output, ENERGY_UNCERTAINTY) else ()
-    if of_frames and periodic and _fitted(output, STRESS_UNCERTAINTY):
-        of_frames = FRAME_OUTPUTS
+    present = [key for key in (*family.output_keys(), keys.LEVERAGE) if output.get(key.name) is not None]
+    results = {key.name: output[key.name].detach().reshape(-1, *key.shape) for key in present}
+    of_frames: Sequence[OutputKey] = keys.ENERGY_OUTPUTS if _fitted(output, keys.ENERGY_UNCERTAINTY) else ()
+    if of_frames and periodic and _fitted(output, keys.STRESS_UNCERTAINTY):
+        of_frames = keys.FRAME_OUTPUTS
     results.update({key.name: output[key.name].detach().reshape(frames, *key.shape) for key in of_frames})
     return results
 
