@@ -59,13 +59,18 @@ def model_results(
     InputError
         For a calibration of another family or of other species.
     """
-    names = {keys.FAMILY_KEY: family.uq_family, keys.MODEL_KEY: uq_model}
-    if calibration is not None:
-        names[keys.CALIBRATION_KEY] = Path(calibration.path).name
     views = _in_units(family, outputs, (force_factor, energy_factor), calibration, species)
     results = {name: value.cpu().numpy() for name, value in views.items()}
     results.update(energy_results({name: results.pop(name, ()) for name in _FRAME_NAMES}, 0, periodic))
-    return {**results, **{key: name for key, name in names.items() if name is not None}}
+    return {**results, **origin(family, uq_model, calibration)}
+
+
+def origin(family: Type[Family], uq_model: Optional[str], calibration: Optional[Calibration]) -> Dict[str, str]:
+    """Return the names of family, readout and calibration, as frames and results have them."""
+    names = {keys.FAMILY_KEY: family.uq_family, keys.MODEL_KEY: uq_model}
+    if calibration is not None:
+        names[keys.CALIBRATION_KEY] = Path(calibration.path).name
+    return {name: value for name, value in names.items() if value is not None}
 
 
 def energy_results(outputs: Mapping[str, Any], frame: int, periodic: bool = True) -> Dict[str, Any]:

@@ -15,7 +15,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.evaluation.batches import columns_of, origin_of
+from e2ip_plugins.evaluation.batches import columns_of
 from e2ip_plugins.evaluation.options import BatchModel
 from e2ip_plugins.evaluation.reach import reach
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, ENERGY_UNCERTAINTY, LEVERAGE, OutputKey
@@ -25,6 +25,7 @@ from e2ip_plugins.md.lammps.library import DEFAULT_KEYS, FORCES_FIX, STEP_NAME, 
 from e2ip_plugins.md.monitor import SOURCES, Monitor
 from e2ip_plugins.predictions.columns import uncertainties
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.results import origin
 
 #: Step of an atom whose process failed.
 _FAILED = -2
@@ -208,7 +209,8 @@ class LammpsObserver:
         atoms = self.atoms
         library.move(lmp, atoms, numbers, positions)
         atoms.info["lammps_step"] = step
-        results: Dict[str, Any] = origin_of(self.model, self.calibration)
+        assert self.model.family is not None
+        results: Dict[str, Any] = origin(self.model.family, self.model.uq_model, self.calibration)
         for key in self._columns:
             size = int(np.prod(key.shape))
             values = np.asarray(lmp.gather_concat(library.column_name(key), 1, size)).reshape(-1, *key.shape)[order]
