@@ -19,7 +19,12 @@ WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
 #: Endings of data that the frameworks read, each its own.
 OF_HOSTS = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb", ".npz", ".yaml", ".yml")
 
+#: Names of reference forces and energies, None where they are to be found.
+Keys = Tuple[Optional[str], Optional[str]]
+
 # Options that several commands have.
+ForcesKey = Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")]
+EnergyKey = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Dtype = Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")]
 Head = Annotated[Optional[str], typer.Option(help="MACE head, for models with several.")]
@@ -131,33 +136,24 @@ def read_trajectory(path: Path) -> Any:
     return frames
 
 
-def stored_frames(
-    paths: Sequence[Path],
-    host: str,
-    split: str,
-    forces_key: Optional[str],
-    energy_key: Optional[str],
-    need_forces: bool,
-) -> Any:
+def stored_frames(paths: Sequence[Path], host: str, split: str, keys: Keys, need_forces: bool) -> Any:
     """Return frames that stay in their files, of which the framework of a model may be the only one to read some.
 
     ``split`` is ``train`` or ``val``: which of the sets of a training they are, where a file has several.
     """
     from e2ip_plugins.predictions.stored_frames import FrameSource, StoredFrames
 
-    def open_source(path: Path, keys: Tuple[Optional[str], Optional[str]]) -> Optional[FrameSource]:
+    def open_source(path: Path, keys: Keys) -> Optional[FrameSource]:
         if not (path.is_dir() or path.suffix in OF_HOSTS):
             return None
         return entry_point("frames", host, f"{path}: is read by {host}")(path, keys, split)
 
-    return StoredFrames(paths, forces_key, need_forces, warn, energy_key, open_source)
+    return StoredFrames(paths, keys[0], need_forces, warn, keys[1], open_source)
 
 
-def stored_references(
-    paths: Sequence[Path], host: str, forces_key: Optional[str], energy_key: Optional[str], kind: str
-) -> Any:
+def stored_references(paths: Sequence[Path], host: str, keys: Keys, kind: str) -> Any:
     """Return frames with reference forces, each once, and warn of what is left out; ``kind`` is a word for them."""
-    with_copies = stored_frames(paths, host, "val", forces_key, energy_key, need_forces=True)
+    with_copies = stored_frames(paths, host, "val", keys, need_forces=True)
     frames = with_copies.once()
     if len(frames) < len(with_copies):
         warn(f"{len(with_copies) - len(frames)} {kind} frames are there more than once, and count once")

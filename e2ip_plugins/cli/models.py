@@ -20,8 +20,8 @@ def fit_command(
     output: Annotated[
         Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
     ] = None,
-    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    energy_key: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    forces_key: checks.ForcesKey = None,
+    energy_key: checks.EnergyKey = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
@@ -57,8 +57,8 @@ def fit_command(
     piece = None if part is None else part_of(part)
     if piece is not None:
         checks.check_output(part_file(output, *piece), [model], overwrite)
-    training = checks.stored_frames(train, host, "train", forces_key, energy_key, need_forces=False)
-    validation = checks.stored_references(valid, host, forces_key, energy_key, "validation")
+    training = checks.stored_frames(train, host, "train", (forces_key, energy_key), need_forces=False)
+    validation = checks.stored_references(valid, host, (forces_key, energy_key), "validation")
     shared = training.shared(validation)
     if shared:
         checks.warn(

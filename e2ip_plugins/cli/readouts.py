@@ -66,8 +66,8 @@ def update_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a fitted leverage.")],
     frames: Annotated[List[Path], typer.Option(help="New frames with reference forces, 20 to 50; may be repeated.")],
     output: Annotated[Optional[Path], typer.Option(help="The updated model. [default: MODEL with -updated]")] = None,
-    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    energy_key: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    forces_key: checks.ForcesKey = None,
+    energy_key: checks.EnergyKey = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
@@ -82,7 +82,7 @@ def update_command(
     host = checks.host_of(model)
     output = checks.model_output(output, model, overwrite, "updated")
     checks.check_device(device)
-    new = checks.stored_references(frames, host, forces_key, energy_key, "new")
+    new = checks.stored_references(frames, host, (forces_key, energy_key), "new")
     options = {"head": head, "device": device, "batch_size": batch_size}
     report = checks.entry_point("update", host, f"{model} is a model of {host}")(model, new, output, **options)
     checks.tell(report)
