@@ -1,6 +1,7 @@
 """What the torch-sim models of both adapters share: many structures at a time, with the uncertainties of every atom."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Type, Union
 
@@ -98,7 +99,8 @@ class UncertainModel:
         InputError
             Positions that are not finite; species that the model or the calibration does not know.
         """
-        numbers, positions, system_idx, pbc = (_field(state, name) for name in _FIELDS)
+        read = state.get if isinstance(state, dict) else functools.partial(getattr, state)
+        numbers, positions, system_idx, pbc = map(read, ("atomic_numbers", "positions", "system_idx", "pbc"))
         check_atoms(numbers.cpu().numpy(), positions.detach().cpu().numpy(), "the batch", self.known_symbols())
         species = [chemical_symbols[z] for z in numbers.tolist()] if self._calibration is not None else []
         if self._calibration is not None:
@@ -133,14 +135,6 @@ class UncertainModel:
             return outputs
         views = self._calibration.in_units(self._family, outputs, 1.0, species)
         return {**outputs, **views, **calibrated_energies(self._calibration, outputs)}
-
-
-#: What is read of a state of torch-sim.
-_FIELDS = ("atomic_numbers", "positions", "system_idx", "pbc")
-
-
-def _field(state: Any, name: str) -> Any:
-    return state.get(name) if isinstance(state, dict) else getattr(state, name)
 
 
 def _tensors(family: Type[Family], output: Dict[str, Tensor], frames: int, periodic: bool) -> Dict[str, Tensor]:

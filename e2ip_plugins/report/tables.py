@@ -227,10 +227,6 @@ def _conformal_rows(of_models: List[Dict[str, dict]], name: str = "") -> List[Li
     return rows
 
 
-def _have_leverage(result: dict) -> bool:
-    return any(m["overall"]["leverage"] is not None for _, m in named_reports(result))
-
-
 def species_table(result: dict, unit: str) -> List[List[str]]:
     """Return one row per species, model and set that has it, with the most telling figures as columns."""
     rows, reports = [r for r in REPORT_ROWS if r.short], named_reports(result)
@@ -327,7 +323,7 @@ def markdown(result: dict, unit: str, figure: str) -> str:
         lines += ["", f"## {section.title}", "", *section.lines()]
     present = {
         "all": True,
-        "leverage": _have_leverage(result),
+        "leverage": any(m["overall"]["leverage"] is not None for _, m in named_reports(result)),
         "conformal": any(_conformal(m) for _, m in named_reports(result)),
         "ood": "ood" in result,
         "energies": have_energies(result),
