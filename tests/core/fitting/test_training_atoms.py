@@ -243,7 +243,7 @@ def test_of_many_atoms_the_same_are_kept_whatever_batches_and_order(monkeypatch)
         assert max(sum(map(len, part)) for part in atoms.kept) <= 50
         atoms.gather()
         assert atoms.count.tolist() == [300, 200]
-        result.append([atoms.features(kind) for kind in (0, 1)])
+        result.append([atoms[kind] for kind in (0, 1)])
     assert all(len(features) == 40 for features in result[0])
     assert all(np.array_equal(a, b) for other in result[1:] for a, b in zip(result[0], other, strict=True))
     # Not the first ones, nor those of a few frames.
@@ -301,5 +301,5 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     monkeypatch.setattr(training_atoms, "gather_objects", gather)
     whole.gather()
     assert len(calls) == 3 and len(calls[2][0]) < 35
-    assert np.array_equal(whole.features(0), expected.features(0)) and len(whole.features(0)) == 40
+    assert np.array_equal(whole[0], expected[0]) and len(whole[0]) == 40
     assert whole.count.tolist() == [200, 0] and whole.log_variance.tolist() == [200.0, 0.0]
