@@ -8,7 +8,7 @@ from typing import Annotated, Any, List, Optional
 import typer
 
 from e2ip_plugins.cli import checks
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 
 
 def fit_command(
@@ -160,14 +160,14 @@ def _tell(state: Any, output: Path) -> None:
     from e2ip_plugins.evaluation.evaluate import skipped_file
 
     if state.skipped:
-        number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
+        number = plural(len(state.skipped), "bad frame")
         checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {state.skipped[0][1]}")
     if state.without_stress:
         checks.warn(
             f"--stress: {state.without_stress} of {state.written} frames have none: it is for frames that are periodic "
             "in all directions, and compiled models may lack it"
         )
-    typer.echo(f"Written: {output}, {state.written} frame{'s' * (state.written != 1)}")
+    typer.echo(f"Written: {output}, {plural(state.written, 'frame')}")
     if state.skipped and not state.written:
         raise typer.Exit(1)
 

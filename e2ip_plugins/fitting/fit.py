@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting import force_errors
 from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
@@ -47,7 +47,7 @@ def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) 
     number = sum(bool(np.isfinite(frame.counted_forces).all(-1).any()) for frame in frames)
     if number < FEW_CONFIGURATIONS:
         raise InputError(
-            f"--frames: {number} frame{'s' * (number != 1)} with reference forces; an update needs "
+            f"--frames: {plural(number, 'frame')} with reference forces; an update needs "
             f"{FEW_CONFIGURATIONS}, and 20 to 50 are better"
         )
 

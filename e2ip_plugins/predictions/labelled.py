@@ -10,7 +10,7 @@ import numpy as np
 from ase import Atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
@@ -232,10 +232,11 @@ class FileCheck:
             raise InputError(f"{path}: all of its frames have {word} (config_weight), and count nowhere")
         if self.counting < self.frames:
             word = weight_in_words(self._weights_unused.values())
-            on_note(f"{path}: {_number(self.frames - self.counting)} of {word} left out")
+            on_note(f"{path}: {plural(self.frames - self.counting, 'frame')} of {word} left out")
         word = weight_in_words(self._weights_of_forces.values())
         if self.weightless:
-            on_note(f"{path}: forces of {_number(self.weightless)} have {word} (config_forces_weight) and are left out")
+            frames = plural(self.weightless, "frame")
+            on_note(f"{path}: forces of {frames} have {word} (config_forces_weight) and are left out")
         self._tell_of_predicted(on_note)
         if self.need_forces and self.weightless == self.counting:
             raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
@@ -255,7 +256,7 @@ class FileCheck:
         )
         if self.need_forces:
             raise InputError(f"{first.where}: {problem}")
-        on_note(f"{self.path}: the forces of {_number(self.predicted)} are not used: {problem}")
+        on_note(f"{self.path}: the forces of {plural(self.predicted, 'frame')} are not used: {problem}")
 
 
 def weight_in_words(weights: Iterable[float]) -> str:
@@ -266,10 +267,6 @@ def weight_in_words(weights: Iterable[float]) -> str:
     """
     negative = {weight < 0.0 for weight in weights}
     return "zero or negative weight" if len(negative) > 1 else "negative weight" if True in negative else "weight zero"
-
-
-def _number(frames: int) -> str:
-    return f"{frames} frame{'s' * (frames != 1)}"
 
 
 def labelled(

@@ -22,7 +22,7 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins import families, keys
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.predictions import energy_columns
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
@@ -207,17 +207,13 @@ def _weighted(p: Predictions, frames: np.ndarray, forces: np.ndarray, energies: 
     remarks = []
     if len(chosen) < p.total:
         word = weight_in_words(frames[frames <= 0.0])
-        remarks.append(f"{_frames(p.total - len(chosen))} of {word} (config_weight) left out")
+        remarks.append(f"{plural(p.total - len(chosen), 'frame')} of {word} (config_weight) left out")
     if without := int((~counted[chosen]).sum()):
         word = weight_in_words(forces[chosen][~counted[chosen]])
-        remarks.append(f"forces of {_frames(without)} have {word} (config_forces_weight) and are left out")
+        remarks.append(f"forces of {plural(without, 'frame')} have {word} (config_forces_weight) and are left out")
     reference_energy = np.where(frames * energies > 0.0, p.reference_energy, np.nan)
     weighted = replace(p, reference_energy=reference_energy, remarks=tuple(remarks)).with_forces_of(counted)
     return weighted.only(chosen)
-
-
-def _frames(number: int) -> str:
-    return f"{number} frame{'s' * (number != 1)}"
 
 
 class _FrameColumns(NamedTuple):

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from e2ip_plugins.errors import plural
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.verdict import verdicts
 
@@ -303,8 +304,7 @@ def verdict_lines(result: dict) -> List[str]:
 
 
 def _size(report: dict) -> str:
-    frames, atoms = report["frames"], report["overall"]["atoms"]
-    return f"{frames} frame{'s' * (frames != 1)}, {atoms} atom{'s' * (atoms != 1)}"
+    return f"{plural(report['frames'], 'frame')}, {plural(report['overall']['atoms'], 'atom')}"
 
 
 def markdown(result: dict, unit: str, figure: str) -> str:

@@ -292,7 +292,8 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
         if call < 3:
             return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_variance) if call == 1 else keys
         chosen = (
-            keys <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
+            keys
+            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
         )
         return keys[chosen], np.concatenate(atoms.kept[0])[chosen] if len(keys) else None
 
