@@ -2,7 +2,6 @@
 
 import io
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
@@ -33,25 +32,15 @@ def read_all(path: Path, format: Optional[str] = None) -> List[Atoms]:
     except Exception as error:
         if not path.stat().st_size:
             raise InputError(f"{path}: has no frames") from error
+        # Frame by frame, the first bad one is found.
+        for chunk in _chunks(path) if format == "extxyz" or path.suffix in TEXT else ():
+            to_atoms(chunk, path)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        where, cut = str(path), ""
-        if format == "extxyz" or path.suffix in TEXT:
-            where += f", frame {_readable_frames(path, format)}"
-            cut = "; its last frame is cut off" if is_cut_off(path) else ""
-        raise InputError(f"{where}: ASE cannot read it ({reason}){cut}") from error
+        raise InputError(f"{path}: ASE cannot read it ({reason})") from error
     frames = [frames] if isinstance(frames, Atoms) else frames
     if not frames:
         raise InputError(f"{wanted}: has no frames")
     return frames
-
-
-def _readable_frames(path: Path, format: Optional[str]) -> int:
-    """Return the number of frames before the first that ASE cannot read."""
-    count = 0
-    with suppress(Exception):
-        for _ in ase.io.iread(path, index=":", format=format):
-            count += 1
-    return count
 
 
 def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Atoms], str]:
@@ -102,14 +91,6 @@ def append_frame(path: Path, atoms: Atoms) -> None:
 def whole_bytes(path: Path) -> int:
     """Return how many bytes of an extxyz file belong to whole frames."""
     return sum(len(chunk.text) for chunk in _chunks(path) if chunk.complete)
-
-
-def is_cut_off(path: Path) -> bool:
-    """Return whether the last frame of an extxyz file is cut off; False for other files."""
-    try:
-        return not all(chunk.complete for chunk in _chunks(path))
-    except InputError:
-        return False
 
 
 def check_end(path: Path, option: str = "") -> None:
