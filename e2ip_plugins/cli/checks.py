@@ -100,13 +100,13 @@ def check_device(name: str) -> None:
 
 
 def check_output(
-    output: Path, inputs: Sequence[Path], overwrite: bool, endings: Sequence[str] = (), option: str = "--output "
+    output: Path, inputs: Sequence[Path], overwrite: bool, frames: bool = False, option: str = "--output "
 ) -> None:
     """`InputError` for an output that cannot be written or must not be replaced."""
     from e2ip_plugins.predictions import trajectories
 
-    options: Dict[str, Any] = {"inputs": inputs, "endings": endings, "replace": overwrite}
-    trajectories.check_output(output, option, permission="--overwrite", **options)
+    more = {"frames": frames, "replace": overwrite}
+    trajectories.check_output(output, option, inputs=inputs, permission="--overwrite", **more)
 
 
 def model_output(

@@ -136,10 +136,9 @@ def ensemble_command(
     denominator) plus, for members with uncertainties, the mean of theirs; so is the variance of the energy where all
     members have one. `e2ip compare` reads the result.
     """
-    from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
 
-    checks.check_output(output, files, overwrite, TEXT)
+    checks.check_output(output, files, overwrite, frames=True)
     for text in combine(files, output, ref_forces, ref_energy, isotropic):
         checks.warn(text)
     typer.echo(f"Written: {output}")

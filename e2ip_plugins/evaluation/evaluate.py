@@ -17,7 +17,7 @@ from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions, State
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import chunks, open_frames, starts_of
-from e2ip_plugins.predictions.trajectories import TEXT, check_output
+from e2ip_plugins.predictions.trajectories import check_output
 from e2ip_plugins.unfinished import START_ANEW, Unfinished
 
 
@@ -98,7 +98,7 @@ def skipped_file(output: Path) -> Path:
 def check_files(source: Path, output: Path, overwrite: bool = False) -> None:
     """`InputError` for an input that cannot be read and an output that cannot be written."""
     open_frames(source).close()
-    check_output(output, inputs=[source], endings=TEXT, replace=overwrite, permission="--overwrite")
+    check_output(output, inputs=[source], frames=True, replace=overwrite, permission="--overwrite")
 
 
 def _check_model(model: BatchModel, options: EvaluateOptions, name: str) -> None:

@@ -3,7 +3,7 @@
 import io
 import tempfile
 from pathlib import Path
-from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Tuple
 
 import ase.io
 from ase import Atoms
@@ -106,7 +106,7 @@ def check_output(
     option: str = "",
     *,
     inputs: Iterable[Path] = (),
-    endings: Sequence[str] = (),
+    frames: bool = False,
     replace: bool = False,
     permission: str = "",
 ) -> None:
@@ -120,8 +120,8 @@ def check_output(
         Text before the path in messages, such as ``--output`` with a space.
     inputs : iterable of Path
         Files that are never replaced.
-    endings : sequence of str
-        Endings that the name of a file of frames may have; any name may be given without them.
+    frames : bool
+        Whether frames go into the file, whose name then ends as those of extxyz files do.
     replace : bool
         Whether an existing file may be replaced, or appended to.
     permission : str
@@ -137,8 +137,8 @@ def check_output(
         raise InputError(f"{name}: is a file that this command reads; choose another name")
     if path.exists() and not replace:
         raise InputError(f"{name}: is there already; choose another name{permission and f', or {permission}'}")
-    if endings and path.suffix not in endings:
-        raise InputError(f"{name}: frames go into an extxyz file, {' or '.join(endings)}")
+    if frames and path.suffix not in TEXT:
+        raise InputError(f"{name}: frames go into an extxyz file, {' or '.join(TEXT)}")
     try:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
