@@ -86,8 +86,8 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
     """Return the number of the frame that a term names."""
     if key is None and name.isdecimal():
         if int(name) >= len(frames):
-            numbers = "the only frame is 0" if len(frames) == 1 else f"frames are 0 to {len(frames) - 1}"
-            raise InputError(f"'{text}': there is no such frame: {numbers}, got {name}")
+            existing = "the only frame is 0" if len(frames) == 1 else f"frames are 0 to {len(frames) - 1}"
+            raise InputError(f"'{text}': there is no such frame: {existing}, got {name}")
         return int(name)
     numbers = _numbers_by_name(text, frames, key or NAME_KEY)
     chosen = numbers.get(name, [])

@@ -136,7 +136,7 @@ class Readout(nn.Module):
     def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
         *atoms, _, create_graph, frames, num_frames = arguments
-        outputs = None if create_graph else fused.predict(self, *atoms, energies=num_frames > 0)
+        outputs = None if create_graph else fused.predict(self, *atoms, num_frames > 0)
         if outputs is None:
             return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
