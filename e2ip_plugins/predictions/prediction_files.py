@@ -280,9 +280,8 @@ class _File(NamedTuple):
 
     def check_sizes(self, prefix: str, forces: np.ndarray) -> None:
         """Raise `InputError` where forces (N, 3) are other ones than the file's uncertainties were predicted with."""
-        for i, (frame, of_frame) in enumerate(
-            zip(self.frames, np.split(forces, np.cumsum(self.sizes)[:-1]), strict=True)
-        ):
+        by_frame = np.split(forces, np.cumsum(self.sizes)[:-1])
+        for i, (frame, of_frame) in enumerate(zip(self.frames, by_frame, strict=True)):
             if prefix + keys.PREDICTED_KEY in frame.info and not are_predictions(frame.info, of_frame, prefix):
                 raise InputError(
                     f"{self.path}: '{prefix}forces' of frame {i} are not those that were predicted with its "
