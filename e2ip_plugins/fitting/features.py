@@ -107,17 +107,17 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
         for predicted in model.run(frames, forces):
             scalars, outputs = call["scalars"], call["outputs"]
             on_atoms = scalars.new_full((len(scalars), 3), np.nan) if predicted is None else predicted.detach()
-            of_atoms = (scalars, call["kinds"], outputs[LEVERAGE.name], on_atoms)
-            parts.append([values.cpu().numpy() for values in of_atoms])
+            of_batch = (scalars, call["kinds"], outputs[LEVERAGE.name], on_atoms)
+            parts.append([values.cpu().numpy() for values in of_batch])
             if ENERGY_ERROR_VECTOR.name in outputs:
                 vectors.append(outputs[ENERGY_ERROR_VECTOR.name].cpu().double().numpy())
     features, kinds, *others = map(np.concatenate, zip(*parts, strict=True))
-    leverage, on_atoms = (values.astype(np.float64) for values in others)
+    leverage, predicted_forces = (values.astype(np.float64) for values in others)
     index = np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames])
     # They are zero where they were never fitted.
     have_vectors = sum(map(len, vectors)) == len(frames) and any(part.any() for part in vectors)
     known = np.concatenate(vectors) if have_vectors else None
-    return Features(features.astype(np.float64), kinds, index, leverage, on_atoms, len(frames), known)
+    return Features(features.astype(np.float64), kinds, index, leverage, predicted_forces, len(frames), known)
 
 
 def check(model: Passes) -> None:
