@@ -135,14 +135,15 @@ class Readout(nn.Module):
 
     def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
-        *atoms, _, create_graph, frames, num_frames = arguments
-        outputs = None if create_graph else fused.predict(self, *atoms, num_frames > 0)
+        species, (create_graph, frames, num_frames) = arguments[2], arguments[7:]
+        inputs = (*arguments[:6], num_frames > 0)
+        outputs = None if create_graph else fused.predict(self, *inputs)
         if outputs is None:
             return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")
         if num_frames == 0:
             return outputs, None
-        vectors = self.leverage.energies.of_weights(weights, whitened, atoms[2], frames, num_frames)
+        vectors = self.leverage.energies.of_weights(weights, whitened, species, frames, num_frames)
         return outputs, vectors.to(outputs["e2ip_nu"].dtype)
 
     def _plain(
