@@ -1,4 +1,4 @@
-"""The exception for input that the user can correct, and the warning about uncertainties."""
+"""The exception for input that the user can correct, the warning about uncertainties, and numbers in messages."""
 
 
 class InputError(ValueError):
@@ -14,3 +14,12 @@ class ResumableError(InputError):
 
 class UncertaintyWarning(UserWarning):
     """Warning about an uncertainty: above its threshold, with a doubtful threshold, or of a model never fitted."""
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number of things as messages have it.
+
+    >>> plural(1, "frame"), plural(2, "frame")
+    ('1 frame', '2 frames')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -16,7 +16,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.chunks import parsed
 from e2ip_plugins.predictions.columns import without_labels
 from e2ip_plugins.predictions.fingerprints import fingerprint
-from e2ip_plugins.predictions.trajectories import TEXT, append_frame, check_output, read_trajectory, whole_bytes
+from e2ip_plugins.predictions.trajectories import append_frame, check_output, read_trajectory, whole_bytes
 
 #: Names of labels in extxyz files; the ready configs of MACE and NequIP read them.
 REF_ENERGY, REF_FORCES, REF_STRESS = "REF_energy", "REF_forces", "REF_stress"
@@ -190,7 +190,7 @@ def _labelled(atoms: Atoms, calculator: Any) -> Atoms:
 
 def _labelled_frames(output: Path, method: str, wanted: Set[str]) -> Tuple[Set[str], str]:
     """Return the marks of frames that the file has; remove a last one that is cut off, and return a note of that."""
-    check_output(output, endings=TEXT, replace=True)
+    check_output(output, frames=True, replace=True)
     if not output.exists():
         return set(), ""
     frames, note = read_trajectory(output, may_be_empty=True)

@@ -97,7 +97,7 @@ def _features_of_fit(training: Features) -> Dict[int, np.ndarray]:
     scalars, kinds, frames = map(torch.from_numpy, (training.scalars, training.kinds, training.frames))
     atoms.add(scalars, kinds, torch.zeros(len(kinds)), TrainingBatch(frames))
     atoms.gather()
-    return dict(atoms.by_kind())
+    return dict(atoms)
 
 
 def at_random(

@@ -48,10 +48,9 @@ def select_command(
     from e2ip_plugins.active.validity import Validity
     from e2ip_plugins.files import replacing
     from e2ip_plugins.predictions.labelled import read_frames
-    from e2ip_plugins.predictions.trajectories import TEXT
 
     host = checks.host_of(model)
-    checks.check_output(output, [model, *trajectories, *train], overwrite, TEXT)
+    checks.check_output(output, [model, *trajectories, *train], overwrite, frames=True)
     validity = Validity(min_distance, max_force, max_leverage, not allow_parts)
     options = SelectOptions(number, method, validity, weight, seed)
     training = read_frames(train, need_forces=False, on_note=checks.warn)
@@ -61,12 +60,9 @@ def select_command(
         candidates += [Candidate(frames[index], str(path), index) for index in range(0, len(frames), every)]
     passes = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
     selection = select(passes, training, candidates, options)
-    for text in selection.warnings:
-        checks.warn(text)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, selection.marked_frames(), format="extxyz")
-    for line in selection.lines():
-        typer.echo(line)
+    checks.tell(selection)
     typer.echo(f"Written: {output}")
 
 

@@ -19,7 +19,12 @@ WITH_COMPILED = {**HOSTS, ".pt2": "nequip"}
 #: Endings of data that the frameworks read, each its own.
 OF_HOSTS = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb", ".npz", ".yaml", ".yml")
 
+#: Names of reference forces and energies, None where they are to be found.
+Keys = Tuple[Optional[str], Optional[str]]
+
 # Options that several commands have.
+ForcesKey = Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")]
+EnergyKey = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Dtype = Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")]
 Head = Annotated[Optional[str], typer.Option(help="MACE head, for models with several.")]
@@ -94,27 +99,31 @@ def check_device(name: str) -> None:
         raise InputError(f"--device {name}: torch cannot compute there ({str(error)[:60]}...); try cpu") from error
 
 
-def beside(model: Path, ending: str) -> Path:
-    """Return the path of a model file with another ending."""
-    return model.with_name(model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix) + ending)
-
-
 def check_output(
-    output: Path, inputs: Sequence[Path], overwrite: bool, endings: Sequence[str] = (), option: str = "--output "
+    output: Path, inputs: Sequence[Path], overwrite: bool, frames: bool = False, option: str = "--output "
 ) -> None:
     """`InputError` for an output that cannot be written or must not be replaced."""
     from e2ip_plugins.predictions import trajectories
 
-    options: Dict[str, Any] = {"inputs": inputs, "endings": endings, "replace": overwrite}
-    trajectories.check_output(output, option, permission="--overwrite", **options)
+    more = {"frames": frames, "replace": overwrite}
+    trajectories.check_output(output, option, inputs=inputs, permission="--overwrite", **more)
 
 
-def check_model_output(output: Path, model: Path, overwrite: bool) -> None:
-    """`check_output` for another model of the same framework."""
+def model_output(
+    output: Optional[Path], model: Path, overwrite: bool, addition: str, ending: Optional[str] = None
+) -> Path:
+    """Return the option ``--output`` of a command that makes another model of the same framework.
+
+    By default it is the name of the model with an addition and, unless there is another ``ending``, the model's own.
+    """
+    if output is None:
+        name = model.name.removesuffix(".zip").removesuffix(".nequip").removesuffix(model.suffix)
+        output = model.with_name(f"{name}-{addition}{model.name[len(name) :] if ending is None else ending}")
     check_output(output, [model], overwrite)
     endings = [ending for ending, host in HOSTS.items() if host == HOSTS[model.suffix]]
     if output.suffix not in endings:
         raise InputError(f"--output {output}: the name of such a model ends with {' or '.join(endings)}")
+    return output
 
 
 def read_trajectory(path: Path) -> Any:
@@ -127,55 +136,57 @@ def read_trajectory(path: Path) -> Any:
     return frames
 
 
-def read_references(paths: Sequence[Path], forces_key: Optional[str], energy_key: Optional[str], kind: str) -> Any:
-    """Return frames with reference forces, each once, and warn of what is left out; ``kind`` is a word for them."""
-    import numpy as np
-
-    from e2ip_plugins.predictions.labelled import once, read_frames
-
-    with_copies = read_frames(paths, forces_key, on_note=warn, energy_key=energy_key)
-    frames = once(with_copies)
-    weighted = [frame for frame in frames if frame.forces is None or frame.forces.counts]
-    lacking = sum(int((~np.isfinite(frame.counted_forces).all(-1)).sum()) for frame in weighted)
-    _tell_of_references(len(with_copies), len(frames), lacking, kind)
-    return frames
-
-
-def stored_frames(
-    paths: Sequence[Path],
-    host: str,
-    split: str,
-    forces_key: Optional[str],
-    energy_key: Optional[str],
-    need_forces: bool,
-) -> Any:
+def stored_frames(paths: Sequence[Path], host: str, split: str, keys: Keys, need_forces: bool) -> Any:
     """Return frames that stay in their files, of which the framework of a model may be the only one to read some.
 
     ``split`` is ``train`` or ``val``: which of the sets of a training they are, where a file has several.
     """
     from e2ip_plugins.predictions.stored_frames import FrameSource, StoredFrames
 
-    def open_source(path: Path, keys: Tuple[Optional[str], Optional[str]]) -> Optional[FrameSource]:
+    def open_source(path: Path, keys: Keys) -> Optional[FrameSource]:
         if not (path.is_dir() or path.suffix in OF_HOSTS):
             return None
         return entry_point("frames", host, f"{path}: is read by {host}")(path, keys, split)
 
-    return StoredFrames(paths, forces_key, need_forces, warn, energy_key, open_source)
+    return StoredFrames(paths, keys[0], need_forces, warn, keys[1], open_source)
 
 
-def stored_references(paths: Sequence[Path], host: str, forces_key: Optional[str], energy_key: Optional[str]) -> Any:
-    """Return validation frames that stay in their files, each once, and warn of what is left out."""
-    with_copies = stored_frames(paths, host, "val", forces_key, energy_key, need_forces=True)
+def stored_references(paths: Sequence[Path], host: str, keys: Keys, kind: str) -> Any:
+    """Return frames with reference forces, each once, and warn of what is left out; ``kind`` is a word for them."""
+    with_copies = stored_frames(paths, host, "val", keys, need_forces=True)
     frames = with_copies.once()
-    _tell_of_references(len(with_copies), len(frames), frames.lacking, "validation")
+    if len(frames) < len(with_copies):
+        warn(f"{len(with_copies) - len(frames)} {kind} frames are there more than once, and count once")
+    if frames.lacking:
+        warn(f"{frames.lacking} {kind} atoms have no finite reference force and are left out")
     return frames
 
 
-def _tell_of_references(with_copies: int, frames: int, lacking: int, kind: str) -> None:
-    if frames < with_copies:
-        warn(f"{with_copies - frames} {kind} frames are there more than once, and count once")
-    if lacking:
-        warn(f"{lacking} {kind} atoms have no finite reference force and are left out")
+def whole_file(path: Path) -> Path:
+    """Return the file of a path that may name a slice of it; `InputError` where there is none."""
+    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
+
+    file, _ = split_slice(path)
+    check_is_file(file)
+    return file
+
+
+def tell(result: Any) -> None:
+    """Print the warnings of a result on standard error, and its lines."""
+    for text in result.warnings:
+        warn(text)
+    for line in result.lines():
+        typer.echo(line)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say, when the user interrupts long work, that it can go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn("interrupted; what is finished is kept: the same command goes on")
+        raise typer.Exit(130) from None  # as usual after Ctrl-C
 
 
 def make_folder(out: Path) -> None:

@@ -106,10 +106,9 @@ def members_command(
     from e2ip_plugins.energies.frames import read_energies
     from e2ip_plugins.energies.ipi_files import committee_text
     from e2ip_plugins.files import replacing
-    from e2ip_plugins.predictions.trajectories import TEXT
 
     ipi = format is MembersFormat.ipi
-    checks.check_output(output, [file], overwrite, () if ipi else TEXT)
+    checks.check_output(output, [file], overwrite, frames=not ipi)
     read = read_energies(file)
     energies = member_energies(read, number, seed, centred=ipi)
     with replacing(output) as unfinished:

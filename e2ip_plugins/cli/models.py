@@ -3,12 +3,12 @@ makes what LAMMPS runs compiled models with."""
 
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, List, Optional, Tuple
+from typing import Annotated, Any, List, Optional
 
 import typer
 
 from e2ip_plugins.cli import checks
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 
 
 def fit_command(
@@ -20,8 +20,8 @@ def fit_command(
     output: Annotated[
         Optional[Path], typer.Option(help="The fitted model, .ckpt for a stock package. [default: MODEL with -e2ip]")
     ] = None,
-    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    energy_key: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    forces_key: checks.ForcesKey = None,
+    energy_key: checks.EnergyKey = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
@@ -49,18 +49,16 @@ def fit_command(
     from e2ip_plugins.unfinished import digest_of, part_of
 
     host = checks.host_of(model)
-    if output is None:
-        ending = model.suffix if host != "nequip" else ".nequip.zip" if _packages_readout(model) else ".ckpt"
-        output = checks.beside(model, f"-e2ip{ending}")
-    checks.check_model_output(output, model, overwrite)
+    ending = model.suffix if host != "nequip" else ".nequip.zip" if _packages_readout(model) else ".ckpt"
+    output = checks.model_output(output, model, overwrite, "e2ip", ending)
     checks.check_device(device)
     if part is not None and merge is not None:
         raise InputError("--part and --merge: give one of them; parts come first")
     piece = None if part is None else part_of(part)
     if piece is not None:
         checks.check_output(part_file(output, *piece), [model], overwrite)
-    training = checks.stored_frames(train, host, "train", forces_key, energy_key, need_forces=False)
-    validation = checks.stored_references(valid, host, forces_key, energy_key)
+    training = checks.stored_frames(train, host, "train", (forces_key, energy_key), need_forces=False)
+    validation = checks.stored_references(valid, host, (forces_key, energy_key), "validation")
     shared = training.shared(validation)
     if shared:
         checks.warn(
@@ -71,24 +69,11 @@ def fit_command(
     # A part has nothing of the validation set.
     settings |= {"--valid": validation.digest} if piece is None else {}
     work = Work(output, settings, piece, merge)
-    try:
+    with checks.resumable():
         report = checks.entry_point("fit", host, f"{model} is a model of {host}")(
             model, training, validation, output, head=head, device=device, batch_size=batch_size, work=work
         )
-    except KeyboardInterrupt:
-        checks.warn("interrupted; what is finished is kept: the same command goes on")
-        raise typer.Exit(130) from None  # as usual after Ctrl-C
-    _tell_of_fit(report, output, piece)
-
-
-def _tell_of_fit(report: Any, output: Path, piece: Optional[Tuple[int, int]]) -> None:
-    """Print what a fit has found, or where a part of one is."""
-    from e2ip_plugins.fitting.records import part_file
-
-    for text in report.warnings:
-        checks.warn(text)
-    for line in report.lines():
-        typer.echo(line)
+    checks.tell(report)
     if piece is None:
         typer.echo(f"Written: {output}")
     else:
@@ -165,12 +150,8 @@ def evaluate_command(
     if opened.warning:
         checks.warn(opened.warning)
     settings = {"the model": digest_of(model), "--dtype": opened.dtype, "--head": head or "none"}
-    try:
-        with progress(source, options.part) as on_progress:
-            state = evaluate(opened, source, output, options, settings, on_progress, str(model))
-    except KeyboardInterrupt:
-        checks.warn("interrupted; what is finished is kept: the same command goes on")
-        raise typer.Exit(130) from None  # as usual after Ctrl-C
+    with checks.resumable(), progress(source, options.part) as on_progress:
+        state = evaluate(opened, source, output, options, settings, on_progress, str(model))
     _tell(state, output)
 
 
@@ -179,14 +160,14 @@ def _tell(state: Any, output: Path) -> None:
     from e2ip_plugins.evaluation.evaluate import skipped_file
 
     if state.skipped:
-        number = f"{len(state.skipped)} bad frame{'s' * (len(state.skipped) != 1)}"
+        number = plural(len(state.skipped), "bad frame")
         checks.warn(f"{number} left out, listed in {skipped_file(output)}; the first: {state.skipped[0][1]}")
     if state.without_stress:
         checks.warn(
             f"--stress: {state.without_stress} of {state.written} frames have none: it is for frames that are periodic "
             "in all directions, and compiled models may lack it"
         )
-    typer.echo(f"Written: {output}, {state.written} frame{'s' * (state.written != 1)}")
+    typer.echo(f"Written: {output}, {plural(state.written, 'frame')}")
     if state.skipped and not state.written:
         raise typer.Exit(1)
 
@@ -202,10 +183,7 @@ def strip_command(
     last bit.
     """
     host = checks.host_of(model)
-    if output is None:
-        ending = ".nequip.zip" if model.name.endswith(".nequip.zip") else model.suffix
-        output = checks.beside(model, f"-stock{ending}")
-    checks.check_model_output(output, model, overwrite)
+    output = checks.model_output(output, model, overwrite, "stock")
     checks.entry_point("strip", host, f"{model} is a model of {host}")(model, output)
     typer.echo(f"Written: {output}")
 

@@ -53,9 +53,7 @@ def attach_command(
     from e2ip_plugins.fitting.readout_file import ReadoutFile
 
     host = checks.host_of(model)
-    if output is None:
-        output = checks.beside(model, f"-e2ip{model.suffix if host != 'nequip' else '.ckpt'}")
-    checks.check_model_output(output, model, overwrite)
+    output = checks.model_output(output, model, overwrite, "e2ip", ".ckpt" if host == "nequip" else None)
     file = ReadoutFile.read(readout)
     file.check_host(readout, model, host)
     checks.entry_point("attach", host, f"{model} is a model of {host}")(model, file, readout, output)
@@ -68,8 +66,8 @@ def update_command(
     model: Annotated[Path, typer.Argument(help="MACE .model, NequIP .ckpt or .nequip.zip, with a fitted leverage.")],
     frames: Annotated[List[Path], typer.Option(help="New frames with reference forces, 20 to 50; may be repeated.")],
     output: Annotated[Optional[Path], typer.Option(help="The updated model. [default: MODEL with -updated]")] = None,
-    forces_key: Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")] = None,
-    energy_key: Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")] = None,
+    forces_key: checks.ForcesKey = None,
+    energy_key: checks.EnergyKey = None,
     head: checks.Head = None,
     device: checks.Device = "cpu",
     batch_size: checks.BatchSize = 10,
@@ -82,16 +80,10 @@ def update_command(
     those that the model is going to be used for. Energies and forces stay what they are.
     """
     host = checks.host_of(model)
-    if output is None:
-        ending = ".nequip.zip" if model.name.endswith(".nequip.zip") else model.suffix
-        output = checks.beside(model, f"-updated{ending}")
-    checks.check_model_output(output, model, overwrite)
+    output = checks.model_output(output, model, overwrite, "updated")
     checks.check_device(device)
-    new = checks.read_references(frames, forces_key, energy_key, "new")
+    new = checks.stored_references(frames, host, (forces_key, energy_key), "new")
     options = {"head": head, "device": device, "batch_size": batch_size}
     report = checks.entry_point("update", host, f"{model} is a model of {host}")(model, new, output, **options)
-    for text in report.warnings:
-        checks.warn(text)
-    for line in report.lines():
-        typer.echo(line)
+    checks.tell(report)
     typer.echo(f"Written: {output}")

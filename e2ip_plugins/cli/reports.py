@@ -80,14 +80,13 @@ def compare_command(
     from rich.console import Console
 
     from e2ip_plugins.files import naming
-    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.report.compare import compare, load_both_sets, load_models
     from e2ip_plugins.report.figures import write_figure
     from e2ip_plugins.report.tables import markdown, print_tables, write_json
     from e2ip_plugins.scores.calibration import Calibration
 
     for path in [*files, *(ood or [])]:
-        check_is_file(split_slice(path)[0])
+        checks.whole_file(path)
     calibrations = [None if path == "none" else Calibration.read(path) for path in calibration or []]
     names = None if labels is None else [label.strip() for label in labels.split(",")]
     options = (names, ref_forces, ref_energy, calibrations)
@@ -127,7 +126,7 @@ def ensemble_command(
     isotropic: Annotated[
         bool, typer.Option("--isotropic", help="One variance per atom instead of a matrix: for few members.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    overwrite: checks.Overwrite = False,
     ref_forces: RefForces = None,
     ref_energy: RefEnergy = None,
 ) -> None:
@@ -137,10 +136,9 @@ def ensemble_command(
     denominator) plus, for members with uncertainties, the mean of theirs; so is the variance of the energy where all
     members have one. `e2ip compare` reads the result.
     """
-    from e2ip_plugins.predictions.trajectories import TEXT
     from e2ip_plugins.report.ensemble import combine
 
-    checks.check_output(output, files, overwrite, TEXT)
+    checks.check_output(output, files, overwrite, frames=True)
     for text in combine(files, output, ref_forces, ref_energy, isotropic):
         checks.warn(text)
     typer.echo(f"Written: {output}")
@@ -164,7 +162,7 @@ def calibrate_command(
     ] = None,
     ref_forces: RefForces = None,
     ref_energy: RefEnergy = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file.")] = False,
+    overwrite: checks.Overwrite = False,
 ) -> None:
     """Fit a calibration of predicted covariances to validation frames.
 
@@ -183,14 +181,13 @@ def calibrate_command(
     With every method the file also has quantiles of the largest uncertainty in a frame, from which
     e2ip_plugins.md.Monitor can take its thresholds.
     """
-    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.predictions.copies import distinct
     from e2ip_plugins.predictions.prediction_files import read_predictions
     from e2ip_plugins.scores import calibration_fit, energy_fit, frame_maxima
     from e2ip_plugins.scores.metrics import COVERAGE_LEVELS
     from e2ip_plugins.scores.sample import Sample
 
-    check_is_file(split_slice(file)[0])
+    checks.whole_file(file)
     checks.check_output(output, [file], overwrite)
     methods, levels = method or ["scale"], level or list(COVERAGE_LEVELS)
     calibration_fit.check(methods, levels)
@@ -232,13 +229,11 @@ def view_command(
     Points and atoms are linked: a click on one selects the other. The page is one file of some MB, which any browser
     opens without a network. It is made with chemiscope: pip install 'e2ip-plugins[view]'.
     """
-    from e2ip_plugins.predictions.chunks import check_is_file, split_slice
     from e2ip_plugins.report.viewer import write_page
     from e2ip_plugins.scores.calibration import Calibration
 
-    plain = split_slice(file)[0]
-    check_is_file(plain)
-    output = plain.with_suffix(".html") if output is None else output
+    page = checks.whole_file(file).with_suffix(".html")
+    output = page if output is None else output
     checks.check_output(output, [file], overwrite)
     applied = None if calibration is None else Calibration.read(calibration)
     typer.echo(write_page(file, output, frames, colour.value, scale, applied, ref_forces))

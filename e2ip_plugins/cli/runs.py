@@ -77,7 +77,7 @@ def md_command(
     from e2ip_plugins.md.dynamics import RunOptions, parse_temperature
     from e2ip_plugins.md.run import run
     from e2ip_plugins.predictions.on_request import ON_REQUEST
-    from e2ip_plugins.predictions.trajectories import TEXT, check_output
+    from e2ip_plugins.predictions.trajectories import check_output
 
     host = checks.host_of(model, checks.WITH_COMPILED)
     ramp = parse_temperature(temperature)
@@ -85,7 +85,7 @@ def md_command(
     defaults = {"action": ["stop"], "frames": output.with_name(f"{output.stem}-monitor{output.suffix}")}
     monitored = {"action": action, "check_interval": check_interval, "window": window, "collected": collected}
     watched = _watch(watch, defaults, {"held_out": held_out, "level": level, **monitored})
-    check_output(output, endings=TEXT)
+    check_output(output, frames=True)
     if watched is not None and watched.frames.resolve() == output.resolve():
         raise InputError(f"--collected {watched.frames}: is where all frames go; choose another name")
     frames = checks.read_trajectory(start)
@@ -105,7 +105,7 @@ def md_command(
 def _watch(texts: Optional[List[str]], defaults: Dict[str, Any], options: Dict[str, Any]) -> Any:
     """Return the `Watch` of ``--watch``, None without it; ``options`` need it, by the names that the command has."""
     from e2ip_plugins.md.watch import parse_watch
-    from e2ip_plugins.predictions.trajectories import TEXT, check_output
+    from e2ip_plugins.predictions.trajectories import check_output
 
     chosen = {name: value for name, value in options.items() if value is not None}
     if not texts:
@@ -116,7 +116,7 @@ def _watch(texts: Optional[List[str]], defaults: Dict[str, Any], options: Dict[s
     fields = {"check_interval": "interval", "collected": "frames"}
     named = {fields.get(name, name): value for name, value in chosen.items()}
     watch = parse_watch(texts, **{**defaults, **named, "tell": typer.echo})
-    check_output(watch.frames, "--collected " if "collected" in options else "--frames ", endings=TEXT)
+    check_output(watch.frames, "--collected " if "collected" in options else "--frames ", frames=True)
     return watch
 
 

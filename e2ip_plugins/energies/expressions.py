@@ -86,12 +86,8 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
     """Return the number of the frame that a term names."""
     if key is None and name.isdecimal():
         if int(name) >= len(frames):
-            last = (
-                f"the only frame is 0, got {name}"
-                if len(frames) == 1
-                else f"frames are 0 to {len(frames) - 1}, got {name}"
-            )
-            raise InputError(f"'{text}': there is no such frame: {last}")
+            existing = "the only frame is 0" if len(frames) == 1 else f"frames are 0 to {len(frames) - 1}"
+            raise InputError(f"'{text}': there is no such frame: {existing}, got {name}")
         return int(name)
     numbers = _numbers_by_name(text, frames, key or NAME_KEY)
     chosen = numbers.get(name, [])
@@ -101,11 +97,7 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
         raise InputError(f"'{text}': no frame has the {key or NAME_KEY} '{name}'; there are: {shown}{spaces}")
     if len(chosen) > 1:
         listed = ", ".join(map(str, chosen[:_LISTED])) + ", …" * (len(chosen) > _LISTED)
-        way = (
-            "choose one by its number"
-            if key is None
-            else "choose another key (--key), or numbers of frames without one"
-        )
+        way = "choose another key (--key), or numbers of frames without one" if key else "choose one by its number"
         raise InputError(f"'{text}': {len(chosen)} frames have the {key or NAME_KEY} '{name}' ({listed}); {way}")
     return chosen[0]
 

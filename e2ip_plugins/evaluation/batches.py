@@ -12,12 +12,12 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions
-from e2ip_plugins.keys import CALIBRATION_KEY, FAMILY_KEY, LEVERAGE, MODEL_KEY
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.checks import check_structure
 from e2ip_plugins.predictions.chunks import Chunk, to_atoms
 from e2ip_plugins.predictions.columns import keep_references, put_uncertainties, uncertainties
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.results import calibrated_energies, energy_results
+from e2ip_plugins.scores.results import calibrated_energies, energy_results, origin
 
 #: Info of every frame that is written: its number in the input, from 0.
 FRAME_KEY = "input_frame"
@@ -88,7 +88,7 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
     species = [symbol for frame in batch for symbol in frame.atoms.symbols]
     columns = columns_of(model, outputs, species, options.calibration, options.covariances)
     columns["forces"] = outputs["forces"].cpu().numpy()
-    of_frame = origin_of(model, options.calibration)
+    of_frame = origin(model.family, model.uq_model, options.calibration)
     energies = {key.name: outputs[key.name].cpu() for key in options.frame_outputs if key.name in outputs}
     energies.update(calibrated_energies(options.calibration, energies))
     start, known = 0, uncertainties()
@@ -115,15 +115,6 @@ def predict(model: BatchModel, batch: Sequence[PreparedFrame], options: Evaluate
         atoms.arrays["forces"] = values["forces"]
         results.frames.append(atoms)
     return results
-
-
-def origin_of(model: BatchModel, calibration: Optional[Calibration]) -> Dict[str, str]:
-    """Return the names of family, readout and calibration, as frames and results have them."""
-    assert model.family is not None
-    names = {FAMILY_KEY: model.family.uq_family, MODEL_KEY: model.uq_model}
-    if calibration is not None:
-        names[CALIBRATION_KEY] = Path(calibration.path).name
-    return {name: value for name, value in names.items() if value is not None}
 
 
 def columns_of(

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
 from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions, State
 from e2ip_plugins.files import replacing
-from e2ip_plugins.predictions.chunks import Index, chunks, index_frames, open_frames, start_of
-from e2ip_plugins.predictions.trajectories import TEXT, check_output
+from e2ip_plugins.predictions.chunks import chunks, open_frames, starts_of
+from e2ip_plugins.predictions.trajectories import check_output
 from e2ip_plugins.unfinished import START_ANEW, Unfinished
 
 
@@ -66,10 +66,10 @@ def evaluate(
     """
     check_files(source, output, options.overwrite)
     _check_model(model, options, name)
-    index = index_frames(source) if options.part != (1, 1) else None
+    starts = starts_of(source) if options.part != (1, 1) else None
     # Parts of files with different numbers of frames would not fit together.
-    frames = {"an input of frames": "any number" if index is None else str(index.frames)}
-    first, last, begin = _piece(source, options.part, index)
+    frames = {"an input of frames": "any number" if starts is None else str(len(starts) - 1)}
+    first, last, begin = _piece(options.part, starts)
     with Unfinished(output, {**settings, **options.texts(), **frames}) as file:
         state, digest = State(first), hashlib.sha256()
         if file.state is not None:
@@ -98,7 +98,7 @@ def skipped_file(output: Path) -> Path:
 def check_files(source: Path, output: Path, overwrite: bool = False) -> None:
     """`InputError` for an input that cannot be read and an output that cannot be written."""
     open_frames(source).close()
-    check_output(output, inputs=[source], endings=TEXT, replace=overwrite, permission="--overwrite")
+    check_output(output, inputs=[source], frames=True, replace=overwrite, permission="--overwrite")
 
 
 def _check_model(model: BatchModel, options: EvaluateOptions, name: str) -> None:
@@ -108,13 +108,13 @@ def _check_model(model: BatchModel, options: EvaluateOptions, name: str) -> None
         options.calibration.check(model.family, (), name, model.uq_model)
 
 
-def _piece(source: Path, part: Tuple[int, int], index: Optional[Index]) -> Tuple[int, float, int]:
+def _piece(part: Tuple[int, int], starts: Optional[Sequence[int]]) -> Tuple[int, float, int]:
     """Return the first frame of a part, the frame after its last one, and the byte at which it begins."""
-    if index is None:
+    if starts is None:
         return 0, math.inf, 0
-    i, n = part
-    first, last = index.frames * (i - 1) // n, index.frames * i // n
-    return first, last, start_of(source, index, first)
+    (i, n), frames = part, len(starts) - 1
+    first = frames * (i - 1) // n
+    return first, frames * i // n, starts[first]
 
 
 def _checked_digest(source: Path, begin: int, state: State, part: Path) -> Any:

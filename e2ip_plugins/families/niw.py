@@ -24,15 +24,7 @@ from e2ip_plugins.families.interface import (
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.leverage.form import (
-    FORM,
-    LeverageForm,
-    Support,
-    flattening,
-    inflate,
-    less_evidence,
-    remoteness,
-)
+from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, flattening, inflate, less_evidence, remoteness
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import MIN_NU, aleatoric_factor, evidence, predictive_scale_factor
 

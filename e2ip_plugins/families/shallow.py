@@ -22,14 +22,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.ensemble import Ensemble
-from e2ip_plugins.families.interface import (
-    SCALAR_DAMPER,
-    Option,
-    beta_option,
-    checked_number,
-    force_views,
-    pulled,
-)
+from e2ip_plugins.families.interface import SCALAR_DAMPER, Option, beta_option, checked_number, force_views, pulled
 from e2ip_plugins.keys import FORCE_UNIT_KEY
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.maths.log import SymmetricLog, sym6_adjugate, sym6_determinant

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.force_errors import kinds_of, record_calls
 from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record, gather_objects
@@ -117,21 +117,15 @@ def fit_energies(
         frames = {name: values[chosen] for name, values in table.items()}
         problem = _problem(frames, int(chosen.sum()), species)
         if problem:
-            species_per_head = readout.leverage.species_per_head()
-            kinds = slice(head * species_per_head, (head + 1) * species_per_head)
-            fitted_before = bool(energies.lengths[:, kinds].any())
+            fitted_before = bool(energies.lengths[:, kinds_of(readout.leverage, head)].any())
             text = "error bars of energies stay as they were" if fitted_before else "no error bars of energies"
             report.warnings.append(f"{text}{report.of_head(head)}: {problem}")
             continue
         total, atoms = log_std[head]
         floor = FLOOR * math.exp(total / atoms)
         squares = frames["grown"] + 2.0 * floor * frames["mixed"] + floor**2 * frames["level"]
-        ratios = frames["residual"] ** 2 / squares
-        length = math.sqrt(ratios.mean())
-        # Of a Gaussian ratio, at least.
-        spread = max(ratios.std(ddof=1) / ratios.mean(), math.sqrt(2.0))
-        error = 0.5 * length * spread / math.sqrt(len(ratios))
-        report.energies[head] = FittedLength(length, error, len(ratios))
+        length, error = _factor(frames["residual"] ** 2 / squares)
+        report.energies[head] = FittedLength(length, error, len(squares))
         energies.set_head(head, length, floor)
         fitted = _fit_stress(frames, length * np.sqrt(squares))
         if fitted is not None:
@@ -212,12 +206,16 @@ def _fit_stress(frames: _Table, std: np.ndarray) -> Optional[FittedStress]:
     # One pressure; five components of the deviatoric part.
     hydrostatic = ((pressure - offset) / unit) ** 2 * count / (count - 1)
     rest = np.square(deviatoric).sum((1, 2)) / unit**2 / 5.0
-    factors, errors = [], []
-    for ratios, degrees in ((hydrostatic, 1), (rest, 5)):
-        factors.append(float(np.sqrt(ratios.mean())))
-        spread = max(float(ratios.std(ddof=1) / ratios.mean()) if ratios.any() else 0.0, (2.0 / degrees) ** 0.5)
-        errors.append(0.5 * factors[-1] * spread / count**0.5)
-    return FittedStress((factors[0], factors[1]), (errors[0], errors[1]), offset, offset_error, count)
+    (first, first_error), (second, second_error) = _factor(hydrostatic), _factor(rest, degrees=5)
+    return FittedStress((first, second), (first_error, second_error), offset, offset_error, count)
+
+
+def _factor(ratios: np.ndarray, degrees: int = 1) -> Tuple[float, float]:
+    """Return the factor on standard deviations, and its error, from squared errors in units of variances (F,)."""
+    factor = math.sqrt(ratios.mean())
+    # Of a Gaussian ratio, at least.
+    spread = max(float(ratios.std(ddof=1) / ratios.mean()) if ratios.any() else 0.0, math.sqrt(2.0 / degrees))
+    return factor, 0.5 * factor * spread / math.sqrt(len(ratios))
 
 
 def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:

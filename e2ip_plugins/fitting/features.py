@@ -6,7 +6,7 @@ The fit itself uses `e2ip_plugins.fitting.training_atoms`. The adapters open the
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Callable, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 from torch import Tensor
@@ -101,31 +101,23 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
     InputError
         Species that the model does not know.
     """
-    parts: Dict[str, List[np.ndarray]] = {"scalars": [], "kinds": [], "leverage": [], "forces": []}
+    parts: List[List[np.ndarray]] = []
     vectors: List[np.ndarray] = []
     with record_calls(model.readout) as call:
         for predicted in model.run(frames, forces):
-            atoms = len(call["kinds"])
-            parts["scalars"].append(call["scalars"].cpu().numpy())
-            parts["kinds"].append(call["kinds"].cpu().numpy())
-            parts["leverage"].append(call["outputs"][LEVERAGE.name].cpu().numpy())
-            parts["forces"].append(
-                np.full((atoms, 3), np.nan) if predicted is None else predicted.detach().cpu().double().numpy()
-            )
-            if ENERGY_ERROR_VECTOR.name in call["outputs"]:
-                vectors.append(call["outputs"][ENERGY_ERROR_VECTOR.name].cpu().double().numpy())
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
+            scalars, outputs = call["scalars"], call["outputs"]
+            on_atoms = scalars.new_full((len(scalars), 3), np.nan) if predicted is None else predicted.detach()
+            of_batch = (scalars, call["kinds"], outputs[LEVERAGE.name], on_atoms)
+            parts.append([values.cpu().numpy() for values in of_batch])
+            if ENERGY_ERROR_VECTOR.name in outputs:
+                vectors.append(outputs[ENERGY_ERROR_VECTOR.name].cpu().double().numpy())
+    features, kinds, *others = map(np.concatenate, zip(*parts, strict=True))
+    leverage, predicted_forces = (values.astype(np.float64) for values in others)
+    index = np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames])
     # They are zero where they were never fitted.
     have_vectors = sum(map(len, vectors)) == len(frames) and any(part.any() for part in vectors)
-    return Features(
-        columns["scalars"].astype(np.float64),
-        columns["kinds"],
-        np.repeat(np.arange(len(frames)), [len(frame.atoms) for frame in frames]),
-        columns["leverage"].astype(np.float64),
-        columns["forces"],
-        len(frames),
-        np.concatenate(vectors) if have_vectors else None,
-    )
+    known = np.concatenate(vectors) if have_vectors else None
+    return Features(features.astype(np.float64), kinds, index, leverage, predicted_forces, len(frames), known)
 
 
 def check(model: Passes) -> None:

@@ -10,25 +10,18 @@ Memory does not grow with the number of frames.
 
 import math
 from pathlib import Path
-from typing import Dict, Iterable, Optional, Sequence, Tuple, cast
+from typing import Dict, Iterable, NamedTuple, Optional, Sequence, Tuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.fitting import force_errors
 from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
-from e2ip_plugins.fitting.force_errors import (
-    AtomTable,
-    ForceErrors,
-    by_head,
-    collect_errors,
-    collect_validation,
-    parameters_of,
-    record_calls,
-)
+from e2ip_plugins.fitting.force_errors import AtomTable, ForceErrors, by_head, kinds_of, parameters_of
 from e2ip_plugins.fitting.records import TRAINING, Records, recorded
 from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record, TrainingAtoms, TrainingBatch
@@ -54,7 +47,7 @@ def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) 
     number = sum(bool(np.isfinite(frame.counted_forces).all(-1).any()) for frame in frames)
     if number < FEW_CONFIGURATIONS:
         raise InputError(
-            f"--frames: {number} frame{'s' * (number != 1)} with reference forces; an update needs "
+            f"--frames: {plural(number, 'frame')} with reference forces; an update needs "
             f"{FEW_CONFIGURATIONS}, and 20 to 50 are better"
         )
 
@@ -123,15 +116,17 @@ def fit_leverage(
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
         # These passes run with moments filled but ``fitted`` False: κ is the trained one, the distance is valid.
-        tables = by_head(collect_validation(readout, validation, report, species, records))
-        training_tables = by_head(collect_errors(readout, training_errors, "errors of the training set", records)[0])
+        tables = by_head(force_errors.collect_validation(readout, validation, report, species, records))
+        of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
+        training_tables = by_head(of_training)
         for head, table in tables.items():
             former = _former(leverage, head) if training is None else None
+            atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, former)
             if constant:
-                constants, std = _fit_constant(readout, head, table, training_tables.get(head), form, former)
+                constants, std = _fit_constant(readout, atoms_of)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
-                constants = _fit_growth_and_scale(readout, head, table, training_tables.get(head), form, former)
+                constants = _fit_growth_and_scale(readout, atoms_of)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
         report.warn_of_constants(constant, form.prior_growth)
@@ -145,7 +140,7 @@ def fit_leverage(
 def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]) -> TrainingAtoms:
     """Run a model over training atoms, and return their features."""
     atoms = TrainingAtoms(len(readout.leverage.centres))
-    with record_calls(readout) as call:
+    with force_errors.record_calls(readout) as call:
 
         def make(batch: TrainingBatch) -> Record:
             log_variance = torch.zeros(len(call["kinds"]))
@@ -177,36 +172,34 @@ def _former(leverage: Leverage, head: int) -> Former:
     return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
 
 
-def _fit_growth_and_scale(
-    readout: Readout,
-    head: int,
-    table: AtomTable,
-    training: Optional[AtomTable],
-    form: LeverageForm,
-    former: Optional[Former],
-) -> FittedConstants:
+class _AtomsOfHead(NamedTuple):
+    """What the constants of a head are fitted to: errors in the validation set and the training set."""
+
+    head: int
+    validation: AtomTable
+    training: Optional[AtomTable]
+    form: LeverageForm
+    former: Optional[Former]
+
+
+def _fit_growth_and_scale(readout: Readout, atoms: _AtomsOfHead) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
+    head, table, training, form, former = atoms
     family = readout.family
     validation = Samples(family, parameters_of(readout, table), table, form, former)
     trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
-    readout.leverage.log_factor[_kinds(readout.leverage, head)] = constants.log_scale
+    readout.leverage.log_factor[kinds_of(readout.leverage, head)] = constants.log_scale
     return constants
 
 
-def _fit_constant(
-    readout: Readout,
-    head: int,
-    table: AtomTable,
-    training: Optional[AtomTable],
-    form: LeverageForm,
-    former: Optional[Former],
-) -> Tuple[FittedConstants, Dict[int, float]]:
+def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
+    head, table, training, form, former = atoms
 
     def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
@@ -223,7 +216,7 @@ def _fit_constant(
     fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, variance, std = fits[best]
-    kinds, before = _kinds(leverage, head), np.zeros(len(leverage.log_factor))
+    kinds, before = kinds_of(leverage, head), np.zeros(len(leverage.log_factor))
     if former is None:
         trunk.make_constant(best)
         leverage.log_variance[kinds] = variance
@@ -246,8 +239,3 @@ def _constant_samples(
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
     return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, former)
-
-
-def _kinds(leverage: Leverage, head: int) -> slice:
-    species = leverage.species_per_head()
-    return slice(head * species, (head + 1) * species)

@@ -90,6 +90,12 @@ def record_calls(readout: Readout) -> Iterator[Dict[str, Any]]:
             handle.remove()
 
 
+def kinds_of(leverage: Leverage, head: int) -> slice:
+    """Return the kinds of a head."""
+    species = leverage.species_per_head()
+    return slice(head * species, (head + 1) * species)
+
+
 def parameters_of(readout: Readout, columns: Dict[str, Any]) -> Dict[str, Any]:
     """Return the parameters of a readout's family from a dictionary that has them beside others."""
     return {key.name: columns[key.name] for key in readout.family.parameter_keys}

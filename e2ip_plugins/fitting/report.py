@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.leverage.form import FORM
 
@@ -90,7 +90,7 @@ class FitReport:
                 size = f"standard deviation at leverage 1 {listed} eV/Å, all together +- {error:.0%}"
             lines.append(
                 f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of "
-                f"{c.configurations} {kind} configuration{'s' * (c.configurations != 1)} in nats per atom, lower is "
+                f"{plural(c.configurations, f'{kind} configuration')} in nats per atom, lower is "
                 f"better: {c.nll[0]:.3f} {before}, {c.nll[1]:.3f} {after}"
                 + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
             )
@@ -155,7 +155,7 @@ class FitReport:
         for head, c in self.constants.items():
             if c.configurations < FEW_CONFIGURATIONS:
                 self.warnings.append(
-                    f"{c.configurations} validation configuration{'s' * (c.configurations != 1)}{self.of_head(head)} "
+                    f"{plural(c.configurations, 'validation configuration')}{self.of_head(head)} "
                     "can hardly tell how large the error bars must be: give some dozens"
                 )
             # The growth being for frames unlike them, they may be described a little worse, which the report shows.

@@ -3,7 +3,7 @@
 Of many atoms a sample is kept, whose size is bounded in bytes.
 """
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -57,27 +57,12 @@ def gather_objects(mine: Any) -> List[Any]:
     return gathered
 
 
-class FeaturesByKind(Mapping[int, np.ndarray]):
-    """Features of every kind, made when they are asked for: in memory there is one kind at a time."""
+class TrainingAtoms(Mapping[int, np.ndarray]):
+    """Features (n, D) of training atoms, by kind (head and species).
 
-    def __init__(self, kinds: Iterable[int], features: Callable[[int], np.ndarray]) -> None:
-        self.kinds, self.features = list(kinds), features
-
-    def __getitem__(self, kind: int) -> np.ndarray:
-        return self.features(kind)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.kinds)
-
-    def __len__(self) -> int:
-        return len(self.kinds)
-
-
-class TrainingAtoms:
-    """Features of training atoms, per kind (head and species).
-
-    Of every kind the atoms with the smallest keys are kept (`e2ip_plugins.fitting.sample`), as many as have room. They
-    do not depend on batches, processes or parts, or on the order of these.
+    They are put together when they are asked for, in an order that does not depend on that of the data. Of every kind
+    the atoms with the smallest keys are kept (`e2ip_plugins.fitting.sample`), as many as have room, whatever batches,
+    processes and parts there are, and whatever their order.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -86,13 +71,13 @@ class TrainingAtoms:
         self.count = np.zeros(kinds, dtype=np.int64)
         self.log_variance = np.zeros(kinds)
         self.highest = np.full(kinds, np.iinfo(np.uint64).max, dtype=np.uint64)
-        self.keys: List[List[np.ndarray]] = [[] for _ in range(kinds)]
+        self.kept_keys: List[List[np.ndarray]] = [[] for _ in range(kinds)]
         self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
 
     @property
     def room(self) -> int:
         """Number of atoms of a kind that are kept."""
-        share = max(1, int(np.count_nonzero(self.count))) * max(1, self.row_bytes)
+        share = max(1, len(self)) * max(1, self.row_bytes)
         return max(1, min(MAX_ATOMS, MAX_BYTES // share))
 
     def record(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> Record:
@@ -127,11 +112,11 @@ class TrainingAtoms:
         present = np.unique(kinds)
         for kind in present:
             mask = kinds == kind
-            self.keys[kind].append(record["keys"][mask])
+            self.kept_keys[kind].append(record["keys"][mask])
             self.kept[kind].append(features[mask])
         # A kind that is new takes room from all others.
         for kind in present if self.room == before else np.flatnonzero(self.count):
-            if sum(map(len, self.keys[kind])) > _SLACK * self.room:
+            if sum(map(len, self.kept_keys[kind])) > _SLACK * self.room:
                 self._thin(int(kind))
 
     def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> None:
@@ -139,10 +124,10 @@ class TrainingAtoms:
         self.take(self.record(scalars, kinds, log_variance, batch))
 
     def _thin(self, kind: int) -> None:
-        keys = np.concatenate(self.keys[kind])
+        keys = np.concatenate(self.kept_keys[kind])
         if len(keys) > self.room:
             chosen = smallest(keys, self.room)
-            self.kept[kind], self.keys[kind] = [np.concatenate(self.kept[kind])[chosen]], [keys[chosen]]
+            self.kept[kind], self.kept_keys[kind] = [np.concatenate(self.kept[kind])[chosen]], [keys[chosen]]
             self.highest[kind] = keys[chosen].max()
 
     def gather(self) -> None:
@@ -155,7 +140,7 @@ class TrainingAtoms:
         """
         if distributed():
             self._gather_processes()
-        for kind in np.flatnonzero(self.count).tolist():
+        for kind in self:
             self._thin(kind)
         if self.broken:
             raise InputError(
@@ -168,32 +153,32 @@ class TrainingAtoms:
         brokens, sizes, counts, variances = zip(*gather_objects(mine), strict=True)
         self.broken, self.row_bytes = sum(brokens), max(map(int, sizes))
         self.count, self.log_variance = sum(counts), sum(variances)
-        for kind in np.flatnonzero(self.count).tolist():
+        for kind in self:
             # Keys first: no process sends features that are not going to be kept.
-            keys = np.concatenate([np.empty(0, np.uint64), *self.keys[kind]])
+            keys = np.concatenate([np.empty(0, np.uint64), *self.kept_keys[kind]])
             of_all = np.concatenate(gather_objects(keys))
             highest = of_all[smallest(of_all, self.room)].max()
             kept = np.concatenate(self.kept[kind])[keys <= highest] if len(keys) else None
             parts = gather_objects((keys[keys <= highest], kept))
-            self.keys[kind] = [part for part, _ in parts]
+            self.kept_keys[kind] = [part for part, _ in parts]
             self.kept[kind] = [part for _, part in parts if part is not None]
 
-    def features(self, kind: int) -> np.ndarray:
-        """Return the kept atoms of a kind (n, D), in an order that does not depend on that of the data."""
+    def __getitem__(self, kind: int) -> np.ndarray:
         features = np.concatenate(self.kept[kind]).astype(np.float64)
         return features[np.lexsort(features.T[:2])]
 
-    def by_kind(self) -> FeaturesByKind:
-        """Return the kept atoms of all kinds that have some."""
-        return FeaturesByKind(np.flatnonzero(self.count).tolist(), self.features)
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self.count).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.count))
 
     def store(self, leverage: Leverage, form: LeverageForm = FORM) -> Dict[int, float]:
         """Put the moments into the leverage's buffers; return `Moments.weight` of every kind."""
-        features = self.by_kind()
-        moments = Moments(features, form, leverage.species_per_head())
+        moments = Moments(self, form, leverage.species_per_head())
         # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
         leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
-        for kind in features:
+        for kind in self:
             leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
-        moments.store(leverage, features)
-        return {kind: moments.weight(kind) for kind in features}
+        moments.store(leverage, self)
+        return {kind: moments.weight(kind) for kind in self}

@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Tuple
 import numpy as np
 from ase import Atoms
 
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError, UncertaintyWarning, plural
 from e2ip_plugins.md.dynamics import RunOptions, draw_velocities, make_dynamics
 from e2ip_plugins.md.frames import evaluate_first, non_finite, with_results
 from e2ip_plugins.md.mixtures import results_of
@@ -52,17 +52,13 @@ class Outcome:
 
     def lines(self) -> List[str]:
         """Return the result in words."""
-        lines = [f"{_counted(self.steps, 'step')}, {_counted(self.frames, 'frame')} written"]
+        lines = [f"{plural(self.steps, 'step')}, {plural(self.frames, 'frame')} written"]
         if self.checks:
-            lines.append(f"monitor: {_counted(self.alarms, 'alarm')} in {_counted(self.checks, 'check')}")
+            lines.append(f"monitor: {plural(self.alarms, 'alarm')} in {plural(self.checks, 'check')}")
             lines += [f"monitor: {text}" for text in self.watched]
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return lines
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class _NotFinite(Exception):
@@ -156,7 +152,7 @@ def _run(dynamics: Any, steps: int, frames: _Frames) -> Tuple[str, bool]:
         if error.filename is None:  # no full disk
             raise
         problem = f"cannot be written at step {dynamics.nsteps} ({error.strerror})"
-        kept = f"{_counted(len(frames.steps), 'whole frame')} of the run: {frames.output}"
+        kept = f"{plural(len(frames.steps), 'whole frame')} of the run: {frames.output}"
         raise InputError(f"{error.filename}: {problem}; {kept}") from error
     except InputError:
         # The calculators of MACE and NequIP refuse positions that are not finite.

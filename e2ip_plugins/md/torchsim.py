@@ -1,6 +1,7 @@
 """What the torch-sim models of both adapters share: many structures at a time, with the uncertainties of every atom."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Type, Union
 
@@ -8,15 +9,9 @@ import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
+from e2ip_plugins import keys
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import (
-    ENERGY_OUTPUTS,
-    ENERGY_UNCERTAINTY,
-    FRAME_OUTPUTS,
-    LEVERAGE,
-    STRESS_UNCERTAINTY,
-    OutputKey,
-)
+from e2ip_plugins.keys import OutputKey
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.predictions.on_request import ResultsOnRequest
 from e2ip_plugins.scores.calibration import Calibration
@@ -104,7 +99,8 @@ class UncertainModel:
         InputError
             Positions that are not finite; species that the model or the calibration does not know.
         """
-        numbers, positions, system_idx, pbc = (_field(state, name) for name in _FIELDS)
+        read = state.get if isinstance(state, dict) else functools.partial(getattr, state)
+        numbers, positions, system_idx, pbc = map(read, ("atomic_numbers", "positions", "system_idx", "pbc"))
         check_atoms(numbers.cpu().numpy(), positions.detach().cpu().numpy(), "the batch", self.known_symbols())
         species = [chemical_symbols[z] for z in numbers.tolist()] if self._calibration is not None else []
         if self._calibration is not None:
@@ -123,7 +119,7 @@ class UncertainModel:
 
         if not self._on_request:
             return {**results, **uncertainties(observed.output)}
-        names = [key.name for key in (*self._family.output_keys(), LEVERAGE, *FRAME_OUTPUTS)]
+        names = [key.name for key in (*self._family.output_keys(), keys.LEVERAGE, *keys.FRAME_OUTPUTS)]
         return BatchOnRequest(results, lambda: uncertainties(observed.read_out()), names)
 
     def _group(self, numbers: Tensor, system_idx: Optional[Tensor]) -> None:
@@ -141,24 +137,16 @@ class UncertainModel:
         return {**outputs, **views, **calibrated_energies(self._calibration, outputs)}
 
 
-#: What is read of a state of torch-sim.
-_FIELDS = ("atomic_numbers", "positions", "system_idx", "pbc")
-
-
-def _field(state: Any, name: str) -> Any:
-    return state.get(name) if isinstance(state, dict) else getattr(state, name)
-
-
 def _tensors(family: Type[Family], output: Dict[str, Tensor], frames: int, periodic: bool) -> Dict[str, Tensor]:
     """Return the uncertainties among a model's outputs: of atoms (N, …) and, where they were fitted, of frames (F, …).
 
     Without forces, families that take forces put out nothing.
     """
-    keys = [key for key in (*family.output_keys(), LEVERAGE) if output.get(key.name) is not None]
-    results = {key.name: output[key.name].detach().reshape(-1, *key.shape) for key in keys}
-    of_frames: Sequence[OutputKey] = ENERGY_OUTPUTS if _fitted(output, ENERGY_UNCERTAINTY) else ()
-    if of_frames and periodic and _fitted(output, STRESS_UNCERTAINTY):
-        of_frames = FRAME_OUTPUTS
+    present = [key for key in (*family.output_keys(), keys.LEVERAGE) if output.get(key.name) is not None]
+    results = {key.name: output[key.name].detach().reshape(-1, *key.shape) for key in present}
+    of_frames: Sequence[OutputKey] = keys.ENERGY_OUTPUTS if _fitted(output, keys.ENERGY_UNCERTAINTY) else ()
+    if of_frames and periodic and _fitted(output, keys.STRESS_UNCERTAINTY):
+        of_frames = keys.FRAME_OUTPUTS
     results.update({key.name: output[key.name].detach().reshape(frames, *key.shape) for key in of_frames})
     return results
 

@@ -8,18 +8,16 @@ import io
 import lzma
 import re
 import zlib
+from array import array
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Iterator, List, NamedTuple, Tuple
+from typing import BinaryIO, Iterator, NamedTuple, Sequence, Tuple
 
 import ase
 import ase.io
 from ase.io.formats import open_with_compression
 
 from e2ip_plugins.errors import InputError
-
-#: Frames between two places that `Index` remembers.
-_STRIDE = 1024
 
 
 class Chunk(NamedTuple):
@@ -45,13 +43,6 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         """Byte after its last one."""
         return self.start + len(self.text)
-
-
-class Index(NamedTuple):
-    """Number of frames in a file, and the byte at which every 1024th of them begins."""
-
-    frames: int
-    places: List[int]
 
 
 def check_is_file(path: Path) -> None:
@@ -113,29 +104,12 @@ def chunks(file: BinaryIO, path: Path, number: int = 0, start: int = 0) -> Itera
         raise InputError(f"{path}, frame {number}: cannot be read ({error})") from error
 
 
-def index_frames(path: Path) -> Index:
-    """Return the index of a file, which is read once."""
-    frames, places = 0, []
+def starts_of(path: Path) -> Sequence[int]:
+    """Return the byte at which every frame of a file begins, and at last the one at which it ends."""
+    starts = array("q", [0])
     with open_frames(path) as file:
-        for chunk in chunks(file, path):
-            if chunk.number % _STRIDE == 0:
-                places.append(chunk.start)
-            frames = chunk.number + 1
-    return Index(frames, places)
-
-
-def start_of(path: Path, index: Index, number: int) -> int:
-    """Return the byte at which a frame begins, or at which the file ends."""
-    if not index.frames:
-        return 0
-    nearest = min(number // _STRIDE, len(index.places) - 1)
-    end = 0
-    with open_frames(path) as file:
-        for chunk in chunks(file, path, nearest * _STRIDE, index.places[nearest]):
-            if chunk.number == number:
-                return chunk.start
-            end = chunk.end
-    return end
+        starts.extend(chunk.end for chunk in chunks(file, path))
+    return starts
 
 
 def to_atoms(chunk: Chunk, path: Path) -> ase.Atoms:

@@ -8,18 +8,8 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import per_atom_properties
 
-from e2ip_plugins import families
-from e2ip_plugins.keys import (
-    FORCE_VIEWS,
-    FRAME_KEYS,
-    FRAME_OUTPUTS,
-    LEVERAGE,
-    PREDICTED_KEY,
-    REFERENCE_PREFIX,
-    UNFITTED,
-    WEIGHT_KEYS,
-    OutputKey,
-)
+from e2ip_plugins import families, keys
+from e2ip_plugins.keys import OutputKey
 from e2ip_plugins.predictions.fingerprints import are_predictions, force_sizes
 
 #: Results that ASE's writers and calculators know.
@@ -34,13 +24,17 @@ _STRUCTURE = ("numbers", "positions", "momenta", "masses", "tags", "initial_magm
 
 def uncertainties() -> Dict[str, OutputKey]:
     """Return every per-atom output of every family, by name."""
-    keys = (*FORCE_VIEWS, *(key for family in families.table().values() for key in family.output_keys()), LEVERAGE)
-    return {key.name: key for key in keys}
+    outputs = (
+        *keys.FORCE_VIEWS,
+        *(key for family in families.table().values() for key in family.output_keys()),
+        keys.LEVERAGE,
+    )
+    return {key.name: key for key in outputs}
 
 
 def our_names() -> List[str]:
     """Return the names of everything that this package adds to results: of atoms, of frames, and `FRAME_KEYS`."""
-    return [*uncertainties(), *(key.name for key in FRAME_OUTPUTS), *FRAME_KEYS]
+    return [*uncertainties(), *(key.name for key in keys.FRAME_OUTPUTS), *keys.FRAME_KEYS]
 
 
 def predicted(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
@@ -86,15 +80,15 @@ def put_uncertainties(frame: Atoms, results: Mapping[str, Any], known: Mapping[s
         frame.info.pop(name, None)
     for key in known.values():
         values = np.asarray(results.get(key.name, ()))
-        if values.shape != (len(frame), *key.shape) or (key == LEVERAGE and (values == UNFITTED).all()):
+        if values.shape != (len(frame), *key.shape) or (key == keys.LEVERAGE and (values == keys.UNFITTED).all()):
             continue
         frame.arrays[key.name] = values.reshape(len(frame), -1) if key.shape else values.copy()
-    for name in (*(key.name for key in FRAME_OUTPUTS), *FRAME_KEYS):
+    for name in (*(key.name for key in keys.FRAME_OUTPUTS), *keys.FRAME_KEYS):
         frame.info.pop(name, None)
         if name in results:
             frame.info[name] = results[name]
     if "forces" in results:
-        frame.info[PREDICTED_KEY] = force_sizes(np.asarray(results["forces"]))
+        frame.info[keys.PREDICTED_KEY] = force_sizes(np.asarray(results["forces"]))
 
 
 def keep_references(atoms: Atoms) -> None:
@@ -109,7 +103,7 @@ def keep_references(atoms: Atoms) -> None:
         labels = {}
     for name, value in labels.items():
         target: Dict[str, Any] = atoms.arrays if name in per_atom_properties else atoms.info
-        known = any(REFERENCE_PREFIX.match(str(other)) and str(other).endswith(f"_{name}") for other in target)
+        known = any(keys.REFERENCE_PREFIX.match(str(other)) and str(other).endswith(f"_{name}") for other in target)
         target[f"{'input' if known else 'REF'}_{name}"] = value
 
 
@@ -120,7 +114,7 @@ def without_labels(atoms: Atoms) -> Atoms:
     frames, of other geometries, they would be wrong and be trained on.
     """
     frame = atoms.copy()
-    ours = (*our_names(), *WEIGHT_KEYS)
+    ours = (*our_names(), *keys.WEIGHT_KEYS)
     for columns in (frame.arrays, frame.info):
         # MACE puts a prefix before the names.
         for name in [n for n in columns if n not in _STRUCTURE and (_LABEL.search(str(n)) or str(n).endswith(ours))]:

@@ -10,7 +10,7 @@ import numpy as np
 from ase import Atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
@@ -232,10 +232,11 @@ class FileCheck:
             raise InputError(f"{path}: all of its frames have {word} (config_weight), and count nowhere")
         if self.counting < self.frames:
             word = weight_in_words(self._weights_unused.values())
-            on_note(f"{path}: {_number(self.frames - self.counting)} of {word} left out")
+            on_note(f"{path}: {plural(self.frames - self.counting, 'frame')} of {word} left out")
         word = weight_in_words(self._weights_of_forces.values())
         if self.weightless:
-            on_note(f"{path}: forces of {_number(self.weightless)} have {word} (config_forces_weight) and are left out")
+            frames = plural(self.weightless, "frame")
+            on_note(f"{path}: forces of {frames} have {word} (config_forces_weight) and are left out")
         self._tell_of_predicted(on_note)
         if self.need_forces and self.weightless == self.counting:
             raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
@@ -255,7 +256,7 @@ class FileCheck:
         )
         if self.need_forces:
             raise InputError(f"{first.where}: {problem}")
-        on_note(f"{self.path}: the forces of {_number(self.predicted)} are not used: {problem}")
+        on_note(f"{self.path}: the forces of {plural(self.predicted, 'frame')} are not used: {problem}")
 
 
 def weight_in_words(weights: Iterable[float]) -> str:
@@ -266,10 +267,6 @@ def weight_in_words(weights: Iterable[float]) -> str:
     """
     negative = {weight < 0.0 for weight in weights}
     return "zero or negative weight" if len(negative) > 1 else "negative weight" if True in negative else "weight zero"
-
-
-def _number(frames: int) -> str:
-    return f"{frames} frame{'s' * (frames != 1)}"
 
 
 def labelled(
@@ -293,15 +290,13 @@ def labelled(
     """
     weight, of_forces, of_energy = (weight_of(atoms.info, where, key) for key in WEIGHT_KEYS)
     results = atoms.calc.results if atoms.calc is not None else {}
-    forces = _forces(atoms, {**atoms.arrays, **results}, forces_key, where)
-    energy = _energy(atoms, {**atoms.info, **results}, energy_key, where)
-    stress = _stress(atoms, {**atoms.info, **results})
+    of_atoms, of_frame = {**atoms.arrays, **results}, {**atoms.info, **results}
     return LabelledFrame(
         bare(atoms),
         where,
-        forces=None if forces is None else forces._replace(weight=weight * of_forces),
-        energy=None if energy is None else energy._replace(weight=weight * of_energy),
-        stress=None if stress is None else stress._replace(weight=weight),
+        forces=_label(atoms, where, "forces", of_atoms, forces_key, weight * of_forces),
+        energy=_label(atoms, where, "energy", of_frame, energy_key, weight * of_energy),
+        stress=_label(atoms, where, "stress", of_frame, None, weight),
         weight=weight,
     )
 
@@ -318,46 +313,36 @@ def weight_of(info: Mapping[str, Any], where: str, key: str) -> float:
     return weight
 
 
-def _forces(atoms: Atoms, columns: Mapping[str, Any], key: Optional[str], where: str) -> Optional[Label]:
-    """Return the first forces that are a reference, otherwise predicted ones, otherwise None."""
+def _label(
+    atoms: Atoms, where: str, kind: str, columns: Mapping[str, Any], key: Optional[str], weight: float
+) -> Optional[Label]:
+    """Return the first label of a kind that is a reference, otherwise a predicted one, otherwise None."""
+    names = {"forces": FORCES_KEYS, "energy": ENERGY_KEYS, "stress": STRESS_KEYS}[kind]
+    if kind != "stress":
+        others = (name for name in map(str, columns) if REFERENCE_PREFIX.match(name))
+        names = (*names, *(name for name in others if name.endswith(f"_{kind}")))
     labels = []
-    others = [name for name in columns if REFERENCE_PREFIX.match(name) and name.endswith("_forces")]
-    for name in (key,) if key else (*FORCES_KEYS, *others):
-        values = np.asarray(columns.get(name, ()))
-        if values.shape == (len(atoms), 3) and values.dtype.kind in "fiu":
-            forces = values.astype(np.float64)
-            predicted = name.endswith("forces") and are_predictions(atoms.info, forces, name.removesuffix("forces"))
-            labels.append(Label(forces, name, predicted=predicted))
+    for name in (key,) if key else names:
+        values = _shaped(atoms, kind, np.asarray(columns.get(name, ())))
+        if values is not None:
+            labels.append(Label(values.astype(np.float64), name, weight, _is_predicted(atoms, name, kind)))
         elif key and key in columns:
-            raise InputError(
-                f"{where}: '{key}' is not three numbers per atom; name the reference forces with --forces-key"
-            )
+            wanted = {"forces": "three numbers per atom", "energy": "a number"}[kind]
+            raise InputError(f"{where}: '{key}' is not {wanted}; name the reference {kind} with --{kind}-key")
     return min(labels, key=lambda label: label.predicted, default=None)
 
 
-def _energy(atoms: Atoms, values: Mapping[str, Any], key: Optional[str], where: str) -> Optional[Label]:
-    """Return the first energy that is a reference, otherwise a predicted one, otherwise None."""
-    labels = []
-    others = [str(name) for name in values if REFERENCE_PREFIX.match(str(name)) and str(name).endswith("_energy")]
-    for name in (key,) if key else (*ENERGY_KEYS, *others):
-        value = np.asarray(values.get(name, ()))
-        if value.size == 1 and value.dtype.kind in "fiu":
-            predicted = _is_predicted(atoms, name, "energy")
-            labels.append(Label(value.astype(np.float64).reshape(()), name, predicted=predicted))
-        elif key and key in values:
-            raise InputError(f"{where}: '{key}' is not a number; name the reference energy with --energy-key")
-    return min(labels, key=lambda label: label.predicted, default=None)
-
-
-def _stress(atoms: Atoms, values: Mapping[str, Any]) -> Optional[Label]:
-    """Return the first stress of a frame that is periodic in all directions, a reference before a predicted one."""
-    labels = []
-    for name in STRESS_KEYS if atoms.pbc.all() else ():
-        value = np.asarray(values.get(name, ()))
-        if value.size in (6, 9) and value.dtype.kind in "fiu":
-            matrix = voigt_6_to_full_3x3_stress(value.ravel()) if value.size == 6 else value.reshape(3, 3)
-            labels.append(Label(matrix.astype(np.float64), name, predicted=_is_predicted(atoms, name, "stress")))
-    return min(labels, key=lambda label: label.predicted, default=None)
+def _shaped(atoms: Atoms, kind: str, values: np.ndarray) -> Optional[np.ndarray]:
+    """Return values in the shape of a label; None where they are none, as the stress of a molecule."""
+    if values.dtype.kind not in "fiu":
+        return None
+    if kind == "forces":
+        return values if values.shape == (len(atoms), 3) else None
+    if kind == "energy":
+        return values.reshape(()) if values.size == 1 else None
+    if values.size not in (6, 9) or not atoms.pbc.all():
+        return None
+    return voigt_6_to_full_3x3_stress(values.ravel()) if values.size == 6 else values.reshape(3, 3)
 
 
 def _is_predicted(atoms: Atoms, name: str, ending: str) -> bool:

@@ -21,20 +21,9 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Type,
 import numpy as np
 from ase import Atoms
 
-from e2ip_plugins import families
-from e2ip_plugins.errors import InputError
+from e2ip_plugins import families, keys
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
-from e2ip_plugins.keys import (
-    CALIBRATION_KEY,
-    FAMILY_KEY,
-    FORCE_VIEWS,
-    LEVERAGE,
-    MODEL_KEY,
-    PREDICTED_KEY,
-    REFERENCE_PREFIX,
-    UNFITTED,
-    WEIGHT_KEYS,
-)
 from e2ip_plugins.predictions import energy_columns
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 from e2ip_plugins.predictions.labelled import weight_in_words, weight_of
@@ -197,10 +186,10 @@ def read_predictions(
         forces=forces,
         family=family,
         parameters=parameters,
-        leverage=_leverage(file, prefix + LEVERAGE.name),
+        leverage=_leverage(file, prefix + keys.LEVERAGE.name),
         frames=tuple(f.fingerprint for f in file.frames),
-        calibration=file.agreed(prefix, CALIBRATION_KEY),
-        uq_model=file.agreed(prefix, MODEL_KEY),
+        calibration=file.agreed(prefix, keys.CALIBRATION_KEY),
+        uq_model=file.agreed(prefix, keys.MODEL_KEY),
         index=np.arange(len(file.frames)),
         total=len(file.frames),
         **energy_columns.read_all(path, [frame.info for frame in file.frames], prefix, energy_name),
@@ -218,17 +207,13 @@ def _weighted(p: Predictions, frames: np.ndarray, forces: np.ndarray, energies: 
     remarks = []
     if len(chosen) < p.total:
         word = weight_in_words(frames[frames <= 0.0])
-        remarks.append(f"{_frames(p.total - len(chosen))} of {word} (config_weight) left out")
+        remarks.append(f"{plural(p.total - len(chosen), 'frame')} of {word} (config_weight) left out")
     if without := int((~counted[chosen]).sum()):
         word = weight_in_words(forces[chosen][~counted[chosen]])
-        remarks.append(f"forces of {_frames(without)} have {word} (config_forces_weight) and are left out")
+        remarks.append(f"forces of {plural(without, 'frame')} have {word} (config_forces_weight) and are left out")
     reference_energy = np.where(frames * energies > 0.0, p.reference_energy, np.nan)
     weighted = replace(p, reference_energy=reference_energy, remarks=tuple(remarks)).with_forces_of(counted)
     return weighted.only(chosen)
-
-
-def _frames(number: int) -> str:
-    return f"{number} frame{'s' * (number != 1)}"
 
 
 class _FrameColumns(NamedTuple):
@@ -258,7 +243,7 @@ class _FrameColumns(NamedTuple):
 
     def has_uncertainties(self, prefix: str) -> bool:
         """Return whether forces of this prefix come with a family's parameters or views."""
-        views = any(prefix + key.name in self.arrays for key in FORCE_VIEWS)
+        views = any(prefix + key.name in self.arrays for key in keys.FORCE_VIEWS)
         return views or self.family_of(prefix) is not None
 
 
@@ -291,14 +276,13 @@ class _File(NamedTuple):
     def weights(self) -> Tuple[np.ndarray, ...]:
         """Return the weights (F,) of frames, their forces and their energies, 1 where the file has none."""
         places = [(frame.info, f"{self.path}, frame {i}") for i, frame in enumerate(self.frames)]
-        return tuple(np.array([weight_of(info, where, key) for info, where in places]) for key in WEIGHT_KEYS)
+        return tuple(np.array([weight_of(info, where, key) for info, where in places]) for key in keys.WEIGHT_KEYS)
 
     def check_sizes(self, prefix: str, forces: np.ndarray) -> None:
         """Raise `InputError` where forces (N, 3) are other ones than the file's uncertainties were predicted with."""
-        for i, (frame, of_frame) in enumerate(
-            zip(self.frames, np.split(forces, np.cumsum(self.sizes)[:-1]), strict=True)
-        ):
-            if prefix + PREDICTED_KEY in frame.info and not are_predictions(frame.info, of_frame, prefix):
+        by_frame = np.split(forces, np.cumsum(self.sizes)[:-1])
+        for i, (frame, of_frame) in enumerate(zip(self.frames, by_frame, strict=True)):
+            if prefix + keys.PREDICTED_KEY in frame.info and not are_predictions(frame.info, of_frame, prefix):
                 raise InputError(
                     f"{self.path}: '{prefix}forces' of frame {i} are not those that were predicted with its "
                     "uncertainties: it was labelled afterwards; e2ip evaluate predicts anew and keeps such labels"
@@ -336,7 +320,7 @@ def _reference_name(path: Path, frame: _FrameColumns, wanted: Optional[str], req
         if required:
             raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
         return None
-    candidates = [name for name in names if REFERENCE_PREFIX.match(name)]
+    candidates = [name for name in names if keys.REFERENCE_PREFIX.match(name)]
     if len(candidates) > 1:
         raise InputError(
             f"{path}: several columns may be the reference: {_listed(candidates)}; choose with --ref-forces"
@@ -364,12 +348,12 @@ def _prediction_prefix(path: Path, frame: _FrameColumns, reference: Optional[str
 
 def _uncertain(frame: _FrameColumns, prefix: str) -> bool:
     """Return whether forces of this prefix come with a family's name, parameters or views."""
-    return prefix + FAMILY_KEY in frame.info or frame.has_uncertainties(prefix)
+    return prefix + keys.FAMILY_KEY in frame.info or frame.has_uncertainties(prefix)
 
 
 def _family(file: _File, prefix: str) -> Optional[Type[Family]]:
     """Return the predictive family that a file names, otherwise the one whose parameters it holds."""
-    frame, name = file.frames[0], file.agreed(prefix, FAMILY_KEY)
+    frame, name = file.frames[0], file.agreed(prefix, keys.FAMILY_KEY)
     family = families.of_file(name, str(file.path)) if name is not None else frame.family_of(prefix)
     if family is None and not _uncertain(frame, prefix):
         return None
@@ -390,8 +374,8 @@ def _family(file: _File, prefix: str) -> Optional[Type[Family]]:
 def _leverage(file: _File, name: str) -> Optional[np.ndarray]:
     if not any(name in frame.arrays for frame in file.frames):
         return None
-    values = file.column(name, LEVERAGE.shape)
-    values[values == UNFITTED] = np.nan
+    values = file.column(name, keys.LEVERAGE.shape)
+    values[values == keys.UNFITTED] = np.nan
     file.refuse(values < 0.0, f"{name} is negative")
     return values
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from array import array
 from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
@@ -9,7 +10,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from e2ip_plugins.predictions.checks import check_atoms
-from e2ip_plugins.predictions.chunks import Chunk, chunks, open_frames, split_slice, to_atoms
+from e2ip_plugins.predictions.chunks import Chunk, chunks, open_frames, split_slice, starts_of, to_atoms
 from e2ip_plugins.predictions.labelled import FileCheck, LabelledFrame, is_isolated, labelled
 from e2ip_plugins.predictions.trajectories import TEXT, read_all
 
@@ -39,35 +40,29 @@ class TextFile(FrameSource):
     def __init__(self, path: Path, keys: Tuple[Optional[str], Optional[str]]) -> None:
         self.name, (self.path, self.slice), self.keys = path, split_slice(path), keys
         open_frames(self.path).close()
-        self.places = np.empty(0, dtype=np.int64)
+        self.places: Sequence[int] = ()
         self.chosen: Sequence[int] = range(0)
         self._file: Optional[BinaryIO] = None
 
     def walk(self) -> Iterator[Optional[LabelledFrame]]:
         """Yield all frames."""
-        places: List[np.ndarray] = []
         # A slice may count from the end of the file.
         if self.slice != ":":
-            with open_frames(self.path) as file:
-                self.places = np.array([chunk.start for chunk in chunks(file, self.path)], dtype=np.int64)
+            self.places = starts_of(self.path)
             bounds = [int(text) if text else None for text in self.slice.split(":")]
             if len(bounds) == 1 and bounds[0] is not None:
                 # One frame; -1 is the last one.
                 bounds = [bounds[0], bounds[0] + 1 or None]
-            self.chosen = range(len(self.places))[slice(*bounds)]
+            self.chosen = range(len(self.places) - 1)[slice(*bounds)]
             for number, chosen in enumerate(self.chosen):
                 yield self._frame(self._chunk(chosen), number)
             return
+        places = array("q")
         with open_frames(self.path) as file:
-            block: List[int] = []
             for chunk in chunks(file, self.path):
-                block.append(chunk.start)
-                if len(block) == 4096:
-                    places.append(np.array(block, dtype=np.int64))
-                    block = []
+                places.append(chunk.start)
                 yield self._frame(chunk, chunk.number)
-        self.places = np.concatenate([*places, np.array(block, dtype=np.int64)])
-        self.chosen = range(len(self.places))
+        self.places, self.chosen = places, range(len(places))
 
     def read(self, number: int) -> LabelledFrame:
         """Return a frame by its number in the slice."""
@@ -82,7 +77,7 @@ class TextFile(FrameSource):
     def _chunk(self, number: int) -> Chunk:
         if self._file is None:
             self._file = open_frames(self.path)
-        return next(chunks(self._file, self.path, number, int(self.places[number])))
+        return next(chunks(self._file, self.path, number, self.places[number]))
 
 
 class InMemory(FrameSource):

@@ -2,9 +2,8 @@
 
 import io
 import tempfile
-from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Tuple
 
 import ase.io
 from ase import Atoms
@@ -33,25 +32,15 @@ def read_all(path: Path, format: Optional[str] = None) -> List[Atoms]:
     except Exception as error:
         if not path.stat().st_size:
             raise InputError(f"{path}: has no frames") from error
+        # Frame by frame, the first bad one is found.
+        for chunk in _chunks(path) if format == "extxyz" or path.suffix in TEXT else ():
+            to_atoms(chunk, path)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        where, cut = str(path), ""
-        if format == "extxyz" or path.suffix in TEXT:
-            where += f", frame {_readable_frames(path, format)}"
-            cut = "; its last frame is cut off" if is_cut_off(path) else ""
-        raise InputError(f"{where}: ASE cannot read it ({reason}){cut}") from error
+        raise InputError(f"{path}: ASE cannot read it ({reason})") from error
     frames = [frames] if isinstance(frames, Atoms) else frames
     if not frames:
         raise InputError(f"{wanted}: has no frames")
     return frames
-
-
-def _readable_frames(path: Path, format: Optional[str]) -> int:
-    """Return the number of frames before the first that ASE cannot read."""
-    count = 0
-    with suppress(Exception):
-        for _ in ase.io.iread(path, index=":", format=format):
-            count += 1
-    return count
 
 
 def read_trajectory(path: Path, may_be_empty: bool = False) -> Tuple[List[Atoms], str]:
@@ -104,14 +93,6 @@ def whole_bytes(path: Path) -> int:
     return sum(len(chunk.text) for chunk in _chunks(path) if chunk.complete)
 
 
-def is_cut_off(path: Path) -> bool:
-    """Return whether the last frame of an extxyz file is cut off; False for other files."""
-    try:
-        return not all(chunk.complete for chunk in _chunks(path))
-    except InputError:
-        return False
-
-
 def check_end(path: Path, option: str = "") -> None:
     """Raise `InputError` for an extxyz file whose last frame is cut off: a frame added to it would be broken."""
     if not all(chunk.complete for chunk in _chunks(path)):
@@ -125,7 +106,7 @@ def check_output(
     option: str = "",
     *,
     inputs: Iterable[Path] = (),
-    endings: Sequence[str] = (),
+    frames: bool = False,
     replace: bool = False,
     permission: str = "",
 ) -> None:
@@ -139,8 +120,8 @@ def check_output(
         Text before the path in messages, such as ``--output`` with a space.
     inputs : iterable of Path
         Files that are never replaced.
-    endings : sequence of str
-        Endings that the name of a file of frames may have; any name may be given without them.
+    frames : bool
+        Whether frames go into the file, whose name then ends as those of extxyz files do.
     replace : bool
         Whether an existing file may be replaced, or appended to.
     permission : str
@@ -156,8 +137,8 @@ def check_output(
         raise InputError(f"{name}: is a file that this command reads; choose another name")
     if path.exists() and not replace:
         raise InputError(f"{name}: is there already; choose another name{permission and f', or {permission}'}")
-    if endings and path.suffix not in endings:
-        raise InputError(f"{name}: frames go into an extxyz file, {' or '.join(endings)}")
+    if frames and path.suffix not in TEXT:
+        raise InputError(f"{name}: frames go into an extxyz file, {' or '.join(TEXT)}")
     try:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:

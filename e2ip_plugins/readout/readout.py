@@ -114,32 +114,12 @@ class Readout(nn.Module):
         cells : (F, 3, 3), optional
             In Å; None: stresses have no error bars.
         """
+        atoms = (invariant, equivariant, species, neighbours, edges, node_heads)
+        arguments = (*atoms, positions, create_graph, frames, num_frames)
         if torch.jit.is_scripting():
-            outputs, vectors = self._plain(
-                invariant,
-                equivariant,
-                species,
-                neighbours,
-                edges,
-                node_heads,
-                positions,
-                create_graph,
-                frames,
-                num_frames,
-            )
+            outputs, vectors = self._plain(*arguments)
         else:
-            outputs, vectors = self._predict(
-                invariant,
-                equivariant,
-                species,
-                neighbours,
-                edges,
-                node_heads,
-                positions,
-                create_graph,
-                frames,
-                num_frames,
-            )
+            outputs, vectors = self._predict(*arguments)
         if vectors is not None:
             outputs["energy_error_vector"] = vectors
             std = torch.linalg.vector_norm(vectors, dim=1)
@@ -155,12 +135,9 @@ class Readout(nn.Module):
 
     def _predict(self, *arguments: Any) -> Tuple[Dict[str, Tensor], Optional[Tensor]]:
         """As `_plain`, on a GPU with few launches where that is possible."""
-        invariant, equivariant, species, neighbours, edges, node_heads = arguments[:6]
-        _, create_graph, frames, num_frames = arguments[6:]
-        outputs = None
-        if not create_graph:
-            energies = num_frames > 0
-            outputs = fused.predict(self, invariant, equivariant, species, neighbours, edges, node_heads, energies)
+        species, (create_graph, frames, num_frames) = arguments[2], arguments[7:]
+        inputs = (*arguments[:6], num_frames > 0)
+        outputs = None if create_graph else fused.predict(self, *inputs)
         if outputs is None:
             return self._plain(*arguments)
         weights, whitened = outputs.pop("weights"), outputs.pop("whitened")

@@ -35,7 +35,7 @@ def load_models(
     """
     files = [Path(path) for path in paths]
     labels, calibrations = _labels(files, labels, calibrations), _one_each(files, calibrations)
-    return _score_all(labels, read_same_frames(files, ref_forces, ref_energy, copies=copies), calibrations)
+    return list(map(score, labels, read_same_frames(files, ref_forces, ref_energy, copies=copies), calibrations))
 
 
 def load_both_sets(
@@ -68,7 +68,7 @@ def load_both_sets(
         )
     for label, a, b in zip(labels, inside, outside, strict=True):
         _check_one_model(label, a, b)
-    return _score_all(labels, inside, calibrations), _score_all(labels, outside, calibrations)
+    return list(map(score, labels, inside, calibrations)), list(map(score, labels, outside, calibrations))
 
 
 def _check_one_model(label: str, a: Predictions, b: Predictions) -> None:
@@ -86,12 +86,6 @@ def _check_one_model(label: str, a: Predictions, b: Predictions) -> None:
 
 def _uncertainties(p: Predictions) -> str:
     return f"uncertainties of family '{p.family.uq_family}'" if p.family else "no uncertainties"
-
-
-def _score_all(
-    labels: Sequence[str], predictions: Sequence[Predictions], calibrations: Sequence[Optional[Calibration]]
-) -> List[ScoredModel]:
-    return [score(*of_model) for of_model in zip(labels, predictions, calibrations, strict=True)]
 
 
 def _one_each(files: List[Path], calibrations: Sequence[Optional[Calibration]]) -> List[Optional[Calibration]]:

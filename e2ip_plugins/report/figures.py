@@ -79,11 +79,8 @@ def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[Score
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         handles = [Patch(color=look.colours[m.label], label=m.label) for m in models]
-        title = (
-            "panels in which no set is named: in distribution"
-            if ood and any("pit" in m.scores for m in models)
-            else None
-        )
+        several_sets = ood and any("pit" in m.scores for m in models)
+        title = "panels in which no set is named: in distribution" if several_sets else None
         # A letter of 10.5 points takes about 0.09 inches, a patch and its space 0.8.
         room = int(size[0] / (0.8 + 0.09 * max(len(m.label) for m in models)))
         ncols = max(1, min(len(models), room, 5))

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from e2ip_plugins.errors import plural
 from e2ip_plugins.keys import KCAL_PER_MOL
 from e2ip_plugins.report.verdict import verdicts
 
@@ -164,16 +165,19 @@ def sections(result: dict, unit: str) -> List[Section]:
 
 
 def cell(row: ReportRow, summary: dict, unit: str) -> str:
-    """Return one figure in the table's unit; empty where there is none."""
-    _, _, factor, digits = REPORT_UNITS[unit]
+    """Return one figure in the table's unit, with its sampling error or interval if it has one; empty without it."""
     key = "nll_kcal" if row.kind == "nll" and unit == "kcal" else row.key
     value: Optional[float] = summary.get(key)
     if value is None:
         return ""
-    if row.kind in ("force", "energy"):
-        error = summary.get(f"{row.key}_error")  # from sampling
-        return f"{value * factor:.{digits}f}" + (f" ± {error * factor:.{digits}f}" if error else "")
-    return f"{value:.4f}" if row.key == "calibration_error" else f"{value:.3f}"
+    _, _, factor, digits = REPORT_UNITS[unit]
+    if row.kind not in ("force", "energy"):
+        factor, digits = 1.0, 4 if key == "calibration_error" else 3
+    error, interval = summary.get(f"{key}_error"), (summary.get("interval95") or {}).get(key)
+    after = f" ± {error * factor:.{digits}f}" if error else ""
+    if interval is not None:
+        after = " ({:.{d}f} to {:.{d}f})".format(*(factor * end for end in interval), d=digits)
+    return f"{value * factor:.{digits}f}{after}"
 
 
 def title(row: ReportRow, unit: str) -> str:
@@ -224,10 +228,6 @@ def _conformal_rows(of_models: List[Dict[str, dict]], name: str = "") -> List[Li
     return rows
 
 
-def _have_leverage(result: dict) -> bool:
-    return any(m["overall"]["leverage"] is not None for _, m in named_reports(result))
-
-
 def species_table(result: dict, unit: str) -> List[List[str]]:
     """Return one row per species, model and set that has it, with the most telling figures as columns."""
     rows, reports = [r for r in REPORT_ROWS if r.short], named_reports(result)
@@ -256,7 +256,7 @@ def energies_table(result: dict, unit: str) -> List[List[str]]:
         numbers = ["" if figures is None else _number_of(figures) for figures in of_models]
         table.append([f"{name}: number", "", *numbers])
         for row in ENERGY_ROWS:
-            cells = ["" if figures is None else _energy_cell(row, figures, kind, unit) for figures in of_models]
+            cells = ["" if figures is None else cell(row, figures, unit) for figures in of_models]
             table.append([f"{name}: {_energy_title(row, kind, unit)}", row.ideal, *cells])
         if kind == "frames":
             table += _conformal_rows([_conformal_of_energies(m) for _, m in reports], f"{name}: ")
@@ -271,20 +271,6 @@ def _number_of(figures: dict) -> str:
 def _energy_title(row: ReportRow, kind: str, unit: str) -> str:
     title_per_atom = title(row, unit)
     return title_per_atom.replace("/atom", "") if kind == "pairs" else title_per_atom
-
-
-def _energy_cell(row: ReportRow, figures: dict, kind: str, unit: str) -> str:
-    """Return one figure with its interval, where it has one."""
-    key = "nll_kcal" if row.kind == "nll" and unit == "kcal" else row.key
-    if figures[key] is None:
-        return ""
-    _, _, factor, digits = REPORT_UNITS[unit]
-    factor = factor if row.kind == "energy" else 1.0
-    if row.kind != "energy":
-        digits = 4 if key == "calibration_error" else 3
-    value, interval = figures[key], (figures["interval95"] or {}).get(key)
-    ends = "" if interval is None else " ({:.{d}f} to {:.{d}f})".format(*(factor * x for x in interval), d=digits)
-    return f"{factor * value:.{digits}f}{ends}"
 
 
 def frames_table(result: dict) -> List[List[str]]:
@@ -318,8 +304,7 @@ def verdict_lines(result: dict) -> List[str]:
 
 
 def _size(report: dict) -> str:
-    frames, atoms = report["frames"], report["overall"]["atoms"]
-    return f"{frames} frame{'s' * (frames != 1)}, {atoms} atom{'s' * (atoms != 1)}"
+    return f"{plural(report['frames'], 'frame')}, {plural(report['overall']['atoms'], 'atom')}"
 
 
 def markdown(result: dict, unit: str, figure: str) -> str:
@@ -338,7 +323,7 @@ def markdown(result: dict, unit: str, figure: str) -> str:
         lines += ["", f"## {section.title}", "", *section.lines()]
     present = {
         "all": True,
-        "leverage": _have_leverage(result),
+        "leverage": any(m["overall"]["leverage"] is not None for _, m in named_reports(result)),
         "conformal": any(_conformal(m) for _, m in named_reports(result)),
         "ood": "ood" in result,
         "energies": have_energies(result),

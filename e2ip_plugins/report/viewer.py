@@ -50,12 +50,16 @@ class Shown(NamedTuple):
     predictions : Predictions
     frames : list of ase.Atoms
         The structures, in the order of ``predictions``.
+    values, covariance
+        What `atom_values` returns of them.
     scale : float
         Å of an ellipsoid's half axis for 1 eV/Å.
     """
 
     predictions: Predictions
     frames: List[Atoms]
+    values: Dict[str, np.ndarray]
+    covariance: np.ndarray
     scale: float
 
 
@@ -106,9 +110,9 @@ def write_page(
         missing = {"error": "reference forces", "leverage": "leverage"}[colour]
         raise InputError(f"--colour {colour}: {path} has no {missing}; take --colour deviation")
     scale = _scale(covariance) if scale is None else scale
-    shown = Shown(chosen, [every[i] for i in chosen.index], scale)
+    shown = Shown(chosen, [every[i] for i in chosen.index], values, covariance, scale)
     words = _in_words(shown, len(predictions.sizes))
-    dataset = _dataset(chemiscope, shown, values, covariance, COLOURS[colour], words)
+    dataset = _dataset(chemiscope, shown, COLOURS[colour], words)
     with replacing(output) as unfinished:
         unfinished.write_text(_page(Path(path).name, words, dataset, script, chemiscope.__version__), encoding="utf-8")
     return words
@@ -219,23 +223,16 @@ def _in_words(shown: Shown, total: int) -> str:
     )
 
 
-def _dataset(
-    chemiscope: Any,
-    shown: Shown,
-    values: Dict[str, np.ndarray],
-    covariance: np.ndarray,
-    colour: str,
-    words: str,
-) -> Dict[str, Any]:
+def _dataset(chemiscope: Any, shown: Shown, colour: str, words: str) -> Dict[str, Any]:
     """Return what chemiscope draws, ready for JSON."""
-    p = shown.predictions
+    p, values = shown.predictions, shown.values
     properties: Dict[str, Dict[str, Any]] = {}
     for name, numbers in values.items():
         unit = {} if name == LEVERAGE else {"units": "eV/Å"}
         properties[name] = {"target": "atom", "values": np.round(numbers, 6), **unit}
     properties["element"] = {"target": "atom", "values": p.species}
     properties["frame of the file"] = {"target": "structure", "values": p.index.astype(float)}
-    shapes = {"covariance": _shape("ellipsoid", [ellipsoid(matrix, shown.scale) for matrix in covariance])}
+    shapes = {"covariance": _shape("ellipsoid", [ellipsoid(matrix, shown.scale) for matrix in shown.covariance])}
     if ERROR in values:
         shapes["error"] = _shape("arrow", _arrows(p, shown.scale))
     structures = [Atoms(a.numbers, a.positions, cell=a.cell, pbc=a.pbc) for a in shown.frames]

@@ -10,17 +10,9 @@ from typing import Callable, Dict, List, Sequence
 import numpy as np
 
 from e2ip_plugins.errors import InputError
+from e2ip_plugins.scores import calibration_constants
 from e2ip_plugins.scores.calibration import Calibration
-from e2ip_plugins.scores.calibration_constants import (
-    MAX_FACTOR,
-    Fitted,
-    fit_floor,
-    fit_scale,
-    fit_species_scale,
-    geometric_mean,
-    unchanged,
-    useless,
-)
+from e2ip_plugins.scores.calibration_constants import Fitted
 from e2ip_plugins.scores.conformal import configurations_for, conformal_radii, unreachable_levels
 from e2ip_plugins.scores.metrics import COVERAGE_LEVELS, calibration_error
 from e2ip_plugins.scores.sample import Sample
@@ -33,10 +25,10 @@ CALIBRATION_METHODS = ("floor", "scale", "species-scale", "conformal")
 FEW_CONFIGURATIONS = 10
 
 _FITS: Dict[str, Callable[[Sample, List[str]], Fitted]] = {
-    "none": unchanged,
-    "floor": fit_floor,
-    "scale": fit_scale,
-    "species-scale": fit_species_scale,
+    "none": calibration_constants.unchanged,
+    "floor": calibration_constants.fit_floor,
+    "scale": calibration_constants.fit_scale,
+    "species-scale": calibration_constants.fit_species_scale,
 }
 
 
@@ -97,7 +89,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
         )
     factor, floor = _FITS[method](fitting, notes)
     # Some species may only be in the other half.
-    mean = geometric_mean(list(factor.values()))
+    mean = calibration_constants.geometric_mean(list(factor.values()))
     calibration = Calibration(
         methods=tuple(name for name in CALIBRATION_METHODS if name in methods),
         uq_family=sample.family.uq_family,
@@ -144,8 +136,8 @@ def _radii(sample: Sample, levels: Sequence[float], method: str, notes: List[str
         )
     notes += unreachable_levels(radii, count)
     largest = max((radius for radius in radii.values() if math.isfinite(radius)), default=0.0)
-    if largest**2 > MAX_FACTOR:
-        notes.append(useless(f"a radius of {largest:.1e}"))
+    if largest**2 > calibration_constants.MAX_FACTOR:
+        notes.append(calibration_constants.useless(f"a radius of {largest:.1e}"))
     return radii
 
 

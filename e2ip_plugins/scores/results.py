@@ -10,26 +10,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from e2ip_plugins import keys
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.families.interface import Family, committee_views
-from e2ip_plugins.keys import (
-    CALIBRATION_KEY,
-    ENERGY_OUTPUTS,
-    ENERGY_UNCERTAINTY,
-    FAMILY_KEY,
-    FORCE_VIEWS,
-    FRAME_OUTPUTS,
-    LEVERAGE,
-    MODEL_KEY,
-    STRESS_COV,
-    STRESS_UNCERTAINTY,
-)
 from e2ip_plugins.predictions.columns import our_names
 from e2ip_plugins.readout.gradient import Uncertainty, evaluate
 from e2ip_plugins.readout.readout import unfitted
 from e2ip_plugins.scores.calibration import Calibration
 
-_FRAME_NAMES = tuple(key.name for key in FRAME_OUTPUTS)
+_FRAME_NAMES = tuple(key.name for key in keys.FRAME_OUTPUTS)
 
 #: Modules of this project, in which no warning is shown.
 _PACKAGES = ("e2ip_plugins", "nequip_ext", "mace_ext")
@@ -70,13 +59,18 @@ def model_results(
     InputError
         For a calibration of another family or of other species.
     """
-    names = {FAMILY_KEY: family.uq_family, MODEL_KEY: uq_model}
-    if calibration is not None:
-        names[CALIBRATION_KEY] = Path(calibration.path).name
     views = _in_units(family, outputs, (force_factor, energy_factor), calibration, species)
     results = {name: value.cpu().numpy() for name, value in views.items()}
     results.update(energy_results({name: results.pop(name, ()) for name in _FRAME_NAMES}, 0, periodic))
-    return {**results, **{key: name for key, name in names.items() if name is not None}}
+    return {**results, **origin(family, uq_model, calibration)}
+
+
+def origin(family: Type[Family], uq_model: Optional[str], calibration: Optional[Calibration]) -> Dict[str, str]:
+    """Return the names of family, readout and calibration, as frames and results have them."""
+    names = {keys.FAMILY_KEY: family.uq_family, keys.MODEL_KEY: uq_model}
+    if calibration is not None:
+        names[keys.CALIBRATION_KEY] = Path(calibration.path).name
+    return {name: value for name, value in names.items() if value is not None}
 
 
 def energy_results(outputs: Mapping[str, Any], frame: int, periodic: bool = True) -> Dict[str, Any]:
@@ -84,11 +78,11 @@ def energy_results(outputs: Mapping[str, Any], frame: int, periodic: bool = True
 
     Those of the stress are for frames that are ``periodic`` in all directions.
     """
-    names = _FRAME_NAMES if periodic else [key.name for key in ENERGY_OUTPUTS]
+    names = _FRAME_NAMES if periodic else [key.name for key in keys.ENERGY_OUTPUTS]
     values = {name: outputs[name][frame] for name in names if len(outputs.get(name, ()))}
-    if not values or not float(values[ENERGY_UNCERTAINTY.name]) > 0.0:
+    if not values or not float(values[keys.ENERGY_UNCERTAINTY.name]) > 0.0:
         return {}
-    of_stress = (STRESS_UNCERTAINTY.name, STRESS_COV.name)
+    of_stress = (keys.STRESS_UNCERTAINTY.name, keys.STRESS_COV.name)
     if of_stress[0] in values and not np.asarray(values[of_stress[0]]).any():
         values = {name: value for name, value in values.items() if name not in of_stress}
     return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
@@ -126,15 +120,15 @@ def committee_results(
         Energies of the members in eV, for the standard deviation of their mean's error where all members have one.
     """
     of_members = [family.outputs_in_units(outputs, force_factor) for family, outputs in members]
-    views = {key.name: torch.stack([views[key.name] for views in of_members]) for key in FORCE_VIEWS}
+    views = {key.name: torch.stack([views[key.name] for views in of_members]) for key in keys.FORCE_VIEWS}
     results = committee_views(views, torch.as_tensor(forces, device=views["forces_cov"].device))
-    if all(LEVERAGE.name in outputs for _, outputs in members):
-        results[LEVERAGE.name] = torch.stack([outputs[LEVERAGE.name] for _, outputs in members]).mean(0)
+    if all(keys.LEVERAGE.name in outputs for _, outputs in members):
+        results[keys.LEVERAGE.name] = torch.stack([outputs[keys.LEVERAGE.name] for _, outputs in members]).mean(0)
     arrays: Dict[str, Any] = {name: value.cpu().numpy() for name, value in results.items()}
-    of_energies = [float(outputs.get(ENERGY_UNCERTAINTY.name, torch.zeros(1))[0]) for _, outputs in members]
+    of_energies = [float(outputs.get(keys.ENERGY_UNCERTAINTY.name, torch.zeros(1))[0]) for _, outputs in members]
     if len(np.ravel(energies)) == len(members) and min(of_energies) > 0.0:
         variance = np.square(energy_factor * np.array(of_energies)).mean() + np.var(np.asarray(energies), ddof=1)
-        arrays[ENERGY_UNCERTAINTY.name] = float(np.sqrt(variance))
+        arrays[keys.ENERGY_UNCERTAINTY.name] = float(np.sqrt(variance))
     return arrays
 
 
@@ -178,10 +172,10 @@ def _in_units(
         calibration.check(family, species, "this structure")
         views = calibration.in_units(family, outputs, force_factor, species)
     # The leverage, which is no output of the family, has no unit.
-    others = {name: value for name, value in outputs.items() if name == LEVERAGE.name}
+    others = {name: value for name, value in outputs.items() if name == keys.LEVERAGE.name}
     units = dict.fromkeys(_FRAME_NAMES, energy_factor)
-    units[STRESS_UNCERTAINTY.name] = force_factor**3 / energy_factor**2
-    units[STRESS_COV.name] = units[STRESS_UNCERTAINTY.name] ** 2
+    units[keys.STRESS_UNCERTAINTY.name] = force_factor**3 / energy_factor**2
+    units[keys.STRESS_COV.name] = units[keys.STRESS_UNCERTAINTY.name] ** 2
     energies = {name: unit * outputs[name] for name, unit in units.items() if name in outputs}
     return {**views, **others, **energies, **calibrated_energies(calibration, energies)}
 
@@ -218,7 +212,9 @@ def calibrated_energies(calibration: Optional[Calibration], columns: Mapping[str
     """
     if calibration is None or calibration.energies is None:
         return {}
-    return {key.name: calibration.energy_factor * columns[key.name] for key in ENERGY_OUTPUTS if key.name in columns}
+    return {
+        key.name: calibration.energy_factor * columns[key.name] for key in keys.ENERGY_OUTPUTS if key.name in columns
+    }
 
 
 def warn_if_unfitted(readout: Any, where: str = "") -> None:

@@ -47,12 +47,7 @@ FIGURES = (
 #: Figures of total energies.
 ENERGY_FIGURES = (
     TrainingFigure("energy_nll", "8.4f", "energy NLL / nats", "mean negative log density in nats, density in eV⁻¹"),
-    TrainingFigure(
-        "energy_coverage95",
-        "6.4f",
-        "energy coverage @ 95 %",
-        "share of energies inside the 95 % interval",
-    ),
+    TrainingFigure("energy_coverage95", "6.4f", "energy coverage @ 95 %", "share of energies inside the 95 % interval"),
 )
 
 #: Half the width of a Gaussian's 95 % interval in standard deviations.

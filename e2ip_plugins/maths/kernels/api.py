@@ -1,6 +1,5 @@
 """The two public functions: checks, promotion and the way to the chosen path."""
 
-import math
 import os
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -60,8 +59,7 @@ def nll_terms(
     Raises
     ------
     InputError
-        For wrong shapes, tensors on different devices, a force_unit ≤ 0 (where it can be read without
-        making a GPU wait), dampers that are none, an unknown or impossible path.
+        For wrong shapes of coefficients and residual, and an unknown or impossible path.
 
     Examples
     --------
@@ -197,33 +195,12 @@ def _prepare(tensors: Dict[str, Tensor], force_unit, constants: Constants) -> Tu
 
 
 def _check(tensors: Dict[str, Tensor], force_unit, constants: Constants, traced: bool) -> None:
-    for name, damper in (("scalar_damper", constants.scalar_damper), ("tensor_damper", constants.tensor_damper)):
-        if len(damper) != 2 or not 0.0 < damper[0] < damper[1]:
-            raise InputError(f"{name} is {damper}, expected (knee, ceiling) with 0 < knee < ceiling")
     first = tensors["coefficients"]
     shapes = {"coefficients": (len(COLUMNS),), "residual": (3,), "flattening": ()}
     for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise InputError(f"{name} is a {type(x).__name__}; a tensor is needed")
         if x.shape != (*first.shape[:1], *shapes[name]):
             expected = ", ".join(("N", *map(str, shapes[name])))
             raise InputError(f"{name} has shape {tuple(x.shape)}, expected ({expected}) with the same N for all")
-        if x.device != first.device:
-            raise InputError(f"{name} is on {x.device}, coefficients on {first.device}: move them to one device")
-        if not x.is_floating_point():
-            raise InputError(f"{name} has dtype {x.dtype}; a floating-point dtype is needed")
-    unit = force_unit
-    if isinstance(force_unit, Tensor):
-        if force_unit.dim() and force_unit.shape != first.shape[:1]:
-            raise InputError(f"force_unit has shape {tuple(force_unit.shape)}, expected () or ({first.shape[0]},)")
-        # A 0-d tensor is moved to where the others are, if it has a value.
-        if force_unit.device != first.device and (force_unit.dim() or force_unit.is_meta):
-            raise InputError(f"force_unit is on {force_unit.device}, coefficients on {first.device}: move it there")
-        # Elsewhere to look would make the host wait.
-        known = not traced and force_unit.dim() == 0 and force_unit.device.type == "cpu"
-        unit = force_unit.item() if known else 1.0
-    if not 0.0 < unit < math.inf:
-        raise InputError(f"force_unit is {unit}; it must be a number greater than 0 (σ_ref in eV/Å)")
     if os.environ.get("E2IP_DEBUG", "0") not in ("0", "") and not traced and not first.is_meta:
         for k, name in enumerate(COLUMNS):
             if not (constants.coupled and name == "raw_kappa"):

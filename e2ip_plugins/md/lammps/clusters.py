@@ -96,13 +96,10 @@ def force_error(model: BatchModel, atoms: Atoms, radius: float, exact: float) ->
     """Return the largest error in eV/Å of some atoms' forces from a ball of a radius, beside an exact one."""
     errors: List[float] = []
     for index in np.unique(np.linspace(0, len(atoms) - 1, _PROBES).astype(int)):
-        forces = [_force(model, ball(atoms, int(index), r)) for r in (radius, exact)]
-        errors.append(float(np.abs(forces[0] - forces[1]).max()))
+        graphs = [model.graph(ball(atoms, int(index), r))[0] for r in (radius, exact)]
+        short, right = (model.cluster(graph, 1).forces[0] for graph in graphs)
+        errors.append(float(np.abs(short - right).max()))
     return max(errors)
-
-
-def _force(model: BatchModel, cluster: Atoms) -> np.ndarray:
-    return model.cluster(model.graph(cluster)[0], 1).forces[0]
 
 
 def ball(atoms: Atoms, index: int, radius: float) -> Atoms:

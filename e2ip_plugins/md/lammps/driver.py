@@ -15,24 +15,9 @@ from ase.geometry import find_mic
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.keys import ENERGY_UNCERTAINTY
 from e2ip_plugins.md.frames import evaluate_first
+from e2ip_plugins.md.lammps import library
 from e2ip_plugins.md.lammps.guard import RunGuard
-from e2ip_plugins.md.lammps.library import (
-    FORCE_POWERS,
-    FORCES_FIX,
-    NEVER,
-    OUTPUTS_FIX,
-    STEP_NAME,
-    box_of,
-    check_keys,
-    check_lammps,
-    check_species,
-    column_name,
-    make_energy,
-    of_atoms,
-    positive_steps,
-    property_columns,
-    show_energy,
-)
+from e2ip_plugins.md.lammps.library import FORCES_FIX, of_atoms, positive_steps
 from e2ip_plugins.md.mixtures import results_of
 
 #: Places in ASE's stress (xx, yy, zz, yz, xz, xy) of the components of LAMMPS's virial (xx, yy, zz, xy, xz, yz).
@@ -106,15 +91,15 @@ class LammpsDriver:
         virial: Optional[bool] = None,
     ) -> None:
         self.lmp, self._interval = lmp, positive_steps(interval, "interval")
-        self._energy = check_lammps(lmp)
-        self._numbers = check_species(lmp, species)
+        self._energy = library.check_lammps(lmp)
+        self._numbers = library.check_species(lmp, species)
         self.atoms = Atoms(calculator=calculator)
         self._observers: List[Tuple[Callable[[], Any], int]] = []
         self._observed: Optional[Atoms] = None
         self._read(of_atoms(lmp, "id"), of_atoms(lmp, "x"))
         evaluate_first(self.atoms)
         results = results_of(self.atoms)
-        self._columns = check_keys(results, keys, len(self.atoms), lmp)
+        self._columns = library.check_keys(results, keys, len(self.atoms), lmp)
         self.keys = [key.name for key in self._columns]
         self._shows_energy = bool(self._columns) and ENERGY_UNCERTAINTY.name in results
         periodic = bool(self.atoms.pbc.all())
@@ -143,14 +128,11 @@ class LammpsDriver:
     def _set_up(self) -> None:
         lmp = self.lmp
         if self._columns:
-            columns = property_columns(self._columns)
-            # Not into data files: LAMMPS reads such columns only if it has this fix.
-            lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
-            of_atoms(lmp, STEP_NAME)[:] = NEVER
+            library.make_columns(lmp, self._columns)
         lmp.command(f"fix {FORCES_FIX} all external pf/callback 1 1")
         lmp.command(f"fix_modify {FORCES_FIX} energy yes virial {'yes' if self._virial else 'no'}")
         if self._shows_energy:
-            make_energy(lmp)
+            library.make_energy(lmp)
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
         self._guard = RunGuard(lmp, FORCES_FIX, "the model's forces")
 
@@ -192,24 +174,15 @@ class LammpsDriver:
         if not self._columns or step % self._interval:
             return
         results = results_of(self.atoms)
-        for key in self._columns:
-            column = of_atoms(self.lmp, column_name(key))
-            values = np.asarray(results[key.name], dtype=np.float64) * self._energy ** FORCE_POWERS.get(key.unit, 0)
-            column[order] = values.reshape(column[order].shape)
-        of_atoms(self.lmp, STEP_NAME)[:] = step
+        library.put_columns(self.lmp, self._columns, results, self._energy, step, order)
         if self._shows_energy:
-            show_energy(self.lmp, self._energy * results[ENERGY_UNCERTAINTY.name], step)
+            library.show_energy(self.lmp, self._energy * results[ENERGY_UNCERTAINTY.name], step)
 
     def _read(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Put LAMMPS's atoms and box into ``self.atoms``; return the place of each of these atoms in LAMMPS."""
         order = np.argsort(ids)
         numbers = self._numbers[of_atoms(self.lmp, "type")[order] - 1]
-        atoms = self.atoms
-        if not np.array_equal(atoms.numbers, numbers):
-            # In place: a monitor has these atoms, and refuses what it does not take.
-            atoms.arrays = {"numbers": numbers, "positions": positions[order]}
-        atoms.positions[:] = positions[order]
-        atoms.cell[:], atoms.pbc = box_of(self.lmp)
+        library.move(self.lmp, self.atoms, numbers, positions[order])
         return order
 
 

@@ -5,10 +5,10 @@ import importlib.metadata
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from ase import units
+from ase import Atoms, units
 from ase.data import atomic_masses, atomic_numbers
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
@@ -96,9 +96,32 @@ def column_name(key: OutputKey) -> str:
     return f"d2_{key.name}" if key.shape else f"d_{key.name}"
 
 
-def property_columns(keys: Sequence[OutputKey]) -> str:
-    """Return the per-atom properties of uncertainties as ``fix property/atom`` takes them."""
-    return " ".join(column_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in keys)
+def make_columns(lmp: Any, keys: Sequence[OutputKey]) -> None:
+    """Give LAMMPS's atoms the properties of uncertainties, and that of their step."""
+    columns = [column_name(key) + (f" {np.prod(key.shape)}" if key.shape else "") for key in keys]
+    # Not into data files: LAMMPS reads such columns only if it has this fix.
+    lmp.command(f"fix {OUTPUTS_FIX} all property/atom {' '.join(columns)} {STEP_NAME} writedata no")
+    of_atoms(lmp, STEP_NAME)[:] = NEVER
+
+
+def put_columns(
+    lmp: Any, keys: Sequence[OutputKey], values: Mapping[str, Any], energy: float, step: int, order: Any = slice(None)
+) -> None:
+    """Fill the properties with the uncertainties of a step, in eV and Å, of LAMMPS's atoms in an order."""
+    for key in keys:
+        column = of_atoms(lmp, column_name(key))
+        numbers = np.asarray(values[key.name], dtype=np.float64) * energy ** FORCE_POWERS.get(key.unit, 0)
+        column[order] = numbers.reshape(column[order].shape)
+    of_atoms(lmp, STEP_NAME)[:] = step
+
+
+def move(lmp: Any, atoms: Atoms, numbers: np.ndarray, positions: np.ndarray) -> None:
+    """Give atoms these numbers (N,) and positions (N, 3), and LAMMPS's box."""
+    if not np.array_equal(atoms.numbers, numbers):
+        # In place: a monitor has these atoms, and refuses what it does not take.
+        atoms.arrays = {"numbers": numbers, "positions": positions}
+    atoms.positions[:] = positions
+    atoms.cell[:], atoms.pbc = box_of(lmp)
 
 
 def show_energy(lmp: Any, std: float, step: int) -> None:
@@ -240,8 +263,12 @@ def check_keys(results: Dict[str, Any], keys: Optional[Sequence[str]], count: in
     if missing and (keys is not None or missing == names):
         needed = f"it needs a model with a readout of e2ip-plugins (a fitted one for {LEVERAGE.name}, see e2ip fit)"
         raise InputError(f"the calculator gives no {', '.join(missing)}: {needed}")
-    columns = [known[name] for name in names if name not in missing]
-    for key in columns:
+    return with_units(lmp, [known[name] for name in names if name not in missing])
+
+
+def with_units(lmp: Any, keys: List[OutputKey]) -> List[OutputKey]:
+    """Return the keys; `InputError` for one whose unit depends on LAMMPS's."""
+    for key in keys:
         if key.unit not in FORCE_POWERS and lmp.extract_global("units") != "metal":
             raise InputError(f"keys: {key.name} is in {key.unit}, take units metal for it")
-    return columns
+    return keys

@@ -15,36 +15,17 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from scipy.spatial import cKDTree
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.evaluation.batches import columns_of, origin_of
+from e2ip_plugins.evaluation.batches import columns_of
 from e2ip_plugins.evaluation.options import BatchModel
 from e2ip_plugins.evaluation.reach import reach
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, ENERGY_UNCERTAINTY, LEVERAGE, OutputKey
+from e2ip_plugins.md.lammps import library
 from e2ip_plugins.md.lammps.guard import RunGuard
-from e2ip_plugins.md.lammps.library import (
-    DEFAULT_KEYS,
-    FORCE_POWERS,
-    FORCES_FIX,
-    NEVER,
-    OUTPUTS_FIX,
-    SHARED,
-    SHARED_FIX,
-    SHARED_WIDTH,
-    STEP_NAME,
-    box_of,
-    check_lammps,
-    check_species,
-    column_name,
-    communication_cutoff,
-    make_energy,
-    of_atoms,
-    positive_steps,
-    property_columns,
-    show_energy,
-    sum_over_processes,
-)
+from e2ip_plugins.md.lammps.library import DEFAULT_KEYS, FORCES_FIX, STEP_NAME, of_atoms
 from e2ip_plugins.md.monitor import SOURCES, Monitor
 from e2ip_plugins.predictions.columns import uncertainties
 from e2ip_plugins.scores.calibration import Calibration
+from e2ip_plugins.scores.results import origin
 
 #: Step of an atom whose process failed.
 _FAILED = -2
@@ -108,9 +89,9 @@ class LammpsObserver:
         skin: float = 2.0,
     ) -> None:
         self.lmp, self.model, self.calibration = lmp, model, calibration
-        self._interval = self._calls_every = positive_steps(interval, "interval")
-        self._energy = check_lammps(lmp, processes=True)
-        self._numbers = check_species(lmp, species)
+        self._interval = self._calls_every = library.positive_steps(interval, "interval")
+        self._energy = library.check_lammps(lmp, processes=True)
+        self._numbers = library.check_species(lmp, species)
         symbols = species.split() if isinstance(species, str) else list(species)
         missing = sorted(set(symbols) - set(model.species))
         if missing:
@@ -137,20 +118,19 @@ class LammpsObserver:
 
     def _set_up(self) -> None:
         lmp = self.lmp
-        columns = property_columns(self._columns)
-        lmp.command(f"fix {OUTPUTS_FIX} all property/atom {columns} {STEP_NAME} writedata no")
-        of_atoms(lmp, STEP_NAME)[:] = NEVER
+        library.make_columns(lmp, self._columns)
         if self._further or self.model.vector_length:
-            lmp.command(f"fix {SHARED_FIX} all property/atom {SHARED} {SHARED_WIDTH} writedata no")
+            shared = f"{library.SHARED} {library.SHARED_WIDTH}"
+            lmp.command(f"fix {library.SHARED_FIX} all property/atom {shared} writedata no")
         self._guard = RunGuard(lmp, FORCES_FIX, self._gives)
         lmp.command(f"fix {FORCES_FIX} all external pf/callback {self._calls_every} {self._calls_every}")
         if self.model.vector_length:
-            make_energy(lmp)
+            library.make_energy(lmp)
         lmp.set_fix_external_callback(FORCES_FIX, self._step, lmp)
 
     def _check_cutoff(self) -> float:
         """Return the distance from its own atoms in Å to which a process has all ghosts; at least what is needed."""
-        cutoff, needed = communication_cutoff(self.lmp), self._reach.uncertainties + self._skin
+        cutoff, needed = library.communication_cutoff(self.lmp), self._reach.uncertainties + self._skin
         if cutoff < needed - 1e-9:
             problem = f"the communication cutoff is {cutoff:g} Å" if cutoff else "comm_modify mode multi has no cutoff"
             raise InputError(
@@ -188,13 +168,13 @@ class LammpsObserver:
     def _share(self, step: int) -> None:
         """Share what all processes need of a step: the error vector of the energy."""
         if self.model.vector_length:
-            self._show_energy(step, sum_over_processes(self.lmp, self._part))
+            self._show_energy(step, library.sum_over_processes(self.lmp, self._part))
 
     def _show_energy(self, step: int, sums: np.ndarray) -> None:
         """Give LAMMPS the uncertainty of the energy, for sums over all processes in eV."""
         factor = 1.0 if self.calibration is None else self.calibration.energy_factor
         self._vector = factor * sums[: self.model.vector_length]
-        show_energy(self.lmp, self._energy * float(np.linalg.norm(self._vector)), step)
+        library.show_energy(self.lmp, self._energy * float(np.linalg.norm(self._vector)), step)
 
     def _cluster(self, count: int) -> Atoms:
         """Return this process's own atoms, which come first, and all ghosts within the shell."""
@@ -217,11 +197,8 @@ class LammpsObserver:
             vector = outputs[ENERGY_ERROR_VECTOR.name][0].cpu().numpy().astype(np.float64)
             self._part = np.append(self._part, vector)
         columns = columns_of(self.model, outputs, symbols, self.calibration)
-        for key in self._columns:
-            column = of_atoms(self.lmp, column_name(key))
-            values = np.asarray(columns[key.name][:count], dtype=np.float64)
-            column[:] = (values * self._energy ** FORCE_POWERS.get(key.unit, 0)).reshape(column.shape)
-        of_atoms(self.lmp, STEP_NAME)[:] = step
+        own = {name: values[:count] for name, values in columns.items()}
+        library.put_columns(self.lmp, self._columns, own, self._energy, step)
 
     def _gather(self, step: int) -> None:
         """Put all processes' atoms into ``self.atoms``."""
@@ -230,17 +207,14 @@ class LammpsObserver:
         numbers = self._numbers[np.asarray(lmp.gather_concat("type", 0, 1))[order] - 1]
         positions, forces = self._vectors("x")[order], self._all_forces()[order]
         atoms = self.atoms
-        if not np.array_equal(atoms.numbers, numbers):
-            # In place: a monitor has these atoms, and refuses others.
-            atoms.arrays = {"numbers": numbers, "positions": positions}
-        atoms.positions[:] = positions
-        atoms.cell[:], atoms.pbc = box_of(lmp)
+        library.move(lmp, atoms, numbers, positions)
         atoms.info["lammps_step"] = step
-        results: Dict[str, Any] = origin_of(self.model, self.calibration)
+        assert self.model.family is not None
+        results: Dict[str, Any] = origin(self.model.family, self.model.uq_model, self.calibration)
         for key in self._columns:
             size = int(np.prod(key.shape))
-            values = np.asarray(lmp.gather_concat(column_name(key), 1, size)).reshape(-1, *key.shape)[order]
-            results[key.name] = values / self._energy ** FORCE_POWERS.get(key.unit, 0)
+            values = np.asarray(lmp.gather_concat(library.column_name(key), 1, size)).reshape(-1, *key.shape)[order]
+            results[key.name] = values / self._energy ** library.FORCE_POWERS.get(key.unit, 0)
         if len(self._vector):
             results[ENERGY_ERROR_VECTOR.name] = self._vector
             results[ENERGY_UNCERTAINTY.name] = float(np.linalg.norm(self._vector))
@@ -289,6 +263,4 @@ def _check_keys(lmp: Any, model: BatchModel, keys: Optional[Sequence[str]]) -> L
         if name not in known:
             kind = "is no uncertainty" if name not in uncertainties() else "is not given by this model"
             raise InputError(f"keys: {name!r} {kind}; choose from {', '.join(known)}")
-        if known[name].unit not in FORCE_POWERS and lmp.extract_global("units") != "metal":
-            raise InputError(f"keys: {name} is in {known[name].unit}, take units metal for it")
-    return [known[name] for name in names]
+    return library.with_units(lmp, [known[name] for name in names])

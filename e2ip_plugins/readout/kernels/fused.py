@@ -98,33 +98,11 @@ def inputs(
     energies: bool,
 ) -> Tuple[Dict[str, Optional[Tensor]], Dict[str, Any]]:
     """Return the arguments of the launcher's function ``predict``."""
-    tensors = _features(readout, invariant, equivariant, species, neighbours, edges, node_heads)
-    tensors |= _weights(readout)
-    flags = _flags(readout, energies)
-    flags["own_senders"] = readout.has_pool and edges is not None and edges.senders is None
-    if readout.has_pool and edges is not None and edges.senders is not None:
-        tensors["senders"] = readout.pool.from_sender(edges.senders)
-    return tensors, flags
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return the tensor with numbers of a row beside each other."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _features(
-    readout: Any,
-    invariant: Tensor,
-    equivariant: Tensor,
-    species: Tensor,
-    neighbours: Neighbours,
-    edges: Optional[Edges],
-    node_heads: Optional[Tensor],
-) -> Dict[str, Optional[Tensor]]:
-    device, launchers = invariant.device, _launchers()
+    pooled = edges if readout.has_pool else None
 
     def columns(blocks: Sequence, dim: int) -> Tensor:
-        return launchers.columns(tuple(map(tuple, blocks)), dim, readout.components_first and dim > 1, device)
+        components_first = readout.components_first and dim > 1
+        return _launchers().columns(tuple(map(tuple, blocks)), dim, components_first, invariant.device)
 
     tensors: Dict[str, Optional[Tensor]] = {
         "invariant": _rows(invariant),
@@ -134,17 +112,19 @@ def _features(
         "tensor_columns": columns(readout.tensor_blocks, 5),
         "species": species.contiguous(),
         "heads": None if node_heads is None else node_heads.contiguous(),
-        "lengths": neighbours.lengths.contiguous(),
-        "envelope": neighbours.envelope.contiguous(),
-        "sender": neighbours.sender.contiguous(),
-        "receiver": neighbours.receiver.contiguous(),
-        "vectors": None,
-        "radial": None,
-        "senders": None,
+        **{name: values.contiguous() for name, values in neighbours._asdict().items()},
+        **{"vectors": None, "radial": None, "senders": None},
+        **_weights(readout),
     }
-    if readout.has_pool and edges is not None:
-        tensors["vectors"], tensors["radial"] = _rows(edges.vectors), _rows(edges.radial)
-    return tensors
+    if pooled is not None:
+        tensors["vectors"], tensors["radial"] = _rows(pooled.vectors), _rows(pooled.radial)
+        tensors["senders"] = None if pooled.senders is None else readout.pool.from_sender(pooled.senders)
+    return tensors, {**_flags(readout, energies), "own_senders": pooled is not None and pooled.senders is None}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return the tensor with numbers of a row beside each other."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _weights(readout: Any) -> Dict[str, Optional[Tensor]]:

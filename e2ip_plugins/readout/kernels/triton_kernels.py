@@ -10,12 +10,7 @@ features the readout reads, their order and with it the last digit changes from 
 import triton
 import triton.language as tl
 
-from e2ip_plugins.maths.kernels.triton_kernels import (
-    _PER_FACTORIAL,
-    _PER_ROOT2,
-    _PER_ROOT6,
-    _store,
-)
+from e2ip_plugins.maths.kernels.triton_kernels import _PER_FACTORIAL, _PER_ROOT2, _PER_ROOT6, _store
 
 #: Numbers per atom that neighbours add up: Σ w (with the atom itself, 1), Σ w h, and six of the edge pool.
 SUMS = tl.constexpr(8)

@@ -42,17 +42,14 @@ def columns(blocks: Tuple[Tuple[int, int], ...], dim: int, components_first: boo
 
 def atom_constants(flags: Dict[str, Any]) -> Dict[str, Any]:
     """Return what `atom_kernel` is compiled for."""
-    power = triton.next_power_of_2
-    features_2 = power(flags["features"])
+    features_2 = triton.next_power_of_2(flags["features"])
+    padded = ("hidden", "channels", "pooled", "vectors", "tensors")
     return {
+        **{f"{name.upper()}_2": triton.next_power_of_2(flags[name]) if flags[name] else 0 for name in padded},
         "HEADS": flags["heads"], "HIDDEN": flags["hidden"], "WANTED": 3, "CHANNELS": flags["channels"],
         "TENSORS": flags["pooled"] > 0 or flags["tensors"] > 0, "POOLED": flags["pooled"],
         "SENDERS": flags["own_senders"], "NEAREST": flags["nearest"], "FARTHEST": flags["farthest"],
         "REGION_POWER": flags["region_power"], "MOST": flags["max_leverage"],
-        "HIDDEN_2": power(flags["hidden"]), "CHANNELS_2": power(flags["channels"]),
-        "POOLED_2": power(flags["pooled"]) if flags["pooled"] else 0,
-        "VECTORS_2": power(flags["vectors"]) if flags["vectors"] else 0,
-        "TENSORS_2": power(flags["tensors"]) if flags["tensors"] else 0,
         "FEATURES_2": features_2, "ROWS": max(1, _AT_ONCE // features_2), "CHUNK": min(_CHUNK, features_2),
     }  # fmt: skip
 

@@ -243,7 +243,7 @@ def test_of_many_atoms_the_same_are_kept_whatever_batches_and_order(monkeypatch)
         assert max(sum(map(len, part)) for part in atoms.kept) <= 50
         atoms.gather()
         assert atoms.count.tolist() == [300, 200]
-        result.append([atoms.features(kind) for kind in (0, 1)])
+        result.append([atoms[kind] for kind in (0, 1)])
     assert all(len(features) == 40 for features in result[0])
     assert all(np.array_equal(a, b) for other in result[1:] for a, b in zip(result[0], other, strict=True))
     # Not the first ones, nor those of a few frames.
@@ -288,11 +288,12 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
         return [stand_in(atoms, len(calls)) for atoms in processes]
 
     def stand_in(atoms, call):
-        keys = np.concatenate([np.empty(0, np.uint64), *atoms.keys[0]])
+        keys = np.concatenate([np.empty(0, np.uint64), *atoms.kept_keys[0]])
         if call < 3:
             return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_variance) if call == 1 else keys
         chosen = (
-            keys <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.keys[0])]))[39]
+            keys
+            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
         )
         return keys[chosen], np.concatenate(atoms.kept[0])[chosen] if len(keys) else None
 
@@ -301,5 +302,5 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     monkeypatch.setattr(training_atoms, "gather_objects", gather)
     whole.gather()
     assert len(calls) == 3 and len(calls[2][0]) < 35
-    assert np.array_equal(whole.features(0), expected.features(0)) and len(whole.features(0)) == 40
+    assert np.array_equal(whole[0], expected[0]) and len(whole[0]) == 40
     assert whole.count.tolist() == [200, 0] and whole.log_variance.tolist() == [200.0, 0.0]

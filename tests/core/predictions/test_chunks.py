@@ -9,7 +9,7 @@ import pytest
 from ase.build import bulk, molecule
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.chunks import chunks, index_frames, open_frames, start_of, to_atoms
+from e2ip_plugins.predictions.chunks import chunks, open_frames, starts_of, to_atoms
 
 
 @pytest.fixture
@@ -44,11 +44,8 @@ def test_compressed_files_and_empty_lines_at_the_end(path):
     assert of(zipped, 2, of(path)[2].start) == of(path)[2:]
 
 
-def test_the_index_finds_every_frame(path, monkeypatch):
-    monkeypatch.setattr("e2ip_plugins.predictions.chunks._STRIDE", 2)
-    index, found = index_frames(path), of(path)
-    assert index.frames == 3 and index.places == [found[0].start, found[2].start]
-    assert [start_of(path, index, k) for k in range(4)] == [chunk.start for chunk in found] + [path.stat().st_size]
+def test_the_starts_of_all_frames_and_the_end(path):
+    assert list(starts_of(path)) == [chunk.start for chunk in of(path)] + [path.stat().st_size]
 
 
 def test_a_file_that_ends_in_the_middle_of_a_frame(path):

@@ -232,14 +232,14 @@ def test_unreadable_files(tmp_path, read):
     with pytest.raises(InputError, match="no such file"):
         read_predictions(tmp_path / "none.xyz")
     path = tmp_path / "p.xyz"
-    for text, message in (("", "has no frames"), ("hello\nworld\n", "frame 0: ASE cannot read it")):
+    for text, message in (("", "has no frames"), ("hello\nworld\n", "frame 0: a line with the number of atoms")):
         path.write_text(text)
         with pytest.raises(InputError, match=rf"p\.xyz.*{message}") as error:
             read_predictions(path)
         assert "\n" not in str(error.value)
     read(make_frames())
     path.write_text(path.read_text()[:-250])
-    with pytest.raises(InputError, match=r"p\.xyz, frame 2: ASE cannot read it .*; its last frame is cut off"):
+    with pytest.raises(InputError, match=r"p\.xyz, frame 2: is cut off, the file ends in the middle"):
         read_predictions(path)
 
 

@@ -300,25 +300,9 @@ def test_bad_arguments(path, monkeypatch, draw):
         ((coefficients[0], residual), r"coefficients has shape \(8,\)"),
         ((coefficients[0, 0], residual), r"coefficients has shape \(\)"),
         ((coefficients, residual[:3]), r"residual has shape \(3, 3\), expected \(N, 3\) with the same N"),
-        ((coefficients, residual.to("meta")), "residual is on meta, coefficients on cpu"),
-        ((coefficients.long(), residual), "coefficients has dtype"),
-        ((coefficients.numpy(), residual), "coefficients is a ndarray; a tensor is needed"),
-        ((coefficients, None), "residual is a NoneType"),
     ):
         with pytest.raises(InputError, match=message):
             nll_terms(*bad, *REST, path=path)
-    for shape in ((3,), (4, 1)):
-        with pytest.raises(InputError, match="force_unit has shape"):
-            nll_terms(*inputs, torch.ones(shape), False, *DAMPERS, path=path)
-    for unit in (0.0, -1.0, float("nan"), float("inf")):
-        for force_unit in (unit, torch.tensor(unit)):
-            with pytest.raises(InputError, match=f"force_unit is {unit}; it must be"):
-                nll_terms(*inputs, force_unit, False, *DAMPERS, path=path)
-    with pytest.raises(InputError, match="force_unit is on meta"):
-        nll_terms(*inputs, torch.ones((), device="meta"), False, *DAMPERS, path=path)
-    for damper in ((5.0, 4.0), (5.0, 5.0), (-5.0, 6.0), (1.0, 2.0, 3.0)):
-        with pytest.raises(InputError, match=r"tensor_damper is .* 0 < knee < ceiling"):
-            distribution(coefficients, UNIT, False, DAMPERS[0], damper, path=path)
     with pytest.raises(InputError, match=r"path is 'fast'; choose from: auto, eager, triton$"):
         nll_terms(*inputs, *REST, path="fast")
     with pytest.raises(InputError, match="path is 'compiled'; choose from"):
