@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -146,7 +146,7 @@ def sections(result: dict, unit: str) -> List[Section]:
         return {"no_wrap": True, "min_width": title}, {"no_wrap": True, "min_width": ideal, "style": "dim"}
 
     any_interval = any(m["interval95"] for _, m in named_reports(result))
-    note = "95 % intervals of CE and coverages: interval95 in compare.json, bands in the figure" if any_interval else ""
+    note = "in brackets: 95 % interval; those of coverages: interval95 in compare.json" if any_interval else ""
     tables = [
         Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}, note=note),
         Section(
@@ -202,8 +202,20 @@ def overall_table(result: dict, unit: str) -> List[List[str]]:
     rows = [
         r for r in REPORT_ROWS if r.key not in _ONLY_SOME or any(m["overall"][r.key] is not None for _, m in reports)
     ]
-    table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
+    table = [header] + [[title(r, unit), r.ideal, *(_overall_cell(r, m, unit) for _, m in reports)] for r in rows]
     return table + _conformal_rows([_conformal(m) for _, m in reports])
+
+
+def _overall_cell(row: ReportRow, report: dict, unit: str) -> str:
+    """Return one figure over all atoms, CE with its interval: intervals of all coverages would fill the table."""
+    intervals = (report["interval95"] or {}).get("overall") or {}
+    ends = _in_brackets(intervals.get(row.key), 4) if row.key == "calibration_error" else ""
+    return cell(row, report["overall"], unit) + ends
+
+
+def _in_brackets(interval: Optional[Sequence[float]], digits: int, factor: float = 1.0) -> str:
+    """Return an interval as cells show it, after a space; empty where there is none."""
+    return "" if interval is None else " ({:.{d}f} to {:.{d}f})".format(*(factor * x for x in interval), d=digits)
 
 
 def _conformal(report: dict) -> Dict[str, dict]:
@@ -283,8 +295,7 @@ def _energy_cell(row: ReportRow, figures: dict, kind: str, unit: str) -> str:
     if row.kind != "energy":
         digits = 4 if key == "calibration_error" else 3
     value, interval = figures[key], (figures["interval95"] or {}).get(key)
-    ends = "" if interval is None else " ({:.{d}f} to {:.{d}f})".format(*(factor * x for x in interval), d=digits)
-    return f"{factor * value:.{digits}f}{ends}"
+    return f"{factor * value:.{digits}f}{_in_brackets(interval, digits, factor)}"
 
 
 def frames_table(result: dict) -> List[List[str]]:
