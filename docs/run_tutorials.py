@@ -32,7 +32,7 @@ WIDTH, COLOURS = 1100, 64
 TIMEOUT = 3600
 
 #: What the frameworks print about the machine, not about the tutorial; `fold` may have broken its lines.
-NOISE = re.compile(r"cuequivariance or .* is not\s+available\.\s+Cuequivariance\s+acceleration\s+will\s+be\s+disabled\.\n")
+NOISE = re.compile(r"cuequivariance or .* is not\s+available\.\s+Cuequivariance\s+acceleration\s.*\s*.*disabled\.\n")
 
 
 def code_of(name: str) -> nbformat.NotebookNode:

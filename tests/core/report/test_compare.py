@@ -253,7 +253,9 @@ def test_digits_lost_on_the_way_are_forgiven(baseline, e2ip, change):
         ("baseline.xyz e2ip.xyz --labels one", "1 labels for 2 files"),
         ("baseline.xyz e2ip.xyz --labels a,a", "'a' stands for 2 files"),
         ("baseline.xyz --ref-forces x_forces", "no forces named 'x_forces'"),
-        ("baseline.xyz --out e2ip.xyz", "cannot make this folder"),
+        ("baseline.xyz --out e2ip.xyz", "--output e2ip.xyz: is a file; give a folder"),
+        ("baseline.xyz --out e2ip.xyz/new", "cannot make this folder"),
+        ("baseline.xyz@first", "baseline.xyz@first: no such file (and 'first' is no slice, such as :100 or ::10)"),
         ("nan.xyz", "no atom has a finite reference force"),
     ],
 )
