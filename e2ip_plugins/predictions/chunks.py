@@ -61,8 +61,8 @@ def check_is_file(path: Path) -> None:
         way = f"write the part into a file first: ase convert -n {part} {file} PART.xyz"
         raise InputError(f"{path}: is a part of a file, and this command takes whole files; {way}")
     if not path.is_file():
-        file, at, part = str(path).rpartition("@")
-        way = f" (and '{part}' is no slice, such as :100 or ::10)" if at and Path(file).is_file() else ""
+        name, at, text = str(path).rpartition("@")
+        way = f" (and '{text}' is no slice, such as :100 or ::10)" if at and Path(name).is_file() else ""
         raise InputError(f"{path}: {'is a folder' if path.is_dir() else f'no such file{way}'}")
 
 
