@@ -111,7 +111,7 @@ SCORES = {
 MODES = {
     "CE": ("e²IP", "calibration_error", 3),
     "coverage@95": ("e²IP", "coverage95", 3),
-    "before the leverage": ("e²IP, coupled", "coverage95", 3),
+    "likelihood alone": ("e²IP, coupled", "coverage95", 3),
 }
 
 

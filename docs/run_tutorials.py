@@ -10,6 +10,7 @@ Runs in the NequIP environment; the kernels e2ip-nequip and e2ip-mace are those 
 import argparse
 import base64
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +30,9 @@ WIDTH, COLOURS = 1100, 64
 
 #: Seconds that a cell may take.
 TIMEOUT = 3600
+
+#: What the frameworks print about the machine, not about the tutorial; `fold` may have broken its lines.
+NOISE = re.compile(r"cuequivariance or .* is not\s+available\.\s+Cuequivariance\s+acceleration\s.*\s*.*disabled\.\n")
 
 
 def code_of(name: str) -> nbformat.NotebookNode:
@@ -56,7 +60,16 @@ def execute(name: str) -> nbformat.NotebookNode:
         for output in cell.outputs:
             if "image/png" in output.get("data", {}):
                 output.data["image/png"] = small(output.data["image/png"])
+        clean(cell)
     return notebook
+
+
+def clean(cell: nbformat.NotebookNode) -> None:
+    """Remove `NOISE` from the printed text of a cell, and outputs that have nothing else."""
+    for output in cell.outputs:
+        if "text" in output:
+            output.text = NOISE.sub("", output.text)
+    cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
 
 
 def small(png: str) -> str:

@@ -191,6 +191,8 @@ def resumable() -> Iterator[None]:
 
 def make_folder(out: Path) -> None:
     """Make the folder ``--output``."""
+    if out.is_file():
+        raise InputError(f"--output {out}: is a file; give a folder, which may be new")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -89,10 +89,10 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
             existing = "the only frame is 0" if len(frames) == 1 else f"frames are 0 to {len(frames) - 1}"
             raise InputError(f"'{text}': there is no such frame: {existing}, got {name}")
         return int(name)
-    numbers = _numbers_by_name(text, frames, key or NAME_KEY)
+    spaces = f"; {SPACES}" if re.search("[+-]", name) else ""
+    numbers = _numbers_by_name(text, frames, key or NAME_KEY, spaces)
     chosen = numbers.get(name, [])
     if not chosen:
-        spaces = f"; {SPACES}" if re.search("[+-]", name) else ""
         shown = ", ".join(list(numbers)[:_LISTED]) + ", …" * (len(numbers) > _LISTED)
         raise InputError(f"'{text}': no frame has the {key or NAME_KEY} '{name}'; there are: {shown}{spaces}")
     if len(chosen) > 1:
@@ -102,8 +102,8 @@ def _frame(text: str, name: str, frames: List[Atoms], key: Optional[str]) -> int
     return chosen[0]
 
 
-def _numbers_by_name(text: str, frames: List[Atoms], key: str) -> Dict[str, List[int]]:
-    """Return the numbers of the frames that have a name, by name."""
+def _numbers_by_name(text: str, frames: List[Atoms], key: str, spaces: str) -> Dict[str, List[int]]:
+    """Return the numbers of the frames that have a name, by name; ``spaces`` ends the message if there are none."""
     numbers: Dict[str, List[int]] = {}
     for number, atoms in enumerate(frames):
         if key in atoms.info and np.ndim(atoms.info[key]) == 0:
@@ -113,7 +113,7 @@ def _numbers_by_name(text: str, frames: List[Atoms], key: str) -> Dict[str, List
         listed = ", ".join(others) or "none"
         raise InputError(
             f"'{text}': no frame has '{key}' in its info; use numbers of frames, from 0, or another key (--key): "
-            f"{listed}"
+            f"{listed}{spaces}"
         )
     return numbers
 

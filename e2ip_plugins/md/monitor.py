@@ -144,7 +144,7 @@ class Monitor:
                 held.check_species(atoms.symbols)
         self.thresholds: Dict[str, np.ndarray] = {}
         for name, limit in limits.items():
-            self.thresholds[name] = limit.resolve(held, self._radius, first[name])
+            self.thresholds[name] = limit.resolve(held, self._radius, first[name], int(window))
         self.notes = [note for limit in limits.values() for note in limit.notes]
         self.values: Dict[str, np.ndarray] = {}
         self.checks = self.excursions = 0

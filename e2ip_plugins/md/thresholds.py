@@ -99,7 +99,7 @@ class Limits:
                 levels += ADVISED if value.level is None else [value.level]
         return levels
 
-    def resolve(self, held_out: Optional[HeldOut], radius: float, first: np.ndarray) -> np.ndarray:
+    def resolve(self, held_out: Optional[HeldOut], radius: float, first: np.ndarray, window: int = 1) -> np.ndarray:
         """Return the thresholds of the atoms (N,); warn of numbers that are hardly in the right unit.
 
         There is one (1,) for a number of the frame.
@@ -112,6 +112,8 @@ class Limits:
             Conformal radius, by which quantiles of `CONFORMAL_EXTENT` are multiplied.
         first : (N,) or (1,)
             Values of the first frame.
+        window : int
+            Checks over which values are smoothed, for the notes.
 
         Raises
         ------
@@ -126,7 +128,7 @@ class Limits:
                 level = self._advised(group, held_out) if value.level is None else value.level
                 numbers[group] = factor * held_out.quantile(self.name, group, level)
                 if value.level is None:
-                    self._note(group, numbers[group], level, held_out)
+                    self._note(group, numbers[group], level, held_out, window)
                 continue
             numbers[group] = float(value)
             table = held_out and (held_out.table(self.name, group) or held_out.table(self.name, ALL_ATOMS))
@@ -155,13 +157,14 @@ class Limits:
             f"{min(ADVISED.values())}: give more held-out frames, or a number"
         )
 
-    def _note(self, group: str, number: float, level: float, held_out: HeldOut) -> None:
+    def _note(self, group: str, number: float, level: float, held_out: HeldOut, window: int) -> None:
         of_group = "" if group == ALL_ATOMS else f" of {group}"
         unit = "" if WATCHED[self.name].unit == "1" else f" {WATCHED[self.name].unit}"
+        smoothing = f"the window of {window} checks" if window > 1 else "a window"
         self.notes.append(
             f"{self.name}{of_group}: threshold {number:.4g}{unit}, the quantile {level:g} of {held_out.frames} "
-            f"held-out frames; expect {100 * (1 - level):.3g} false alarms in 100 checks of such frames, fewer with a "
-            "window"
+            f"held-out frames; expect {100 * (1 - level):.3g} false alarms in 100 checks of such frames, fewer with "
+            f"{smoothing}"
         )
 
     def _compare_held_out(self, number: float, middle: float, largest: float) -> None:

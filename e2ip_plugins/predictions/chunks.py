@@ -48,9 +48,13 @@ class Chunk(NamedTuple):
 def check_is_file(path: Path) -> None:
     """Raise `InputError` for a path that is no file."""
     if split_slice(path)[0] != path:
-        raise InputError(f"{path}: is a part of a file, and this command takes whole files; ase convert -n makes one")
+        file, part = split_slice(path)
+        way = f"write the part into a file first: ase convert -n {part} {file} PART.xyz"
+        raise InputError(f"{path}: is a part of a file, and this command takes whole files; {way}")
     if not path.is_file():
-        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+        name, at, text = str(path).rpartition("@")
+        way = f" (and '{text}' is no slice, such as :100 or ::10)" if at and Path(name).is_file() else ""
+        raise InputError(f"{path}: {'is a folder' if path.is_dir() else f'no such file{way}'}")
 
 
 def split_slice(path: Path) -> Tuple[Path, str]:

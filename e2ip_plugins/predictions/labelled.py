@@ -163,7 +163,7 @@ def _read_file(
     # ASE's readers: this module is imported while MACE is.
     from e2ip_plugins.predictions.trajectories import read_all
 
-    check = FileCheck(path, keys[0], need_forces)
+    check = FileCheck(path, keys, need_forces)
     atoms = ((i, atoms) for i, atoms in enumerate(read_all(path)) if not is_isolated(atoms))
     frames = [frame for i, atoms in atoms if check.counts(frame := labelled(atoms, f"{path}, frame {i}", *keys))]
     check.finish(on_note)
@@ -181,13 +181,15 @@ class FileCheck:
     Parameters
     ----------
     path : Path
-    forces_key : str, optional
+    keys : tuple of str or None
+        Those of forces and energies.
     need_forces : bool
         See `read_frames`.
     """
 
-    def __init__(self, path: Path, forces_key: Optional[str], need_forces: bool) -> None:
-        self.path, self.forces_key, self.need_forces = path, forces_key, need_forces
+    def __init__(self, path: Path, keys: Tuple[Optional[str], Optional[str]], need_forces: bool) -> None:
+        self.path, (self.forces_key, self.energy_key), self.need_forces = path, keys, need_forces
+        self.has_energies = False
         self.frames = self.counting = self.weightless = self.predicted = 0
         self.first_predicted: Optional[LabelledFrame] = None
         self.has_forces = False
@@ -220,6 +222,7 @@ class FileCheck:
             self.predicted += 1
             self.first_predicted = self.first_predicted or frame
         self.has_forces = self.has_forces or bool(np.isfinite(frame.counted_forces).any())
+        self.has_energies = self.has_energies or frame.energy is not None
         return True
 
     def finish(self, on_note: Callable[[str], None]) -> None:
@@ -243,6 +246,8 @@ class FileCheck:
         if self.need_forces and not self.has_forces:
             wanted = f"'{self.forces_key}'" if self.forces_key else f"any of {', '.join(FORCES_KEYS)}"
             raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
+        if self.need_forces and self.energy_key and not self.has_energies:
+            on_note(f"{path}: no frame has a reference energy under '{self.energy_key}' (--energy-key)")
 
     def _tell_of_predicted(self, on_note: Callable[[str], None]) -> None:
         """Raise `InputError`, or tell, where forces of frames are a model's predictions and no references."""

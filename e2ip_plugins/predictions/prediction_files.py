@@ -328,9 +328,8 @@ def _reference_name(path: Path, frame: _FrameColumns, wanted: Optional[str], req
     if not candidates and required:
         raise InputError(
             f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "
-            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps "
-            "references with output_fields_from_original_dataset: [total_energy, forces]; mace_eval_configs keeps them "
-            "unless they are called 'energy' and 'forces'"
+            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps references with output_fields_"
+            "from_original_dataset: [total_energy, forces]; mace_eval_configs those not called 'energy' and 'forces'"
         )
     return candidates[0] if candidates else None
 
@@ -342,7 +341,8 @@ def _prediction_prefix(path: Path, frame: _FrameColumns, reference: Optional[str
     if len(candidates) != 1:
         several = f"several columns may be the prediction: {_listed(f'{prefix}forces' for prefix in candidates)}"
         beside = f" beside the reference '{reference}'" if reference else ""
-        raise InputError(f"{path}: {several if candidates else 'no predicted forces'}{beside}")
+        way = "" if candidates else "; e2ip evaluate MODEL IN.xyz OUT.xyz writes a file that has them"
+        raise InputError(f"{path}: {several if candidates else 'no predicted forces'}{beside}{way}")
     return candidates[0]
 
 

@@ -145,7 +145,7 @@ class StoredFrames(Sequence[LabelledFrame]):
         digest, keys = hashlib.sha256(), (forces_key, energy_key)
         for path in map(Path, paths):
             source = open_source(path, keys) or (TextFile if _is_text(path) else InMemory)(path, keys)
-            check = FileCheck(path, forces_key, need_forces)
+            check = FileCheck(path, keys, need_forces)
             columns.append(np.fromiter(self._columns(source, check, digest), dtype=_COLUMNS))
             check.finish(on_note)
             self.sources.append(source)

@@ -52,9 +52,10 @@ def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[Score
     configurations; the others show whether the uncertainties find the errors, and how large the errors are, in meV/Å or
     kcal/mol/Å. Every model with uncertainties has a panel with the density of its atoms over error and uncertainty.
 
-    With the same models out of distribution, reliability and its deviation have a panel for either set, the panel of
-    errors shows both, and every model with leverage has two more panels: errors, and predicted standard deviations, of
-    both sets against it. The other panels stay those in distribution.
+    With the same models out of distribution, reliability and its deviation have a panel for either set, one panel shows
+    the errors out of distribution against the uncertainties, and that of errors shows both sets. Every model with
+    leverage has two more panels: errors, and predicted standard deviations, of both sets against it. The other panels
+    stay those in distribution.
     """
     look = _Look(_assign_colours(models), REPORT_UNITS[unit][0], REPORT_UNITS[unit][2])
     with style.context(_STYLE):
@@ -123,10 +124,13 @@ def _calibration_panels(models: List[ScoredModel], ood: Sequence[ScoredModel], l
     directed = any(m.scores["directed"].any() for m in uncertain)
     usefulness = [_pit_histogram, *([_ellipsoid_axes] * directed), _sparsification]
     usefulness += [_error_against_std] * (len(uncertain) > 1)
+    # Out of distribution one panel for all models: the page would grow by one for each.
+    outer = [partial(_error_against_std, models=outside, look=look, of_set="out of distribution")] if outside else []
     return [
         *calibration,
         *(partial(draw, models=uncertain, look=look) for draw in usefulness),
         *(partial(_density, model=m, look=look) for m in uncertain),
+        *outer,
     ]
 
 
@@ -218,8 +222,9 @@ def _sparsification(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
     _remark(ax, 0.03, 0.03, "dotted: dropped by true error\ndashed: dropped at random")
 
 
-def _error_against_std(ax: Axes, models: List[ScoredModel], look: _Look) -> None:
-    ax.set_title("Error against uncertainty")
+def _error_against_std(ax: Axes, models: List[ScoredModel], look: _Look, of_set: str = "") -> None:
+    what = "Error against uncertainty"
+    ax.set_title(_title(what, of_set) if of_set else what)
     _equal_axes(ax, [_rms_in_bins(ax, m, look) for m in models], look)
     _remark(ax, 0.04, 0.95, "points: RMS in bins\nof equal size", va="top")
 

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -147,7 +147,7 @@ def sections(result: dict, unit: str) -> List[Section]:
         return {"no_wrap": True, "min_width": title}, {"no_wrap": True, "min_width": ideal, "style": "dim"}
 
     any_interval = any(m["interval95"] for _, m in named_reports(result))
-    note = "95 % intervals of CE and coverages: interval95 in compare.json, bands in the figure" if any_interval else ""
+    note = "in brackets: 95 % interval; those of coverages: interval95 in compare.json" if any_interval else ""
     tables = [
         Section("Over all atoms", overall, titles(overall), {"overflow": "fold", "min_width": 9}, note=note),
         Section(
@@ -206,8 +206,15 @@ def overall_table(result: dict, unit: str) -> List[List[str]]:
     rows = [
         r for r in REPORT_ROWS if r.key not in _ONLY_SOME or any(m["overall"][r.key] is not None for _, m in reports)
     ]
-    table = [header] + [[title(r, unit), r.ideal, *(cell(r, m["overall"], unit) for _, m in reports)] for r in rows]
+    table = [header] + [[title(r, unit), r.ideal, *(_overall_cell(r, m, unit) for _, m in reports)] for r in rows]
     return table + _conformal_rows([_conformal(m) for _, m in reports])
+
+
+def _overall_cell(row: ReportRow, report: dict, unit: str) -> str:
+    """Return one figure over all atoms, CE with its interval: intervals of all coverages would fill the table."""
+    intervals = (report["interval95"] or {}).get("overall") or {}
+    shown = {name: interval for name, interval in intervals.items() if name == "calibration_error"}
+    return cell(row, {**report["overall"], "interval95": shown}, unit)
 
 
 def _conformal(report: dict) -> Dict[str, dict]:

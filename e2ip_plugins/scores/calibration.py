@@ -285,7 +285,7 @@ class Calibration:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-            raise InputError(f"{path}: cannot be read as a calibration ({reason})") from error
+            raise InputError(f"{path}: cannot be read as a calibration ({reason}); see e2ip calibrate") from error
         if not isinstance(content, dict) or content.get("format") != CALIBRATION_FORMAT:
             raise InputError(f"{path}: is no calibration; e2ip calibrate writes one")
         CALIBRATIONS.check(content.get("version"), f"{path}:", content.get("e2ip_version"))

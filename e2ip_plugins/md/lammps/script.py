@@ -117,7 +117,8 @@ def split(script: Path) -> Tuple[str, str]:
     try:
         lines = script.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{script}: cannot be read ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(f"{script}: cannot be read ({reason}); give an input file of LAMMPS") from error
     marks = [number for number, line in enumerate(lines) if line.strip() == MARK]
     if len(marks) != 1:
         similar = [number for number, line in enumerate(lines, 1) if line.replace(" ", "").startswith("#e2ip")]

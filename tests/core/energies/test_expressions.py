@@ -58,6 +58,7 @@ def test_with_a_key_numbers_are_names(frames):
         ("2*", None, r"no frame has the name '2\*'"),
         ("all alike", "label", r"7 frames have the label 'all alike' \(0, 1, .*\); choose another key"),
         ("A", "structure", r"no frame has 'structure' in its info; .* another key \(--key\): name, label"),
+        ("A-B", "structure", r"no frame has 'structure' in its info; .*; put a space before and after every"),
         ("1", "step", "no frame has the step '1'; there are: 0, 10"),
     ],
 )

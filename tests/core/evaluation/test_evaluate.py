@@ -407,10 +407,11 @@ def test_the_command_says_what_was_left_out(command, tmp_path):
         (("--dtype", "half"), {}, "--dtype half: choose float32 or float64"),
         (("--part", "3"), {}, "--part 3: give I/N"),
         (("--device", "gpu"), {}, "--device gpu: torch cannot compute there"),
-        (("--calibration", "no.json"), {}, "no.json: cannot be read as a calibration"),
+        (("--calibration", "no.json"), {}, "(No such file or directory); see e2ip calibrate"),
         ((), {"model": "no.model"}, "no.model: no such file"),
         ((), {"model": "in.xyz"}, "in.xyz: is none of .model, .ckpt, .zip, .pt2"),
         ((), {"source": "no.xyz"}, "no.xyz: no such file"),
+        ((), {"source": "in.xyz@:2"}, "write the part into a file first: ase convert -n :2 "),
     ],
 )
 def test_the_command_refuses_before_it_opens_a_model(command, options, names, message):

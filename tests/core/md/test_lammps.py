@@ -374,6 +374,8 @@ def test_what_the_command_refuses(tmp_path):
     assert "--level: for --watch" in run("# e2ip\n", "--level", "0.5", "--watch", f"{STD}=1")
     assert "--action halt: choose from" in run("# e2ip\n", "--action", "halt", "--watch", f"{STD}=1")
     assert "--window: for --watch" in run("# e2ip\n", "--window", "3")
+    none = CliRunner().invoke(app, ["lammps", "my.model", "none.lammps", "--species", "Ar"]).stderr
+    assert "none.lammps: cannot be read (No such file or directory); give an input file of LAMMPS" in none
     (tmp_path / "in.lammps").write_text("unitz metal\n# e2ip\n")
     with pytest.raises(InputError, match=r"in.lammps: ERROR: Unknown command: unitz"):
         run_script(tmp_path / "in.lammps", lambda _: Uncertain(), ScriptOptions(["Ar"], arguments=QUIET))

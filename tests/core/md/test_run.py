@@ -231,10 +231,14 @@ def test_a_name_alone_takes_the_advised_quantile(command, held_out):
     """The largest values of its 40 frames are 0.002, 0.003, …, 0.04 eV/Å, or so: 0.95 is the second largest."""
     result = command("--watch", STD, "--held-out", held_out, "--action", "warn")
     assert result.exit_code == 0, result.output
-    assert (
+    text = (
         f"monitor: {STD}: threshold 0.039 eV/Å, the quantile 0.95 of 40 held-out frames; expect 5 false alarms in 100 "
-        "checks of such frames, fewer with a window"
-    ) in result.stdout.splitlines()
+        "checks of such frames, fewer with "
+    )
+    assert f"{text}a window" in result.stdout.splitlines()
+    Path("out.xyz").unlink()
+    smoothed = command("--watch", STD, "--held-out", held_out, "--action", "warn", "--window", "3")
+    assert f"{text}the window of 3 checks" in smoothed.stdout.splitlines()
 
 
 def test_the_command(command, held_out):

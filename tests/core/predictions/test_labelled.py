@@ -179,6 +179,16 @@ def test_what_has_weight_zero_counts_nowhere(write):
         read_frames([write("c.xyz", frames[0])], need_forces=False)
 
 
+def test_a_key_of_energies_that_no_frame_has(write):
+    """Training frames need no energies, others are named; a key that nobody gave is none to name."""
+    path, notes = write("a.xyz", *labelled(0, 1)), []
+    read_frames([path], energy_key="dft", need_forces=False, on_note=notes.append)
+    read_frames([path], on_note=notes.append)
+    assert not notes
+    read_frames([path], energy_key="dft", on_note=notes.append)
+    assert notes == [f"{path}: no frame has a reference energy under 'dft' (--energy-key)"]
+
+
 def test_negative_weights_are_called_so(write):
     frames = labelled(*range(4))
     frames[0].info["config_weight"] = -1.0

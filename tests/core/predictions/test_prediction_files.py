@@ -176,7 +176,7 @@ NO_LEVERAGE = r"has no column 'MACE_e2ip_leverage' of 1 numbers"
     ("of_all", "of_one", "message"),
     [
         ([without("REF_forces")], {}, "no reference forces"),
-        ([without("MACE_forces")], {}, "no predicted forces"),
+        ([without("MACE_forces")], {}, "no predicted forces beside the reference 'REF_forces'; e2ip evaluate MODEL"),
         ([without("MACE_e2ip_nu")], {}, "not the columns MACE_e2ip_nu"),
         ([without(*UNCERTAINTIES), ones("MACE_forces_cov", 9)], {}, "not the columns MACE_e2ip_log_sigma0"),
         ([info("MACE_uq_family", "quantile")], {}, "uq_family 'quantile' is not known"),

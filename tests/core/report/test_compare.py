@@ -153,6 +153,20 @@ def test_command_writes_everything(baseline, e2ip, folder, compared):
     assert (folder / "e2ip_compare/compare.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_calibration_error_is_printed_with_its_interval(baseline, e2ip, write, make_frames, compared):
+    """Of every model that has one; a single frame has none, and the other cells have no brackets."""
+    done, result, table = compared(baseline, e2ip)
+    ours = result["models"][1]
+    low, high = ours["interval95"]["overall"]["calibration_error"]
+    figure = f"{ours['overall']['calibration_error']:.4f} ({low:.4f} to {high:.4f})"
+    assert f"| Calibration error CE | 0 |  | {figure} |" in table.splitlines()
+    assert table.split("## Per species")[0].count(" to ") == table.split("## Over all atoms")[0].count(" to ") + 1
+    assert f"({low:.4f} to {high:.4f})" in " ".join(done.stdout.split())
+    _, result, table = compared(write("one.xyz", make_frames(2, count=1)))
+    figure = f"{result['models'][0]['overall']['calibration_error']:.4f}"
+    assert f"| Calibration error CE | 0 | {figure} |" in table.splitlines()
+
+
 def test_units_of_the_paper(e2ip, compared):
     _, result, table = compared(e2ip, "--unit", "kcal")
     overall = result["models"][0]["overall"]
@@ -239,7 +253,9 @@ def test_digits_lost_on_the_way_are_forgiven(baseline, e2ip, change):
         ("baseline.xyz e2ip.xyz --labels one", "1 labels for 2 files"),
         ("baseline.xyz e2ip.xyz --labels a,a", "'a' stands for 2 files"),
         ("baseline.xyz --ref-forces x_forces", "no forces named 'x_forces'"),
-        ("baseline.xyz --out e2ip.xyz", "cannot make this folder"),
+        ("baseline.xyz --out e2ip.xyz", "--output e2ip.xyz: is a file; give a folder"),
+        ("baseline.xyz --out e2ip.xyz/new", "cannot make this folder"),
+        ("baseline.xyz@first", "baseline.xyz@first: no such file (and 'first' is no slice, such as :100 or ::10)"),
         ("nan.xyz", "no atom has a finite reference force"),
     ],
 )

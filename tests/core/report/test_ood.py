@@ -215,6 +215,10 @@ def test_panels(frames, both_sets):
     with_leverage = titles(*both_sets())
     of_sets = [f"{name}, {of} distribution" for name in ("Reliability", "PIT deviation") for of in ("in", "out of")]
     assert with_leverage[:4] == of_sets
+    assert with_leverage[-5:-3] == [
+        "Error against uncertainty, e2ip_test",
+        "Error against uncertainty,\nout of distribution",
+    ]
     panels = ["Error against leverage, e2ip_test", "Uncertainty against leverage, e2ip_test"]
     assert with_leverage[-3:] == [*panels, "Force MAE, both sets"]
     for kind in SIZES:

@@ -67,7 +67,7 @@ def test_every_model_has_one(write, make_frames, compared):
     assert "plain: no error bars: plain.xyz has no uncertainty columns. Looked for forces_cov, e2ip_log" in printed
     assert "good: forces: coverage 0.9" in printed and "well calibrated" in printed
     assert "narrow: forces: coverage 0.6" in printed and "too narrow, try e2ip calibrate" in printed
-    assert "95 % intervals of CE and coverages: interval95 in compare.json" in printed
+    assert "in brackets: 95 % interval; those of coverages: interval95 in compare.json" in printed
     assert "## Verdict" in text and "- narrow: forces: coverage" in text
 
 
