@@ -128,7 +128,8 @@ def from_file(path):
 
 def test_the_readout_is_found_at_any_depth(nested, unpack, tmp_path):
     """Fine-tuned packages and checkpoints, with modifiers around them: the weights are those of the checkpoint."""
-    files = {"val": DEMO / "test.extxyz"}
+    files = {"val": tmp_path / "val.xyz"}
+    ase.io.write(files["val"], ase.io.read(DEMO / "test.extxyz", ":2"))
     of_training = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)["hyper_parameters"]["model"]
     package = from_file(unpack("nequip", "model.nequip.zip"))
     configs = {"package": package, "modified": modified(of_training), "deep": modified(modified(package))}
