@@ -309,6 +309,12 @@ def package(run_tool):
 
 
 @pytest.fixture(scope="session")
+def leverage_package(leverage_run, package):
+    """Path of the package of that training's best checkpoint."""
+    return package(leverage_run / "best.ckpt", leverage_run.with_name("leverage.nequip.zip"))
+
+
+@pytest.fixture(scope="session")
 def failure(command, environment):
     """Function that gives the last line printed by a command which must fail before it trains."""
 

@@ -55,9 +55,8 @@ def test_a_checkpoint_becomes_one_of_stock_nequip(leverage_run, tmp_path, train,
     train("nequip_baseline", tmp_path / "again", train_files, "max_epochs=1", "run=[train]", *changes)
 
 
-def test_a_package_becomes_one_of_stock_nequip(leverage_run, tmp_path, train_files, package):
-    packed, stripped = tmp_path / "with.nequip.zip", tmp_path / "without.nequip.zip"
-    package(leverage_run / "best.ckpt", packed)
+def test_a_package_becomes_one_of_stock_nequip(leverage_package, tmp_path, train_files):
+    packed, stripped = leverage_package, tmp_path / "without.nequip.zip"
     strip_file(packed, stripped)
     assert_same(packed, stripped, train_files)
     with zipfile.ZipFile(packed) as before, zipfile.ZipFile(stripped) as after:
