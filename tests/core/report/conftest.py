@@ -20,7 +20,7 @@ def rendered():
 
 @pytest.fixture(autouse=True)
 def quick_figures(request, monkeypatch):
-    """All panels are drawn, but rendered for PNG and PDF, which takes seconds, only where a test asks for `rendered`."""
+    """All panels are drawn; for PNG and PDF they are rendered, in seconds, only where a test asks for `rendered`."""
     if "rendered" not in request.fixturenames:
         monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).touch())
 
