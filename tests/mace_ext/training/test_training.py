@@ -43,19 +43,17 @@ def test_a_plain_run_learns_logs_and_saves(train, data_files):
     assert run.model.e2ip_readout.settings.force_unit == pytest.approx(0.03 * np.sqrt((forces**2).mean()), rel=1e-9)
 
 
-def test_settings_from_a_yaml_file(train, tmp_path, data_files):
-    """Of the paper's preset; with training frames for validation frames, which is told before the training."""
+def test_settings_from_a_yaml_file(train, tmp_path):
+    """Of the paper's preset."""
     config = tmp_path / "config.yaml"
     lines = ["readout: e2ip", "e2ip_preset: paper", "e2ip_evidence: independent", "e2ip_evidence_weight: 0.2"]
     config.write_text("\n".join([*lines, "e2ip_force_unit: 0.1"]))
-    run = train(f"--config={config}", max_num_epochs=1, valid_file=data_files["train"])
+    run = train(f"--config={config}", max_num_epochs=1)
     settings = run.model.e2ip_readout.settings
     assert settings.options["preset"] == "paper" and settings.options["evidence"] == "independent"
     assert run.model.e2ip_readout.family.scalar_damper == (4.0, 5.0)
     assert settings.force_unit == 0.1
     assert "evidence_weight=0.2" in run.text
-    told = run.text.index("validation frames are training frames: error bars come out too small")
-    assert told < run.text.index("Initial:"), "before the first validation"
 
 
 @pytest.mark.nightly
@@ -145,7 +143,8 @@ def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, dat
     assert run.model.scale_shift.scale.item() == pytest.approx(rms, rel=1e-9)
 
 
-def test_figures_reach_wandb(train, monkeypatch):
+def test_figures_reach_wandb(train, monkeypatch, data_files):
+    """Here with training frames for validation frames, which is told before the first validation."""
     import sys
     from types import SimpleNamespace
 
@@ -156,7 +155,10 @@ def test_figures_reach_wandb(train, monkeypatch):
         run=SimpleNamespace(summary={}),
     )
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    run = train(*E2IP, "--wandb", "--wandb_log_hypers=lr", "--loss=universal", max_num_epochs=1)
+    wandb = ("--wandb", "--wandb_log_hypers=lr")
+    run = train(*E2IP, *wandb, "--loss=universal", max_num_epochs=1, valid_file=data_files["train"])
+    told = run.text.index("validation frames are training frames: error bars come out too small")
+    assert told < run.text.index("Initial:")
     assert np.isfinite([line["loss"] for line in run.validation]).all()
     keys = {key for figures in logged for key in figures}
     assert {f"Default_valid_{name}" for name in FIGURES} <= keys
