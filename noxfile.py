@@ -74,6 +74,10 @@ MATRIX = [
 ]
 #: The contract test of each host.
 CONTRACT = {"mace": "tests/mace_ext/test_seams.py", "nequip": "tests/nequip_ext/test_contract.py"}
+#: Tests that run in one environment: the core imports no host, and torch is the same in both.
+CORE = ("tests/core", "tests/demo", "tests/benchmarks")
+#: Those of them that use the host which is installed.
+WITH_HOST = ("tests/benchmarks/test_bench.py", "tests/benchmarks/test_hosts.py")
 #: Folder of each host environment's commands, known once its session has run.
 COMMANDS: dict[str, Path] = {}
 
@@ -112,19 +116,12 @@ def run_pytest(session: nox.Session, commands: Path, chosen: list[str], *options
 
 
 def run_tests(session: nox.Session, host: str, marked: str = "not nightly") -> None:
-    """Run the core's and the host's tests in the host's environment; arguments after ``--`` replace the choice."""
+    """Run the host's tests in its environment, with MACE the core's, too; arguments after ``--`` replace the choice."""
     own = group(f"test-{host}")
     tools = ("-m", "pip", "install", "--quiet", *CONSTRAINED, *group("test"), *own)
     session.run_install(COMMANDS[host] / "python", *tools, external=True)
-    run_pytest(session, COMMANDS[host], session.posargs or [*EXAMPLES, *tests_of(host)], "-m", marked)
-
-
-def tests_of(host: str) -> list[str]:
-    """Everything with MACE; with NequIP, of the core the model side alone, which the other e3nn could touch."""
-    rooms = ("maths/test_log.py", "maths/test_spd.py", "leverage", "families", "readout")
-    model_side = [f"tests/core/{room}" for room in rooms]
-    core = model_side if host == "nequip" else ["tests/core", "tests/demo"]
-    return [*core, "tests/benchmarks", f"tests/{host}_ext"]
+    of_core = [*EXAMPLES, *CORE] if host == "mace" else WITH_HOST
+    run_pytest(session, COMMANDS[host], session.posargs or [*of_core, f"tests/{host}_ext"], "-m", marked)
 
 
 @nox.session(venv_backend="none", requires=["demo_nequip", "demo_mace"])
@@ -180,7 +177,7 @@ def demo_mace(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["nequip"])
 def tests_nequip(session: nox.Session) -> None:
-    """Run NequIP's and the core's model side's tests in NequIP's environment; arguments after -- go to pytest."""
+    """Run NequIP's tests in NequIP's environment; arguments after -- go to pytest."""
     run_tests(session, "nequip")
 
 
@@ -212,7 +209,8 @@ def oldest(session: nox.Session, host: str) -> None:
     session.install(*oldest_versions(host), f".[{host}]", *tools)
     # CUDA builds pin a Triton that our kernels do not compile with (3.2; 3.3 neither): there users get the eager path.
     session.run_install("python", "-m", "pip", "uninstall", "--yes", "--quiet", "triton")
-    run_pytest(session, Path(session.bin), session.posargs or tests_of(host), "-m", "not nightly")
+    # Other releases of torch than the other host's.
+    run_pytest(session, Path(session.bin), session.posargs or [*CORE, f"tests/{host}_ext"], "-m", "not nightly")
 
 
 @nox.session(default=False)

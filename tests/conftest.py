@@ -67,6 +67,31 @@ def run_tool():
     return run
 
 
+#: As every command does in a process of its own.
+ONE_AFTER_ANOTHER = """
+import runpy, sys
+from pathlib import Path
+for command in eval(sys.argv[1]):
+    sys.argv = [str(Path(sys.executable).parent / command[0]), *command[1:]]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
+"""
+
+
+@pytest.fixture(scope="session")
+def run_one_after_another(run_tool):
+    """Function that runs commands in one process, which imports but once; gives what they printed."""
+
+    def run(commands, **options):
+        return run_tool(
+            Path(sys.executable).name, "-c", ONE_AFTER_ANOTHER, repr([list(map(str, c)) for c in commands]), **options
+        )
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def load_script():
     """Function that returns a script as a module: its path, from the root of the repository."""

@@ -309,6 +309,16 @@ def foundation(tmp_path_factory, data_files):
 
 
 @pytest.fixture
+def restart(train, foundation, tmp_path):
+    """Function that goes on with the training of `foundation`, to a second epoch, with the options of another one."""
+    import functools
+    import shutil
+
+    shutil.copytree(foundation.folder / "checkpoints", tmp_path / "checkpoints")
+    return functools.partial(train, "--restart_latest", name="foundation", max_num_epochs=2)
+
+
+@pytest.fixture
 def message_of(capsys):
     """Function that asserts that a call ends the process with status 2, and gives its last line on standard error."""
 
@@ -337,7 +347,8 @@ def training_command(tmp_path, data_files):
 TWO_PROCESSES = """
 import os, torch
 from mace.cli import run_train
-torch.distributed.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo", init_method=f"file://{os.getcwd()}/group", rank=rank, world_size=2)
 made = []
 class CPU(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module, device_ids):
@@ -345,23 +356,40 @@ class CPU(torch.nn.parallel.DistributedDataParallel):
         made.append(module)
 run_train.DDP = CPU
 run_train.main()
-torch.save(made[0].state_dict(), f"{os.path.dirname(__file__)}/rank{os.environ['RANK']}.pt")
+torch.save(made[0].state_dict(), f"rank{rank}.pt")
 """
 
 
 @pytest.fixture
 def start_two_processes(tmp_path, training_command):
-    """Function that starts a training on two processes, which leave their weights in ``rank0.pt`` and ``rank1.pt``.
+    """Function that starts a training on two processes, which leave their weights in ``rank0.pt`` and ``rank1.pt``, and
+    gives a function that waits for their end and gives what they have printed.
 
-    Stock MACE has no DDP on CPUs (it names a device for every rank, and starts process groups for GPUs
-    only): the script makes up for that and for nothing else.
+    Their environment is that of torchrun. Stock MACE has no DDP on CPUs (it names a device for every rank, and starts
+    process groups for GPUs only): the script makes up for that and for nothing else.
     """
-    import subprocess
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    from forked_commands import run_command
 
     def start(*flags, **settings):
-        (tmp_path / "ddp.py").write_text(TWO_PROCESSES)
         python, _, _, *options = training_command(*flags, "--distributed", "--launcher=torchrun", **settings)
-        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "ddp.py"]
-        return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    return start
+        def run(rank):
+            torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            return run_command([python, "-c", TWO_PROCESSES, *options], env={**os.environ, **torchrun}, cwd=tmp_path)
+
+        runs = [pool.submit(run, rank) for rank in range(2)]
+
+        def wait():
+            texts = []
+            for done in (run.result() for run in runs):
+                texts.append(done.stdout + done.stderr)
+                assert done.returncode == 0, texts[-1][-3000:]
+            return "".join(texts)
+
+        return wait
+
+    with ThreadPoolExecutor(2) as pool:
+        yield start

@@ -14,14 +14,18 @@ else:
     from nequip.utils.unittests.conftest import *  # noqa: F403
 
 
-@pytest.fixture(autouse=True)
-def no_fields_of_writers():
-    """Take fields with the prefix of NequIP's xyz writers off again: each writer registers every field anew, those of
-    the writers before it, too, so that a process with many writers has twice as many with each."""
-    yield
+def _forget_fields_of_writers():
     if registry := sys.modules.get("nequip.data._key_registry"):
         fields = (*registry._NODE_FIELDS, *registry._EDGE_FIELDS, *registry._GRAPH_FIELDS, *registry._LONG_FIELDS)
         registry.deregister_fields(*(name for name in fields if name.startswith("original_dataset_")))
+
+
+@pytest.fixture(autouse=True)
+def forget_fields_of_writers():
+    """Function that takes fields with the prefix of NequIP's xyz writers off again, as the end of every test does: each
+    writer registers every field anew, those of the writers before it, too: with each there are twice as many."""
+    yield _forget_fields_of_writers
+    _forget_fields_of_writers()
 
 
 def _gnn_config(**changes):
@@ -302,6 +306,12 @@ def package(run_tool):
         return target
 
     return build
+
+
+@pytest.fixture(scope="session")
+def leverage_package(leverage_run, package):
+    """Path of the package of that training's best checkpoint."""
+    return package(leverage_run / "best.ckpt", leverage_run.with_name("leverage.nequip.zip"))
 
 
 @pytest.fixture(scope="session")

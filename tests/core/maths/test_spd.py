@@ -106,19 +106,19 @@ def test_damper_scalar():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_damper_vector_any_magnitude(dtype):
-    """SPD and ‖t̃‖ = c for 10⁷ coefficients of any finite magnitude (a tenth of them in float64)."""
-    total = 10_000_000 if dtype == torch.float32 else 1_000_000
+    """SPD and ‖t̃‖ = c for 10⁷ coefficients of any finite magnitude (a tenth of them in float64), five for an atom."""
+    total = 2_000_000 if dtype == torch.float32 else 200_000
     gen = torch.Generator().manual_seed(3)
     top = torch.finfo(dtype).max
     smallest = 1.0
-    for _ in range(total // 500_000):
+    for _ in range(total // 100_000):
         # Magnitudes log-uniform from denormal to the largest finite number.
-        exponents = torch.rand(500_000, 1, generator=gen, dtype=F64) * 2 - 1
-        t = (torch.rand(500_000, 5, generator=gen, dtype=F64) * 2 - 1) * 10 ** (
+        exponents = torch.rand(100_000, 1, generator=gen, dtype=F64) * 2 - 1
+        t = (torch.rand(100_000, 5, generator=gen, dtype=F64) * 2 - 1) * 10 ** (
             exponents * (38.5 if dtype == torch.float32 else 308.2)
         )
         t = t.clamp(-top, top).to(dtype)
-        s = spd.damp((torch.randn(500_000, generator=gen) * 10).to(dtype), 14.0, 15.0)
+        s = spd.damp((torch.randn(100_000, generator=gen) * 10).to(dtype), 14.0, 15.0)
         damped = spd.damp_vector(t, 4.0, 5.0)
         norm = t.double().norm(dim=-1)
         norm = torch.where(norm.isinf(), torch.full_like(norm, 1e300), norm)

@@ -7,9 +7,22 @@ import ase
 import ase.io
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
+
+
+@pytest.fixture
+def rendered():
+    """Figures are rendered, too."""
+
+
+@pytest.fixture(autouse=True)
+def quick_figures(request, monkeypatch):
+    """All panels are drawn; for PNG and PDF they are rendered, in seconds, only where a test asks for `rendered`."""
+    if "rendered" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).touch())
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def test_what_the_user_should_know_is_told(fitted):
     assert f"floor: {1000.0 * np.sqrt(floor.floor.value):.2f} meV/Å (" in done.stdout
 
 
+@pytest.mark.usefixtures("rendered")
 def test_calibrated_beside_raw(calibrated, compared):
     done, result, table = compared("test.xyz", "test.xyz", "--calibration", "none", *WITH)
     raw, corrected = result["models"]

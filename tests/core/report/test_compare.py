@@ -140,6 +140,7 @@ def test_energy_scores_that_are_sampled_have_their_error(baseline, e2ip, change,
     assert cells in done.stdout
 
 
+@pytest.mark.usefixtures("rendered")
 def test_command_writes_everything(baseline, e2ip, folder, compared):
     done, result, table = compared(baseline, e2ip, "--labels", "MACE, e2IP")
     for text in ("Force MAE (meV/Å)", "Calibration error", "MACE", "e2IP"):

@@ -13,6 +13,7 @@ from e2ip_plugins.scores.calibration import Calibration
 FRAMES = 20
 
 
+@pytest.mark.usefixtures("rendered")
 def test_table_of_energies(write, with_energies, make_frames, compared):
     write("baseline.xyz", make_frames(1, uncertain=False))
     path = write("e2ip.xyz", with_energies(2))

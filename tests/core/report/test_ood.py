@@ -136,6 +136,7 @@ def test_frames_need_no_reference_to_be_found(frames, both_sets):
 
 
 @pytest.mark.parametrize("missing", ["column", "numbers"])
+@pytest.mark.usefixtures("rendered")
 def test_frames_without_any_reference(frames, both_sets, compared_sets, missing):
     """Found as before; what needs an error stays empty, and everything is written."""
     expected = compare(*both_sets(MODELS))["ood"]
@@ -184,6 +185,7 @@ def test_a_model_that_was_never_fitted_has_no_leverage(frames, compared_sets):
     assert "Mean leverage" not in table
 
 
+@pytest.mark.usefixtures("rendered")
 def test_command_writes_both_sets(both_sets, compared_sets, folder):
     done, result, text = compared_sets("--labels", "MACE,e2IP")
     for part in ("12 frames, 108 atoms; OOD: 7 frames, 28 atoms", "Finding out-of-distribution frames", "e2IP OOD"):

@@ -5,7 +5,6 @@ import functools
 import logging
 import os
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -21,6 +20,7 @@ from ase.calculators.mixing import AverageCalculator, MixedCalculator, SumCalcul
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
 from e3nn.util import jit
+from forked_commands import run_command
 from mace.calculators import MACECalculator
 
 from e2ip_plugins import families
@@ -215,13 +215,13 @@ pickle.dump((atoms.calc.results, atoms.calc.implemented_properties, patched), op
 def test_stock_models_give_the_stock_results_to_the_bit(model_files, frames, tmp_path):
     ase.io.write(tmp_path / "atoms.traj", frames[2])
     found = {}
-    for disable in ("0", "1"):
-        target = tmp_path / f"{disable}.pickle"
-        arguments = [str(model_files["baseline"]), str(tmp_path / "atoms.traj"), str(target)]
-        environment = {**os.environ, "E2IP_DISABLE": disable}
-        subprocess.run([sys.executable, "-c", STOCK_SCRIPT, *arguments], check=True, env=environment)
-        found[disable] = pickle.loads(target.read_bytes())
-    (with_plugin, properties, patched), (without, stock_properties, stock_patched) = found["0"], found["1"]
+    for name, change in (("ours", {}), ("stock", {"E2IP_DISABLE": "1"})):
+        target = tmp_path / f"{name}.pickle"
+        arguments = [model_files["baseline"], tmp_path / "atoms.traj", target]
+        done = run_command([sys.executable, "-c", STOCK_SCRIPT, *arguments], env={**os.environ, **change})
+        assert done.returncode == 0, done.stderr
+        found[name] = pickle.loads(target.read_bytes())
+    (with_plugin, properties, patched), (without, stock_properties, stock_patched) = found["ours"], found["stock"]
     assert patched and not stock_patched
     assert properties == stock_properties and STOCK <= set(with_plugin)
     assert list(with_plugin) == list(without)

@@ -192,8 +192,8 @@ def test_the_option_is_in_the_help():
 def test_files_of_stock_models_are_stock_to_the_byte(model_files, configs, tmp_path):
     paths = [tmp_path / name for name in ("plugin.xyz", "stock.xyz")]
     arguments = ("--model", model_files["baseline"], "--configs", configs, "--compute_stress", "--output")
-    for path, disable in zip(paths, ("", "1"), strict=True):
-        assert command(*arguments, path, E2IP_DISABLE=disable).returncode == 0
+    for path, change in zip(paths, ({}, {"E2IP_DISABLE": "1"}), strict=True):
+        assert command(*arguments, path, **change).returncode == 0
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 

@@ -3,12 +3,12 @@
 import copy
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_commands import run_command
 from mace.calculators import MACECalculator
 from mace.cli import eval_configs
 from typer.testing import CliRunner
@@ -81,8 +81,8 @@ def test_saved_and_copied_models_are_whole(model_files, make_model, make_batch, 
 def test_opening_a_model_where_mace_is_not_patched_warns(model_files):
     code = "import mace.calculators.mace, sys, torch; torch.load(sys.argv[1], weights_only=False)"
     command = [sys.executable, "-c", code, str(model_files["e2ip"])]
-    for disable, warned in (("1", True), ("0", False)):
-        done = subprocess.run(command, env={**os.environ, "E2IP_DISABLE": disable}, capture_output=True, text=True)
+    for change, warned in (({"E2IP_DISABLE": "1"}, True), ({}, False)):
+        done = run_command(command, env={**os.environ, **change})
         assert done.returncode == 0, done.stderr
         assert ("predicts uncertainties" in done.stderr) == warned
         assert ("E2IP_DISABLE is set, which turns the plugin off; unset it" in done.stderr) == warned

@@ -78,12 +78,6 @@ def test_gradients_are_clipped_apart(make_model, make_batch, frames):
     assert seen == pytest.approx({"readout": 2.0, "host": 2.0}, rel=1e-5)
 
 
-def test_a_checkpoint_of_the_other_kind_ends_the_run(train, message_of):
-    train("--readout=e2ip", name="run", max_num_epochs=1)
-    text = message_of(train, *OURS, "--restart_latest", name="run", max_num_epochs=2)
-    assert "forces likelihood there, host here" in text
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -88,29 +88,33 @@ def test_restart_with_ema_and_stage_two(train):
     assert (restarted.folder / "run_stagetwo.model").exists()
 
 
+def test_a_checkpoint_without_a_readout_ends_the_run(train, message_of):
+    train(name="run", max_num_epochs=1)
+    message = message_of(train, E2IP, "--restart_latest", name="run", max_num_epochs=2)
+    assert message.startswith("mace_run_train: error: the checkpoint") and "was trained without --readout;" in message
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "words"),
+    ("flags", "words"),
     [
-        ((), (E2IP,), "was trained without --readout;"),
-        ((E2IP,), (), "was trained with --readout e2ip;"),
-        ((E2IP,), (E2IP, "--e2ip_evidence=independent"), "there, independent here"),
-        ((E2IP,), (E2IP, "--e2ip_force_unit=0.2"), "force_unit 0.0433641 there, 0.2 here"),
-        ((E2IP,), (E2IP, "--e2ip_preset=paper"), "preset default there, paper here"),
+        ((), "was trained with --readout e2ip;"),
+        ((E2IP, "--e2ip_evidence=independent"), "there, independent here"),
+        ((E2IP, "--e2ip_force_unit=0.2"), "force_unit 0.0433641 there, 0.2 here"),
+        ((E2IP, "--e2ip_preset=paper"), "preset default there, paper here"),
+        ((E2IP, "--e2ip_forces=host"), "forces likelihood there, host here"),
     ],
-    ids=["stock to e2ip", "e2ip to stock", "evidence", "force unit", "preset"],
+    ids=["stock", "evidence", "force unit", "preset", "forces"],
 )
-def test_a_checkpoint_of_another_readout_ends_the_run(train, message_of, first, second, words):
-    train(*first, name="run", max_num_epochs=1)
-    message = message_of(train, *second, "--restart_latest", name="run", max_num_epochs=2)
+def test_a_checkpoint_of_another_readout_ends_the_run(restart, message_of, flags, words):
+    message = message_of(restart, *flags)
     assert message.startswith("mace_run_train: error: the checkpoint") and words in message
 
 
-def test_a_checkpoint_of_another_format_is_refused(train, message_of):
-    run = train(E2IP, name="run", max_num_epochs=1)
-    (path,) = (run.folder / "checkpoints").glob("*.pt")
+def test_a_checkpoint_of_another_format_is_refused(restart, message_of, tmp_path):
+    (path,) = (tmp_path / "checkpoints").glob("*.pt")
     checkpoint = torch.load(path, weights_only=False)
     torch.save({**checkpoint, "e2ip_settings": {**checkpoint["e2ip_settings"], "version": 2}}, path)
-    message = message_of(train, E2IP, "--restart_latest", name="run", max_num_epochs=2)
+    message = message_of(restart, E2IP)
     assert message.startswith("mace_run_train: error: the checkpoint to restart from was written before e2ip-plugins")
 
 
@@ -144,10 +148,9 @@ def test_two_processes_do_what_one_does(train, tmp_path, start_two_processes, un
     """
     flags = (E2IP, "--e2ip_force_unit=auto", "--scaling=no_scaling", "--compute_avg_num_neighbors=False")
     shared = {**uneven_files, "max_num_epochs": 3, "avg_num_neighbors": 2.0}
-    process = start_two_processes(*flags, name="two", batch_size=6, valid_batch_size=2, **shared)
+    wait = start_two_processes(*flags, name="two", batch_size=6, valid_batch_size=2, **shared)
     one = train(*flags, name="one", batch_size=12, valid_batch_size=4, **shared)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text[-3000:]
+    text = wait()
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
     expected = one.model.state_dict()
     assert any(key.startswith("e2ip_readout.") for key in first)

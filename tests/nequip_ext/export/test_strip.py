@@ -55,9 +55,8 @@ def test_a_checkpoint_becomes_one_of_stock_nequip(leverage_run, tmp_path, train,
     train("nequip_baseline", tmp_path / "again", train_files, "max_epochs=1", "run=[train]", *changes)
 
 
-def test_a_package_becomes_one_of_stock_nequip(leverage_run, tmp_path, train_files, package):
-    packed, stripped = tmp_path / "with.nequip.zip", tmp_path / "without.nequip.zip"
-    package(leverage_run / "best.ckpt", packed)
+def test_a_package_becomes_one_of_stock_nequip(leverage_package, tmp_path, train_files):
+    packed, stripped = leverage_package, tmp_path / "without.nequip.zip"
     strip_file(packed, stripped)
     assert_same(packed, stripped, train_files)
     with zipfile.ZipFile(packed) as before, zipfile.ZipFile(stripped) as after:
@@ -128,7 +127,8 @@ def from_file(path):
 
 def test_the_readout_is_found_at_any_depth(nested, unpack, tmp_path):
     """Fine-tuned packages and checkpoints, with modifiers around them: the weights are those of the checkpoint."""
-    files = {"val": DEMO / "test.extxyz"}
+    files = {"val": tmp_path / "val.xyz"}
+    ase.io.write(files["val"], ase.io.read(DEMO / "test.extxyz", ":2"))
     of_training = torch.load(unpack("nequip", "best.ckpt"), weights_only=False)["hyper_parameters"]["model"]
     package = from_file(unpack("nequip", "model.nequip.zip"))
     configs = {"package": package, "modified": modified(of_training), "deep": modified(modified(package))}

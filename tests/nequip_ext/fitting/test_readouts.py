@@ -71,9 +71,9 @@ def test_an_attached_readout_says_the_same_to_the_last_bit(files, name, tmp_path
 
 
 @pytest.mark.skipif(IS_0_16, reason="NequIP 0.16 cannot give a stock package a readout")
-def test_packages_and_checkpoints_are_the_same_base(files, tmp_path, train_files, package):
+def test_packages_and_checkpoints_are_the_same_base(files, tmp_path, train_files, leverage_package):
     """A readout of either goes on either; a stock package becomes a checkpoint that reads it."""
-    packed = package(files["trained"], tmp_path / "trained.nequip.zip")
+    packed = leverage_package
     public = tmp_path / "public.nequip.zip"
     strip_file(packed, public)
     expected = results(files["trained"], train_files)

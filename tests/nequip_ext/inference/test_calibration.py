@@ -33,15 +33,20 @@ def test_calibrations_that_do_not_fit_are_refused(calculator, frames, check_refu
 FIELDS = ["e2ip_log_sigma0", "e2ip_nu", "e2ip_kappa", "forces_epistemic_std"]
 
 
-def writer(path, calibration, **settings):
-    settings = {"extra_fields": FIELDS, "chemical_symbols": ["H", "C", "O"], **settings}
-    fields = ["total_energy", "forces"]
-    return E2IPXYZFileWriter(
-        out_file=str(path), output_fields_from_original_dataset=fields, calibration=calibration, **settings
-    )
+@pytest.fixture
+def writer(forget_fields_of_writers):
+    def make(path, calibration, **settings):
+        forget_fields_of_writers()
+        settings = {"extra_fields": FIELDS, "chemical_symbols": ["H", "C", "O"], **settings}
+        fields = ["total_energy", "forces"]
+        return E2IPXYZFileWriter(
+            out_file=str(path), output_fields_from_original_dataset=fields, calibration=calibration, **settings
+        )
+
+    return make
 
 
-def test_calibrated_file(make_batch, tmp_path, write_calibration):
+def test_calibrated_file(writer, make_batch, tmp_path, write_calibration):
     mend_writers()
     references, outputs = make_batch(torch.float64)
     before = {name: value.clone() for name, value in outputs.items()}
@@ -63,7 +68,7 @@ def test_calibrated_file(make_batch, tmp_path, write_calibration):
     np.testing.assert_allclose(std, views["forces_epistemic_std"], rtol=1e-5)
 
 
-def test_writer_refuses_what_it_cannot_calibrate(make_batch, tmp_path, write_calibration):
+def test_writer_refuses_what_it_cannot_calibrate(writer, make_batch, tmp_path, write_calibration):
     with pytest.raises(InputError, match="needs chemical_symbols"):
         writer(tmp_path / "out", write_calibration(), chemical_symbols=None)
     with pytest.raises(InputError, match="what extra_fields name: has no predicted distribution"):
@@ -77,7 +82,7 @@ def test_writer_refuses_what_it_cannot_calibrate(make_batch, tmp_path, write_cal
     assert not (tmp_path / "out_dataset0.xyz").exists()
 
 
-def test_writer_refuses_the_calibration_of_another_model(tmp_path, write_calibration, make_model, gnn_config):
+def test_writer_refuses_the_calibration_of_another_model(writer, tmp_path, write_calibration, make_model, gnn_config):
     """Before the first frame, and before a training that would make another model."""
     _, model = make_model(gnn_config())
     name = find_name(model)

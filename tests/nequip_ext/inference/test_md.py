@@ -68,9 +68,10 @@ def test_biased_forces_are_those_of_the_biased_energy(atoms, energy_slope):
     assert (forces * direction).sum() == pytest.approx(-energy_slope(atoms, direction), rel=1e-6)
 
 
-def test_an_observer_agrees_with_the_periodic_calculation(leverage_run, check_observer):
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_an_observer_agrees_with_the_periodic_calculation(leverage_run, check_observer, processes):
     """In float32."""
-    printed = check_observer("nequip", leverage_run / "best.ckpt", processes=4, tolerance=1e-4)
+    printed = check_observer("nequip", leverage_run / "best.ckpt", processes, tolerance=1e-4)
     # Two layers and the leverage of neighbours, of 3 Å each.
     assert printed["reach"] == pytest.approx(9.0)
 

@@ -85,9 +85,8 @@ def test_a_biased_run(makes, frames):
     np.testing.assert_array_equal(*forces)
 
 
-def test_checkpoints_and_packages(leverage_run, package, frames, request_checks, tmp_path):
-    packaged = package(leverage_run / "best.ckpt", tmp_path / "model.nequip.zip")
-    request_checks.check_same(functools.partial(E2IPCalculator.from_saved_model, str(packaged)), frames[:1])
+def test_checkpoints_and_packages(leverage_run, leverage_package, frames, request_checks):
+    request_checks.check_same(functools.partial(E2IPCalculator.from_saved_model, str(leverage_package)), frames[:1])
     request_checks.check_same(functools.partial(open_model, leverage_run / "best.ckpt"), frames[:1])
 
 

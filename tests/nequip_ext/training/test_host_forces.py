@@ -99,8 +99,8 @@ def test_atoms_without_reference_are_left_out(gnn_config, frames, to_data):
 def test_traced_models(gnn_config, frames, to_data, monkeypatch):
     """``compile_mode: compile``: nothing but the readout learns from its loss there either."""
     monkeypatch.setattr(torch, "compile", lambda model, **k: model)
-    _, eager, data, target = both(gnn_config, frames, to_data)
-    _, traced, *_ = both(gnn_config, frames, to_data, compile_mode="compile")
+    _, eager, data, target = both(gnn_config, frames, to_data, l_max=1, num_layers=1)
+    _, traced, *_ = both(gnn_config, frames, to_data, compile_mode="compile", l_max=1, num_layers=1)
     traced.eval()(dict(data))
     traced.train()
     for model in (eager, traced):
