@@ -23,7 +23,7 @@ import ase.io
 import numpy as np
 from ase import Atoms
 from ase.build import bulk
-from common import DEMO_DATA, ROOT, parser_of
+from common import DEMO_DATA, ROOT, markdown, parser_of
 
 #: What is looked for in what a client hands back.
 OUTPUTS = ("energy", "forces", "stress", "forces_cov", "e2ip_leverage", "energy_uncertainty")
@@ -245,15 +245,14 @@ def tried(name: str) -> dict:
 
 def table(results: dict[str, dict]) -> str:
     """Return the table of docs/howto/other-tools.md."""
-    lines = ["| client | tried | " + " | ".join(f"`{name}`" for name in OUTPUTS) + " |"]
-    lines.append("|---|---|" + "---|" * len(OUTPUTS))
+    lines = []
     for name, result in results.items():
         marks = ["yes" if output in result.get("outputs", ()) else "–" for output in OUTPUTS]
         if "error" in result:
             marks = ["failed", *[""] * (len(OUTPUTS) - 1)]
         what = CLIENTS[name][1].__doc__.split(";")[0].rstrip(".")
-        lines.append(f"| {what} | {result['version']} | " + " | ".join(marks) + " |")
-    return "\n".join(lines)
+        lines.append([what, result["version"], *marks])
+    return markdown(["client", "tried", *(f"`{name}`" for name in OUTPUTS)], lines)
 
 
 def main() -> None:

@@ -184,10 +184,11 @@ def hardware(device: str = "cpu") -> str:
         return os.uname().machine
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table."""
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], left: int | None = None) -> str:
+    """Return a Markdown table; columns after the first ``left`` ones, if given, have their text on the right."""
     lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (columns, *rows)]
-    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
+    marks = "|---" * len(columns[:left]) + "|--:" * (0 if left is None else len(columns) - left)
+    return "\n".join([lines[0], f"{marks}|", *lines[1:]])
 
 
 def rounded(data: Any, digits: int = 5) -> Any:

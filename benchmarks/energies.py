@@ -23,17 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import RESULTS, load, markdown, parser_of, save
-from leverage import load_atoms, refitted
+from leverage import load_atoms, refitted, supports
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
 from e2ip_plugins.bench import catalogue
 from e2ip_plugins.bench.commands import prediction
 from e2ip_plugins.bench.plan import Run
-from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.leverage.energies import FLOOR, POWER, WIDTH
-from e2ip_plugins.leverage.form import FORM, Support
-from e2ip_plugins.leverage.module import Leverage, Neighbours
+from e2ip_plugins.leverage.form import FORM
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.scores.energies import central_level, crps, negative_log_likelihood
 from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
@@ -78,17 +76,10 @@ def read(folder: Path) -> dict[str, Atoms]:
     names = [path.stem for path in sorted(folder.glob("*.npz")) if path.stem not in ("nonsense", "rotated")]
     data: dict[str, SimpleNamespace] = {name: load_atoms(folder, name) for name in names}
     laws, _ = refitted("as shipped, here", data)
-    species = np.unique(np.concatenate([d.species for d in data.values()]))
-    train = data["train"]
-    kinds = {name: np.searchsorted(species, d.species) for name, d in data.items()}
-    features = {kind: train.features[kinds["train"] == kind] for kind in np.unique(kinds["train"]).tolist()}
-    leverage = Leverage(train.features.shape[1], len(species)).double()
-    Moments(features, FORM).store(leverage, features)
+    kinds, of_sets = supports("as shipped, here", data)
     sets = {}
     for name, d in data.items():
-        pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
-        support: Support = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, pairs)
-        white, h = FORM.soft**0.5 * support.whitened.numpy(), 0.5 * support.distance.numpy()
+        white, h = FORM.soft**0.5 * of_sets[name].whitened.numpy(), 0.5 * of_sets[name].distance.numpy()
         sets[name] = Atoms(kinds[name], d.features, white, laws[name].total_std(), h, d.frame, d.energy_error)
     return sets
 

@@ -8,6 +8,7 @@ python benchmarks/evidence.py --table
 
 import functools
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,7 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from common import RESULTS, parser_of
+from common import RESULTS, markdown, parser_of
 
 #: Data sets in the order of the tables, with their tests, those in distribution first.
 SETS = {
@@ -56,53 +57,45 @@ def values(
     cases = [row["cases"] for row in rows if (row["dataset"], row["host"], row["title"]) == (dataset, host, title)]
     tests = [case["tests"].get(test, {}) for case in (cases[0] if cases else [])]
     # A model without a distribution has its errors alone.
-    scores = [scores.get(how, scores).get(key) for scores in tests]
-    return [score for score in scores if score is not None]
+    of_seeds = [of_test.get(how, of_test).get(key) for of_test in tests]
+    return [score for score in of_seeds if score is not None]
+
+
+def by_set(heads: Iterable[str], cells_of: Callable[[str, str, str], list[str]]) -> str:
+    """Return a table with a row for every test; ``cells_of`` returns a host's cells for data set, host and test."""
+    heads, rows = list(heads), []
+    for dataset, (name, tests) in SETS.items():
+        for test, kind in tests.items():
+            cells = [cell for host in HOSTS for cell in cells_of(dataset, host, test)]
+            if any(cells):
+                rows.append([name, kind, *cells])
+    of_hosts = [f"{label}: {head}" if i == 0 else head for label in HOSTS.values() for i, head in enumerate(heads)]
+    return markdown(["set", "", *of_hosts], rows, left=2)
 
 
 def accuracy(rows: list[dict[str, Any]]) -> str:
     """Return the table of force errors, of data sets with a stock model."""
-    lines = [
-        "| set | | MACE: stock | e²IP | ratio | NequIP: stock | e²IP | ratio |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for dataset, (name, tests) in SETS.items():
-        for test, kind in tests.items():
-            cells = [name, kind]
-            for host in HOSTS:
-                stock, ours = (
-                    values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP")
-                )
-                if not (stock and ours):
-                    cells += [""] * 3
-                else:
-                    cells += [
-                        f"{1000 * mean(stock):.1f}",
-                        f"{1000 * mean(ours):.1f}",
-                        f"{mean(ours) / mean(stock):.2f}",
-                    ]
-            if any(cells[2:]):
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+
+    def cells(dataset: str, host: str, test: str) -> list[str]:
+        stock, ours = (values(rows, dataset, host, title, test, "force_mae") for title in ("stock model", "e²IP"))
+        if not (stock and ours):
+            return [""] * 3
+        return [f"{1000 * mean(stock):.1f}", f"{1000 * mean(ours):.1f}", f"{mean(ours) / mean(stock):.2f}"]
+
+    return by_set(("stock", "e²IP", "ratio"), cells)
 
 
-def by_set(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str, int]]) -> str:
+def scores(rows: list[dict[str, Any]], columns: dict[str, tuple[str, str, int]]) -> str:
     """Return a table of scores for every test and host; a column by its head is a method, a key and digits."""
-    heads = [f"{HOSTS[host]}: {head}" if i == 0 else head for host in HOSTS for i, head in enumerate(columns)]
-    lines = [f"| set | | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
-    for dataset, (name, tests) in SETS.items():
-        for test, kind in tests.items():
-            cells = []
-            for host in HOSTS:
-                for title, key, digits in columns.values():
-                    scores = values(rows, dataset, host, title, test, key)
-                    cells.append(f"{mean(scores):.{digits}f}" if scores else "")
-            if any(cells):
-                lines.append(f"| {' | '.join([name, kind, *cells])} |")
-    return "\n".join(lines)
+
+    def cells(dataset: str, host: str, test: str) -> list[str]:
+        of_columns = [(values(rows, dataset, host, title, test, key), n) for title, key, n in columns.values()]
+        return [f"{mean(of_seeds):.{digits}f}" if of_seeds else "" for of_seeds, digits in of_columns]
+
+    return by_set(columns, cells)
 
 
-#: Columns of `by_set`: what error bars are worth, and what the leverage changes.
+#: Columns of `scores`: what error bars are worth, and what the leverage changes.
 SCORES = {
     "CE": ("e²IP", "calibration_error", 3),
     "coverage@95": ("e²IP", "coverage95", 3),
@@ -129,23 +122,19 @@ def against_stock(rows: list[dict[str, Any]]) -> str:
             for host, label in HOSTS.items():
                 for group in (f"{label}, {'in' if test in ('test', 'strain') else 'out of'} distribution", "all"):
                     ratios.setdefault(group, []).extend(paired(rows, dataset, host, test))
-    lines = ["| pairs of models of one seed | number | mean ratio | upper 95 % bound of the mean | largest |"]
-    lines.append("|---|--:|--:|--:|--:|")
+    lines = []
     for group, of_group in sorted(ratios.items(), key=lambda item: item[0] == "all"):
         if of_group:
-            bound = (
-                mean(of_group) + 1.645 * stdev(of_group) / len(of_group) ** 0.5 if len(of_group) > 1 else float("nan")
-            )
-            lines.append(f"| {group} | {len(of_group)} | {mean(of_group):.3f} | {bound:.3f} | {max(of_group):.2f} |")
-    return "\n".join(lines)
+            error = stdev(of_group) / len(of_group) ** 0.5 if len(of_group) > 1 else float("nan")
+            figures = (mean(of_group), mean(of_group) + 1.645 * error)
+            lines.append([group, len(of_group), *(f"{figure:.3f}" for figure in figures), f"{max(of_group):.2f}"])
+    heads = ("pairs of models of one seed", "number", "mean ratio", "upper 95 % bound of the mean", "largest")
+    return markdown(heads, lines, left=1)
 
 
 def together(rows: list[dict[str, Any]]) -> str:
     """Return the table of one and two models of e²IP and of five stock models; NLL for (kcal/mol/Å)⁻³."""
-    lines = [
-        "| set | | trained | force MAE | NLL | CE | coverage@95 | Spearman |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
-    ]
+    lines = []
     ways = {
         "one e²IP": ("e²IP", "raw"),
         "two e²IP, as they are": ("e²IP together, K = 2", "raw"),
@@ -165,16 +154,13 @@ def together(rows: list[dict[str, Any]]) -> str:
                     cells = [f"{1000 * mean(score('force_mae')):.1f}", f"{mean(score('nll_kcal')):.2f}"]
                     cells += [f"{mean(score(key)):.3f}" for key in ("calibration_error", "coverage95")]
                     cells.append(f"{mean(score('spearman_total')):.2f}")
-                    lines.append(f"| {name}, {label} | {kind} | {what} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                    lines.append([f"{name}, {label}", kind, what, *cells])
+    return markdown(["set", "", "trained", "force MAE", "NLL", "CE", "coverage@95", "Spearman"], lines, left=3)
 
 
 def lengths(rows: list[dict[str, Any]]) -> str:
     """Return the table of aspirin over the length of trainings; NLL for a density in (kcal/mol/Å)⁻³."""
-    lines = [
-        "| | epochs | MAE: stock | e²IP | ratio | NLL: e²IP | five stock models | CE: e²IP | Spearman: e²IP | five |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    lines = []
     for host, label in HOSTS.items():
         for factor in (1.0, 2.0, 4.0):
             chosen = [row for row in rows if row.get("benchmark") == "rmd17" and row["epochs"] == factor]
@@ -190,11 +176,12 @@ def lengths(rows: list[dict[str, Any]]) -> str:
                 ("e²IP", "spearman_epistemic", "raw", 2),
                 ("DE, K = 5", "spearman_epistemic", "raw", 2),
             ):
-                scores = score(title, "test", key, how)
-                cells.append(f"{mean(scores):.{digits}f}" if scores else "")
+                of_seeds = score(title, "test", key, how)
+                cells.append(f"{mean(of_seeds):.{digits}f}" if of_seeds else "")
             best = min((cell for cell in cells[6:8] if cell), key=float)
-            lines.append(f"| {' | '.join([*cells[:6], best, *cells[8:]])} |")
-    return "\n".join(lines)
+            lines.append([*cells[:6], best, *cells[8:]])
+    heads = ["", "epochs", "MAE: stock", "e²IP", "ratio", "NLL: e²IP", "five stock models", "CE: e²IP"]
+    return markdown([*heads, "Spearman: e²IP", "five"], lines, left=1)
 
 
 def draw(both: list[dict[str, Any]], before: list[dict[str, Any]], folder: Path) -> None:
@@ -202,14 +189,9 @@ def draw(both: list[dict[str, Any]], before: list[dict[str, Any]], folder: Path)
     for name, title_of_axes in (("accuracy", "Force error, e²IP over stock"), ("coverage", "Coverage of 95 % regions")):
         rows = both if name == "accuracy" else before
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharex=name == "coverage")
-        for panel, (test, text) in zip(
-            axes, (("test", "in distribution"), ("ood", "out of distribution")), strict=True
-        ):
-            names = [dataset for dataset in SETS if values(rows, dataset, "mace", "e²IP", test, "force_mae")]
-            if name == "accuracy":
-                names = [
-                    dataset for dataset in names if values(rows, dataset, "mace", "stock model", test, "force_mae")
-                ]
+        titles = ("e²IP", "stock model") if name == "accuracy" else ("e²IP",)
+        for panel, test, text in zip(axes, ("test", "ood"), ("in distribution", "out of distribution"), strict=True):
+            names = [s for s in SETS if all(values(rows, s, "mace", title, test, "force_mae") for title in titles)]
             for shift, (host, label) in zip((-0.15, 0.15), HOSTS.items(), strict=True):
                 for title, marker in (("e²IP", "o"), ("e²IP, coupled", "x")):
                     points = []
@@ -251,8 +233,8 @@ def main() -> None:
         against_stock(both),
         together(today),
         lengths(longer),
-        by_set(today, SCORES),
-        by_set(before, MODES),
+        scores(today, SCORES),
+        scores(before, MODES),
         sep="\n\n",
     )
     draw(both, before, options.figure.parent)

@@ -72,3 +72,10 @@ def label(source: Path, target: Path) -> None:
     print(f"{target.name}: {len(kept)} of {len(frames)} frames kept", flush=True)
     for chunk in chunks:
         chunk.unlink()
+
+
+def label_all(sources: Path, folder: Path) -> None:
+    """Label every set of a folder, into another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sorted(sources.glob("*.extxyz")):
+        label(source, folder / source.name)

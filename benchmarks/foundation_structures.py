@@ -6,12 +6,14 @@
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ase import Atoms
 from ase.build import bulk, surface
 from ase.data import atomic_numbers, covalent_radii
+from ase.io import write
 
 METALS = ("Li", "Na", "K", "Mg", "Ca", "Sr", "Ba", "Al", "Ti", "V", "Mn", "Fe", "Ni", "Cu", "Zn", "Ag", "Sn")
 NONMETALS = ("C", "N", "O", "F", "Si", "P", "S", "Cl")
@@ -238,6 +240,14 @@ def structures(scale: float = 1.0) -> dict[str, list[Atoms]]:
             frames.append(structure(name, system, rng))
         sets[name] = frames
     return sets
+
+
+def write_all(folder: Path, scale: float) -> None:
+    """Write the structures of every set into a folder, without labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frames in structures(scale).items():
+        write(folder / f"{name}.extxyz", frames)
+        print(f"{name}: {len(frames)}", flush=True)
 
 
 def all_elements() -> list[int]:

@@ -57,6 +57,7 @@ class Work:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.frames = self.folder / "frames"
+        self.split()
 
     def data(self, name: str) -> list[Atoms]:
         """Return the labelled frames of a set."""

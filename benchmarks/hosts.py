@@ -73,11 +73,6 @@ def measure_task(settings: Settings, host: Host, task: str, result: dict) -> Non
     if settings.device != "cpu":
         result["launches"] = {name: launches_on_gpu(call) for name, call in calls.items()}
         print(f"{result['system']}, {settings.mode}, {task}, launches: {result['launches']}", flush=True)
-    for name, call in calls.items() if settings.profile else ():
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            call()
-        rows = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=60)
-        print(f"{result['system']}, {settings.mode}, {task}, {name}\n{rows}")
 
 
 def run(options: argparse.Namespace) -> dict:
@@ -106,7 +101,8 @@ def in_process(settings: Settings, folder: Path) -> dict:
     out = folder / "result.json"
     out.unlink(missing_ok=True)
     # MACE, NequIP and TorchScript warn by the hundred while they build models.
-    command = [sys.executable, "-W", "ignore", __file__, "--worker", settings.to_json(), "--out", str(out)]
+    text = json.dumps(dataclasses.asdict(settings))
+    command = [sys.executable, "-W", "ignore", __file__, "--worker", text, "--out", str(out)]
     variables = {"KINETO_LOG_LEVEL": "99"} | environment()  # the profiler's own messages
     code = subprocess.run(command, env=variables).returncode
     measured = json.loads(out.read_text()) if out.exists() else {"results": []}
@@ -168,7 +164,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cutoff", type=float, default=0.0, help="in Å, 0: 5; memory grows with its cube")
     parser.add_argument("--no-committee", dest="committee", action="store_false", help="no committee of five")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure peak memory")
-    parser.add_argument("--profile", action="store_true", help="print the operators of a call (torch's profiler)")
     parser.add_argument("--backbone", choices=("painn", "alphanet"), help="in place of NequIP's own")
     parser.add_argument("--quick", action="store_true", help="tiny models: shows that everything runs")
     options = parser.parse_args(arguments)
@@ -191,7 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.worker:
         # If memory runs out, the kernel is to end this process and not another one.
         Path("/proc/self/oom_score_adj").write_text("1000")
-        measure(Settings.from_json(options.worker), lambda data: options.out.write_text(json.dumps(data)))
+        measure(Settings(**json.loads(options.worker)), lambda data: options.out.write_text(json.dumps(data)))
     elif options.table:
         reports = {name: report for path in options.table for name, report in load(path).items()}
         chosen = [reports[name] for name in options.only or reports]

@@ -1,9 +1,8 @@
 """What one measurement of `hosts.py` is about: settings, systems, and the functions that MACE and NequIP have alike."""
 
-import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,6 @@ class Settings:
     rounds: int = 15
     seconds: float = 300.0
     memory: bool = True
-    profile: bool = False
     committee: bool = True
     cutoff: float = 0.0
     cache: str = ""
@@ -88,13 +86,6 @@ class Settings:
     def architecture(self) -> dict[str, Any]:
         chosen = ARCHITECTURES[self.host][self.size]
         return {**chosen, "r_max": self.cutoff} if self.cutoff else chosen
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Settings":
-        return cls(**json.loads(text))
 
 
 class Host:
@@ -137,19 +128,14 @@ class Host:
         return calls
 
 
-def as_fitted(readout: Readout, regions: int = 0) -> None:
+def as_fitted(readout: Readout) -> None:
     """Give an untrained readout a leverage as large as 450 frames of aspirin make it, seven atoms a species each.
 
     Its energies have error bars.
-
-    Parameters
-    ----------
-    regions : int
-        Of every kind; 0: as many as these frames make.
     """
     leverage = readout.leverage
     kinds, features = leverage.centres.shape
-    leverage.resize(kinds, regions or number_of_regions(450 * 7, features, kinds))
+    leverage.resize(kinds, number_of_regions(450 * 7, features, kinds))
     leverage.axes.copy_(torch.arange(kinds))
     # Far from all regions: near one κ is large, and NequIP compares what it compiles by absolute errors.
     leverage.whitening.copy_(torch.randn(leverage.whitening.shape, generator=torch.Generator().manual_seed(0)))

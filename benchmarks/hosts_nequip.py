@@ -30,10 +30,10 @@ class Host(hosts_models.Host):
 
     package = "nequip"
 
-    def __init__(self, settings: Settings, frame: Atoms, frames: int = 0) -> None:
+    def __init__(self, settings: Settings, frame: Atoms) -> None:
         set_global_state(allow_tf32=False)  # float64 as torch's default, as in every NequIP command
         self.settings = settings
-        data = [self._data(with_labels(frame, seed)) for seed in range(frames or settings.frames)]
+        data = [self._data(with_labels(frame, seed)) for seed in range(settings.frames)]
         self.batch = data[0] if len(data) == 1 else AtomicDataDict.batched_from_list(data)
         self.edges = AtomicDataDict.num_edges(self.batch)
 

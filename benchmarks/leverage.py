@@ -31,7 +31,7 @@ from e2ip_plugins.families.laws import Elliptical, law_of
 from e2ip_plugins.fitting.constants import Samples
 from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.fitting.sample import training_subset
-from e2ip_plugins.leverage.form import FORM, inflate
+from e2ip_plugins.leverage.form import FORM, Support, inflate
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
@@ -174,25 +174,36 @@ def figures(data: SimpleNamespace, law: Elliptical) -> dict[str, float]:
     return {name: scores[name] for name in FIGURES}
 
 
-def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, Elliptical], dict[str, float]]:
-    """Return the laws of all sets, and the fitted constants, with one of `ALTERNATIVES` in place of the form."""
+def supports(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, np.ndarray], dict[str, Support]]:
+    """Return kinds (N,) and support of the atoms of all sets, with one of `ALTERNATIVES` in place of the form."""
     form = FORM._replace(**ALTERNATIVES[title])
     species = np.unique(np.concatenate([d.species for d in data.values()]))
     kinds = {name: np.searchsorted(species, d.species) for name, d in data.items()}
-    train, names = data["train"], [key.name for key in NIW.parameter_keys]
+    train = data["train"]
     features = {kind: train.features[kinds["train"] == kind] for kind in np.unique(kinds["train"]).tolist()}
     leverage = Leverage(train.features.shape[1], len(species)).double()
     Moments(features, form).store(leverage, features)
-    log_variance = NIW.log_variance({name: torch.from_numpy(getattr(train, name)) for name in names})
+    log_variance = NIW.log_variance(
+        {key.name: torch.from_numpy(getattr(train, key.name)) for key in NIW.parameter_keys}
+    )
     leverage.log_variance.fill_(log_variance.mean())
     for kind in features:
         leverage.log_variance[kind] = log_variance[kinds["train"] == kind].mean()
-    tables = {}
+    of_sets = {}
     for name, d in data.items():
         pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
         neighbours = None if title == WITHOUT_NEIGHBOURS else pairs
-        support = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, neighbours, form)
-        columns = {"distance": support.distance.numpy(), "typical": support.log_variance.numpy()}
+        of_sets[name] = leverage(torch.from_numpy(d.features), torch.from_numpy(kinds[name]), None, neighbours, form)
+    return kinds, of_sets
+
+
+def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, Elliptical], dict[str, float]]:
+    """Return the laws of all sets, and the fitted constants, with one of `ALTERNATIVES` in place of the form."""
+    form, names = FORM._replace(**ALTERNATIVES[title]), [key.name for key in NIW.parameter_keys]
+    kinds, of_sets = supports(title, data)
+    train, tables = data["train"], {}
+    for name, d in data.items():
+        columns = {"distance": of_sets[name].distance.numpy(), "typical": of_sets[name].log_variance.numpy()}
         tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
 
     def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:

@@ -18,13 +18,15 @@ from pathlib import Path
 from ase import Atoms
 from ase.build import molecule
 from ase.io import write
+from common import RESULTS as FOLDER
+from common import markdown
 
 from e2ip_plugins.bench.catalogue import METHODS, framework
 from e2ip_plugins.bench.commands import MODELS
 from e2ip_plugins.bench.data import read_json
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "leverage.json"
+RESULTS = FOLDER / "leverage.json"
 RANKING = "spearman_epistemic"
 
 #: Structures on which no model of the demo's molecule should be certain.
@@ -54,28 +56,27 @@ def study(folder: Path) -> dict:
     return {"study": "tables", "model": folder.name, **read_json(out)}
 
 
-def nonsense(studies: list[dict]) -> list[str]:
-    """Return the lines of a table with the least values over all seeds, for every structure."""
+def nonsense(studies: list[dict]) -> str:
+    """Return a table with the least values over all seeds, for every structure."""
     heads = ("structure", "host", "model", "leverage", "training atoms below", "epistemic std eV/Å", "below")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for i, structure in enumerate(NONSENSE):
         for host, (title, method) in itertools.product(("mace", "nequip"), (("e²IP", "e2ip"), ("stock", "e2ip-fit"))):
             rows = [s["nonsense"][i] for s in studies if s["model"].startswith(f"demo_{host}_{method}_s")]
             if rows:
                 least = {name: min(row[name] for row in rows) for name in rows[0]}
-                lines.append(
-                    f"| {structure} | {host} | {title}, {len(rows)} seeds | {least['leverage']:.1f} | "
-                    f"{100 * least['training_below_leverage']:.2f} % | {least['epistemic_std']:.3g} | "
-                    f"{100 * least['training_below_epistemic_std']:.2f} % |"
-                )
-    return lines
+                cells = [structure, host, f"{title}, {len(rows)} seeds"]
+                for name, digits in (("leverage", ".1f"), ("epistemic_std", ".3g")):
+                    cells += [f"{least[name]:{digits}}", f"{100 * least[f'training_below_{name}']:.2f} %"]
+                lines.append(cells)
+    return markdown(heads, lines)
 
 
-def alternatives(studies: list[dict]) -> list[str]:
+def alternatives(studies: list[dict]) -> str:
     """Means over sets and hosts of means over seeds; worst cases over sets and hosts."""
     heads = ["NLL, in", "CE, in", "Spearman, in", "NLL, out", "CE, out", "largest CE, out", "coverage@95, out: lowest"]
     heads += ["highest", "Spearman, out"]
-    lines = ["| form | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    lines = []
     newest = max(one["form"] for one in studies)
     kinds: dict[str, list[dict]] = {}
     for one in studies:
@@ -93,15 +94,15 @@ def alternatives(studies: list[dict]) -> list[str]:
         cells = [f"{statistics.mean(means('test', name)):.3f}" for name in ("nll", "calibration_error", RANKING)]
         cells += [f"{statistics.mean(means('ood', 'nll')):.2f}", f"{statistics.mean(ce):.3f}", f"{max(ce):.3f}"]
         cells += [f"{min(coverage):.3f}", f"{max(coverage):.3f}", f"{statistics.mean(means('ood', RANKING)):.3f}"]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return lines
+        lines.append([title, *cells])
+    return markdown(["form", *heads], lines)
 
 
 def page(studies: list[dict]) -> str:
     """Both tables."""
     of_tables = [one for one in studies if one["study"] == "tables"]
-    lines = ["# Results of leverage_tables.py", "", "## Nonsense", "", *nonsense(of_tables)]
-    return "\n".join([*lines, "", "## Alternatives", "", *alternatives(of_tables)]) + "\n"
+    blocks = ("# Results of leverage_tables.py", "## Nonsense", nonsense(of_tables), "## Alternatives")
+    return "\n\n".join([*blocks, alternatives(of_tables)]) + "\n"
 
 
 def main() -> None:

@@ -9,15 +9,16 @@ anew and compare.
 
 import json
 import re
+from functools import partial
 from pathlib import Path
+from statistics import mean
 
-import numpy as np
 from common import RESULTS, ROOT
+from evidence import HOSTS, values
 
 import e2ip_plugins
 
 SETS = {"demo": "demo", "acac": "acetylacetone"}
-HOSTS = {"mace": "MACE", "nequip": "NequIP"}
 HEAD = (
     "| | MAE in: baseline | e²IP | MAE out: baseline | e²IP | CE in | coverage@95 in | CE out | coverage@95 out |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -30,28 +31,19 @@ def address() -> str:
     return re.search(r'^address = "(.+)"$', text, re.MULTILINE)[1]
 
 
-def mean(rows: list[dict], key: tuple[str, str, str], test: str, figure: str) -> float:
-    """Return a figure of the predictions as they are, averaged over seeds; ``key`` is data set, host and title."""
-    row = next(row for row in rows if (row["dataset"], row["host"], row["title"]) == key)
-    return float(np.mean([case["tests"][test]["raw"][figure] for case in row["cases"]]))
-
-
 def results_table(rows: list[dict]) -> str:
     """Return the table of README.md; force errors in meV/Å."""
     lines = list(HEAD)
     for name, title in SETS.items():
         for host, host_title in HOSTS.items():
-            stock, e2ip = (name, host, "stock model"), (name, host, "e²IP")
-            if not {stock, e2ip} <= {(row["dataset"], row["host"], row["title"]) for row in rows}:
+            stock, e2ip = (partial(values, rows, name, host, model) for model in ("stock model", "e²IP"))
+            if not (stock("test", "force_mae") and e2ip("test", "force_mae")):
                 continue  # has not been trained with today's defaults
-            cells = [
-                f"{1000 * mean(rows, model, test, 'force_mae'):.1f}"
-                for test in ("test", "ood")
-                for model in (stock, e2ip)
-            ]
-            for test in ("test", "ood"):
-                cells.append(f"{mean(rows, e2ip, test, 'calibration_error'):.3f}")
-                cells.append(f"{mean(rows, e2ip, test, 'coverage95'):.2f}")
+            tests = ("test", "ood")
+            cells = [f"{1000 * mean(of(test, 'force_mae')):.1f}" for test in tests for of in (stock, e2ip)]
+            for test in tests:
+                cells.append(f"{mean(e2ip(test, 'calibration_error')):.3f}")
+                cells.append(f"{mean(e2ip(test, 'coverage95')):.2f}")
             lines.append(f"| {title}, {host_title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """The reader of labels in NequIP: of data sets, after keys and transforms, and of batches."""
 
+import mmap
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -28,9 +29,6 @@ FIELDS = {
 
 #: Module of NequIP's own transforms.
 _TRANSFORMS = "nequip.data.transforms."
-
-#: Bytes of a file that are searched at once.
-_CHUNK = 1 << 20
 
 
 def check_reference(data: Mapping[str, Any], field: str, where: str = "data") -> None:
@@ -250,14 +248,10 @@ def _same(column: Any, loaded: Optional[Tensor]) -> bool:
 
 
 def _mentions(path: Path, text: bytes) -> bool:
-    """Return whether a file contains a text; False where it cannot be read."""
-    end = b""
+    """Return whether a file contains a text; False where it is empty or cannot be read."""
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                if text in end + chunk:
-                    return True
-                end = chunk[-len(text) :]
-    except OSError:
-        pass
-    return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(text) >= 0
+    # An empty file has no map.
+    except (OSError, ValueError):
+        return False
