@@ -8,7 +8,7 @@ KCAL_PER_MOL = 0.0433641
 
 
 class OutputKey(NamedTuple):
-    """One per-atom output.
+    """One output of an atom or a frame.
 
     Attributes
     ----------
@@ -84,8 +84,8 @@ WEIGHT_KEYS = ("config_weight", "config_forces_weight", "config_energy_weight")
 #: Beginning of the names of reference energies, forces and so on in files with predictions.
 REFERENCE_PREFIX = re.compile(r"(ref|reference|dft|original_dataset|target|true)_", re.IGNORECASE)
 
-#: Outputs in training only, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its knee (N,); the
-#: coefficients (N, C) from which the family makes its parameters and its loss.
+#: Outputs that the loss and the metrics read, never written to files: σ_ref in eV/Å (N,); 1 where a damper is past its
+#: knee (N,); the coefficients (N, C) from which the family makes its parameters and its loss.
 FORCE_UNIT_KEY = "e2ip_force_unit"
 PLATEAU_KEY = "e2ip_plateau"
 COEFFICIENTS_KEY = "e2ip_coefficients"

@@ -17,7 +17,7 @@ TESTED = ("0.3.13", "0.3.14", "0.3.15", "0.3.16")
 
 #: Patched modules: what the patch replaces or relies on there, with the parameters that it passes on
 #: (`contract.problem`). The patch is ``apply`` in the module of `mace_ext.patches` with the same last name; its
-#: docstring and docs/howto/train-mace.md say what it is for.
+#: docstring and docs/develop/mace-patches.md say what it is for.
 SEAMS: Dict[str, Tuple[str, ...]] = {
     "mace.tools.arg_parser": ("build_default_arg_parser()",),
     "mace.tools.model_script_utils": (

@@ -28,7 +28,8 @@ from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, flattening, 
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import MIN_NU, aleatoric_factor, evidence, predictive_scale_factor
 
-#: Sources of κ: a coefficient; ν; the leverage, and ν until that has been fitted.
+#: Where κ comes from. independent: the coefficient κ̂; coupled: ν - 5; leverage: 1/excess of the fitted leverage, and as
+#: coupled until there is a fit.
 EVIDENCE_MODES = ("independent", "coupled", "leverage")
 
 #: β of the pull on the forces (see the module), chosen by measurement (docs/develop/method-history.md). The authors of
@@ -74,8 +75,7 @@ _NLL_FLOOR = 1.5 * math.log(2.0 * math.pi) - 0.5 * math.sqrt(3.0) * SCALAR_DAMPE
 class NIW(Family):
     """Base class; options ``preset``, ``evidence`` and ``evidence_weight``.
 
-    Coefficients 1 and 2 are ν̂ and κ̂; only mode ``independent`` reads κ̂, so that a readout has the same weights in all
-    modes.
+    Coefficients 1 and 2 are ν̂ and κ̂. Only mode ``independent`` reads κ̂; the weights have the same shapes in all modes.
     """
 
     uq_family = "niw"
@@ -170,7 +170,7 @@ class NIW(Family):
             far = torch.where(support.fitted, remoteness(support.distance), 0.0).to(coefficients.dtype)
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
             nu = less_evidence(nu, far, self.min_nu)
-            shift, kappa = _kappa_from_support(log_sigma0, kappa, support, far)
+            shift, kappa = _grown_with_support(log_sigma0, kappa, support, far)
             log_sigma0 = log_sigma0.clone()
             log_sigma0[:, :3] += shift.unsqueeze(-1)
             sigma0 = sigma0 * torch.exp(shift).unsqueeze(-1)
@@ -246,14 +246,14 @@ class NIW(Family):
         }
 
 
-def _kappa_from_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far: Tensor) -> Tuple[Tensor, Tensor]:
+def _grown_with_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far: Tensor) -> Tuple[Tensor, Tensor]:
     """Return the isotropic shift of log Σ0 (N,) and κ = 1/excess (N,), with the excess of `inflate`.
 
     Training determines (1 + 1/κ) Σ0 alone, not how it is divided. With the pair of `inflate`
 
         Σ0' = (1 + 1/κ) Σ0 exp(log_base),   κ' = 1/excess,   so that (1 + 1/κ') Σ0' = (1 + excess) Σ0'.
 
-    Without a fit nothing changes: the shift is 0 and κ the trained one.
+    ``kappa`` is the κ of training, ν - 5 in mode ``leverage``. Without a fit nothing changes: the shift is 0, κ stays.
     """
     trained = torch.log1p(kappa.reciprocal())
     log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)

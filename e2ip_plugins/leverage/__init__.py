@@ -1,1 +1,1 @@
-"""How well the training set supports an atom: the form of the leverage and the module that models carry."""
+"""How well the training set supports an atom: form of the leverage, module that models carry, errors of energies."""

@@ -1,1 +1,1 @@
-"""Formulas without a user: SPD map and dampers, Student-t with evidence, and the same for machines in `kernels`."""
+"""SPD map, its dampers, and the Student-t with its evidence; `kernels` computes the same faster."""

@@ -1,1 +1,1 @@
-"""Frames in files: with reference labels, with predictions, and the fingerprints that tell them apart."""
+"""Frames, in files and in ASE: reference labels, predictions, the fingerprints that tell them apart."""

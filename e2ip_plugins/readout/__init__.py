@@ -1,1 +1,1 @@
-"""The readout, pure torch: from node features of NequIP or MACE to the distribution of every atom's force."""
+"""The readout, from node features of NequIP or MACE to the distribution of every atom's force; `kernels` for GPUs."""

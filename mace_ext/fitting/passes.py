@@ -122,7 +122,7 @@ def fit_model(
 
 
 def run_features(model: models.ScaleShiftMACE, batch: Batch) -> None:
-    """Run a model on a batch without forces, for what its readout is given."""
+    """Run a model on a batch without forces, so that `record_calls` sees features and outputs of its readout."""
     with torch.no_grad():
         model.uncertainty_outputs(batch.to_dict())
 

@@ -37,7 +37,7 @@ def train(stock, *args, **kwargs):
     arguments = inspect.signature(stock).bind(*args, **kwargs).arguments
     readout = find_readout(arguments["model"])
     if readout is not None:
-        # The size of a new one; it is unfitted then.
+        # Takes away a fit, and gives the buffers the shapes of a new leverage.
         readout.leverage.resize(1)
     with remembering(arguments["model"]):
         stock(*args, **kwargs)

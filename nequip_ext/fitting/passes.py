@@ -170,7 +170,7 @@ def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> E
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:
-    """Run a model on a batch without forces, for what its readout is given."""
+    """Run a model on a batch without forces, so that `record_calls` sees features and outputs of its readout."""
     with torch.no_grad():
         model.model.func(inputs_of(model, data))
 

@@ -1,1 +1,1 @@
-"""Predictions of NequIP models: ASE calculator, batches and xyz files."""
+"""Predictions of NequIP models: ASE calculator, batches, xyz files, torch-sim."""
