@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from e2ip_plugins.errors import ResumableError
 from e2ip_plugins.fitting.sample import keys_of, smallest, training_subset
-from e2ip_plugins.fitting.training_atoms import distributed
+from e2ip_plugins.processes import distributed
 
 #: Seconds between two lines about a pass.
 SECONDS_BETWEEN_LINES = 30.0

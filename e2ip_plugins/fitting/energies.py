@@ -10,8 +10,9 @@ from torch import Tensor
 from e2ip_plugins.fitting.force_errors import kinds_of, record_calls
 from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
-from e2ip_plugins.fitting.training_atoms import Record, gather_objects
+from e2ip_plugins.fitting.training_atoms import Record
 from e2ip_plugins.leverage.energies import FLOOR
+from e2ip_plugins.processes import gather_objects
 from e2ip_plugins.readout.readout import Readout
 
 #: Frames whose energy errors must differ: one error has no spread.

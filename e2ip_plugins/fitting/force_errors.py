@@ -12,9 +12,10 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
-from e2ip_plugins.fitting.training_atoms import Record, gather_objects
+from e2ip_plugins.fitting.training_atoms import Record
 from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.processes import gather_objects
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores import references
 

@@ -3,10 +3,9 @@
 Of many atoms a sample is kept, whose size is bounded in bytes.
 """
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
@@ -14,6 +13,7 @@ from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.fitting.sample import keys_of_atoms, smallest
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
+from e2ip_plugins.processes import gather_objects
 
 #: Atoms of a kind that are kept at most. More change moments of a few hundred features little.
 MAX_ATOMS = 32768
@@ -41,20 +41,6 @@ class TrainingBatch(NamedTuple):
 
     frames: Tensor
     counted: Optional[Tensor] = None
-
-
-def distributed() -> bool:
-    """Return whether this is one of the processes of a distributed training."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def gather_objects(mine: Any) -> List[Any]:
-    """Return the objects that all processes of a distributed training pass, in the order of their ranks."""
-    gathered = [mine]
-    if distributed():
-        gathered *= torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, mine)
-    return gathered
 
 
 class TrainingAtoms(Mapping[int, np.ndarray]):

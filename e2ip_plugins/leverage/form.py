@@ -137,7 +137,7 @@ class Support(NamedTuple):
         a.
     surplus : (N,) or (1,)
         tanh(s o), at least 0.
-    log_variance : (N,)
+    log_typical : (N,)
         ln v̄, the mean of `Family.log_variance` over training atoms of the same kind.
     log_scale : (N,)
         Logarithm of the factor that makes the variances of supported atoms right.
@@ -150,7 +150,7 @@ class Support(NamedTuple):
     distance: Tensor
     growth: Tensor
     surplus: Tensor
-    log_variance: Tensor
+    log_typical: Tensor
     log_scale: Tensor
     fitted: Tensor
     whitened: Tensor
@@ -207,7 +207,7 @@ def inflate(
     if far is None:
         far = remoteness(support.distance, form)
     # ln(v̄/v)
-    log_ratio = support.log_variance - log_variance
+    log_ratio = support.log_typical - log_variance
     more = form.far_weight - form.near_weight
     relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)

@@ -134,7 +134,7 @@ class Leverage(nn.Module):
             distance=h + mean,
             growth=growth,
             surplus=surplus,
-            log_variance=self.log_variance.index_select(0, kinds),
+            log_typical=self.log_variance.index_select(0, kinds),
             log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
             whitened=whitened,

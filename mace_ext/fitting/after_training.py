@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, fit_loaders
 from e2ip_plugins.fitting.report import failure_message
-from e2ip_plugins.fitting.training_atoms import distributed
+from e2ip_plugins.processes import distributed
 from mace_ext.fitting.passes import fit_model
 from mace_ext.training.frozen_features import remembering
 

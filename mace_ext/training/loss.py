@@ -8,7 +8,7 @@ from mace.tools import TensorDict
 from mace.tools.torch_geometric import Batch
 from torch import Tensor, nn
 
-from e2ip_plugins.fitting.training_atoms import distributed
+from e2ip_plugins.processes import distributed
 from e2ip_plugins.readout.loss import add_gradient, force_loss
 from e2ip_plugins.readout.settings import Settings
 from mace_ext.training.labels import atom_weights, reference_forces

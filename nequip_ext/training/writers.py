@@ -7,9 +7,9 @@ import torch
 from nequip.train.callbacks import write_xyz
 
 from e2ip_plugins import families
-from e2ip_plugins.fitting.training_atoms import distributed, gather_objects
 from e2ip_plugins.keys import ENERGY_UNCERTAINTY, FAMILY_KEY, FRAME_KEYS, FRAME_OUTPUTS, MODEL_KEY, PREDICTED_KEY
 from e2ip_plugins.predictions.fingerprints import force_sizes
+from e2ip_plugins.processes import distributed, gather_objects
 from e2ip_plugins.scores.results import energy_results
 from nequip_ext.model.readout import find_name
 

@@ -46,7 +46,7 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
         distance=distance,
         growth=torch.tensor([growth], dtype=F64),
         surplus=torch.tensor([surplus], dtype=F64),
-        log_variance=own + relative,
+        log_typical=own + relative,
         log_scale=log_scale * full,
         fitted=torch.tensor(fitted),
         whitened=full[:, None],
@@ -63,7 +63,7 @@ def test_factor_by_hand(surplus):
     With a surplus 1 + that has a factor for it.
     """
     support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
-    log_factor, excess = inflate(support, support.log_variance - math.log(4.0))
+    log_factor, excess = inflate(support, support.log_typical - math.log(4.0))
     reach, usual, far = 10.0 / 5.0**0.2, USUAL_REACH, 16.0 / 17.0
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (0.5 + 0.3 * far)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
