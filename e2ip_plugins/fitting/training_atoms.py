@@ -13,7 +13,7 @@ from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.fitting.sample import keys_of_atoms, smallest
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
-from e2ip_plugins.processes import gather_objects
+from e2ip_plugins.processes import distributed, gather_objects
 
 #: Atoms of a kind that are kept at most. More change moments of a few hundred features little.
 MAX_ATOMS = 32768
