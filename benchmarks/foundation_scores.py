@@ -1,5 +1,6 @@
-"""Scores of the models of `foundation_ways`."""
+"""Scores of the models of `foundation_ways`, and the check of a readout file."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,14 @@ def judge_committee(work: Work, out: Path) -> None:
 
 
 def readout_file(work: Work) -> dict[str, Any]:
-    """Return the size of the readout file of way A."""
-    e2ip(work.model("attached", ""), "export", "export-readout", str(work.model("all")), "all.e2ip")
-    return {"megabytes": work.model("attached", "all.e2ip").stat().st_size / 1e6}
+    """Export the readout, attach it in another process, and compare forces and uncertainties bit by bit."""
+    folder, base, test = work.model("attached", ""), work.model("member1", "standin.model"), work.part("rare")
+    e2ip(folder, "export", "export-readout", str(work.model("all")), "all.e2ip")
+    run(folder, Step("attach", ["e2ip", "attach", str(base), "all.e2ip", "--output=fitted.model"], ("fitted.model",)))
+    script = Path(__file__).with_name("foundation_attached.py")
+    models = [str(base), str(work.model("all")), str(folder / "fitted.model")]
+    run(folder, Step("compare", [sys.executable, str(script), *models, str(test), "compared.json"], ("compared.json",)))
+    return {"megabytes": (folder / "all.e2ip").stat().st_size / 1e6, **load(folder / "compared.json")}
 
 
 def about(work: Work) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
     kinds, of_sets = supports(title, data)
     train, tables = data["train"], {}
     for name, d in data.items():
-        columns = {"distance": of_sets[name].distance.numpy(), "typical": of_sets[name].log_variance.numpy()}
+        columns = {"distance": of_sets[name].distance.numpy(), "typical": of_sets[name].log_typical.numpy()}
         tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
 
     def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:

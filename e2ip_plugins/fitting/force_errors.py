@@ -142,7 +142,7 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
         **parameters_of(readout, call["outputs"]),
         **{"residual": errors.residual, "forces": forces, "frames": errors.frames.to(usable.device)},
         **{"heads": call["heads"], "kinds": call["kinds"]},
-        **{"distance": call["support"].distance, "typical": call["support"].log_variance},
+        **{"distance": call["support"].distance, "typical": call["support"].log_typical},
     }
     table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
     return {**table, "left_out": np.array(len(unsupported)), "lacking": species.cpu().numpy()}

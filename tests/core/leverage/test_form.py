@@ -101,10 +101,10 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
     outputs = trained(1)
     distances = torch.linspace(0.01, 100.0, 50, dtype=F64)
     one, spread = support_of(outputs), torch.ones(50, dtype=F64)
-    support = one._replace(distance=distances, log_variance=one.log_variance * spread)
-    _, excess = inflate(support, one.log_variance * spread)
+    support = one._replace(distance=distances, log_typical=one.log_typical * spread)
+    _, excess = inflate(support, one.log_typical * spread)
     assert (excess.diff() > 0).all()
-    _, of_large = inflate(support, one.log_variance * spread + 2.0)
+    _, of_large = inflate(support, one.log_typical * spread + 2.0)
     assert (of_large.diff() > 0).all()
     torch.testing.assert_close(of_large[0], excess[0] / math.e)
 

@@ -80,7 +80,7 @@ def test_formula_by_region_and_kind(fill_leverage):
     np.testing.assert_allclose(found.distance, h + expected_mean(h, neighbours), rtol=1e-10)
     assert torch.equal(found.growth, leverage.growth[heads]) and bool(found.fitted)
     assert torch.equal(found.surplus, leverage.surplus[heads])
-    for name, buffer in (("log_variance", leverage.log_variance), ("log_scale", leverage.log_factor)):
+    for name, buffer in (("log_typical", leverage.log_variance), ("log_scale", leverage.log_factor)):
         assert torch.equal(getattr(found, name), buffer[kinds]), name
 
 
@@ -221,7 +221,7 @@ def test_huge_features_are_far_and_finite(leverage):
 def test_no_atoms(leverage):
     none = torch.zeros(0, dtype=torch.long)
     empty = leverage(torch.zeros(0, SIZE), none, none, Neighbours(torch.zeros(0), torch.zeros(0), none, none))
-    for name in ("leverage", "distance", "log_variance", "log_scale", "growth", "surplus"):
+    for name in ("leverage", "distance", "log_typical", "log_scale", "growth", "surplus"):
         assert getattr(empty, name).shape == (0,)
 
 
