@@ -75,11 +75,15 @@ class FittedLength(NamedTuple):
     length, error : float
         ℓ and its standard error in Å.
     frames : int
+    offset, spread : float
+        Mean and standard deviation, over frames, of reference minus predicted energy, in eV per atom.
     """
 
     length: float
     error: float
     frames: int
+    offset: float
+    spread: float
 
 
 #: Columns of frames by name: ``residual``, ``head``, ``counts`` (F, species), and what |u|² is made of, with f a
@@ -126,7 +130,9 @@ def fit_energies(
         floor = FLOOR * math.exp(total / atoms)
         squares = frames["grown"] + 2.0 * floor * frames["mixed"] + floor**2 * frames["level"]
         length, error = _factor(frames["residual"] ** 2 / squares)
-        report.energies[head] = FittedLength(length, error, len(squares))
+        per_atom = frames["residual"] / frames["counts"].sum(1)
+        offset, spread = float(per_atom.mean()), float(per_atom.std(ddof=1))
+        report.energies[head] = FittedLength(length, error, len(squares), offset, spread)
         energies.set_head(head, length, floor)
         fitted = _fit_stress(frames, length * np.sqrt(squares))
         if fitted is not None:

@@ -140,7 +140,16 @@ class FitReport:
             self.warnings.append(no_training_atoms(missing))
 
     def warn_of_offsets(self) -> None:
-        """Add a warning where all validation stresses are off by the same pressure."""
+        """Add warnings where validation energies or stresses are mostly off by the same amount."""
+        for head, energies in self.energies.items():
+            error = energies.spread / energies.frames**0.5
+            if abs(energies.offset) > max(energies.spread, 3.0 * error):
+                self.warnings.append(
+                    f"energies{self.of_head(head)}: reference minus predicted energy is {energies.offset:.3g} +- "
+                    f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error bars take "
+                    "it for scatter, and those of differences are too wide: are the energies of another reference "
+                    "(energies of atoms, functional) than those of the training?"
+                )
         for head, stress in self.stresses.items():
             if abs(stress.offset) > 3.0 * stress.offset_error:
                 self.warnings.append(

@@ -144,6 +144,16 @@ def test_a_bias_of_the_size_of_the_errors_is_an_error_and_no_offset(readout):
     assert report.energies and not report.warnings
 
 
+@pytest.mark.parametrize(("bias", "named"), [(0.0, False), (0.5, False), (2.0, True)])
+def test_a_bias_larger_than_the_scatter_is_named(readout, bias, named):
+    report = fit(readout, lambda std, noise, c: 1e-3 * c.sum(1) * (noise + bias), count=200)
+    report.warn_of_offsets()
+    assert report.energies[0].offset == pytest.approx(1e-3 * bias, abs=3e-4)
+    assert report.energies[0].spread == pytest.approx(1e-3, rel=0.2)
+    said = ["reference minus predicted energy is 0.002 +- " in text for text in report.warnings]
+    assert said == [True] * named
+
+
 def symmetric(scale, draws, hydrostatic, deviatoric, offset=0.0):
     pressure = hydrostatic * scale * torch.randn(len(scale), dtype=F64, generator=draws) + offset
     noise = torch.randn(len(scale), 3, 3, dtype=F64, generator=draws)

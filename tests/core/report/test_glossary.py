@@ -67,7 +67,7 @@ def test_lines_of_a_calibration(explained, write, with_energies, succeed, method
 
 def test_lines_of_a_fit(explained):
     report = FitReport({(0, 0): 4}, {}, {0: FittedConstants(2.0, (1.0, 3.0), 0.0, 0.1, (1.0, 0.9), 20, 60, 0.2, 0.1)})
-    report.energies[0] = FittedLength(0.1, 0.01, 20)
+    report.energies[0] = FittedLength(0.1, 0.01, 20, 0.0, 0.01)
     report.stresses[0] = FittedStress((1.0, 1.0), (0.1, 0.1), 0.0, 0.1, 20)
     lines = report.lines()
     assert len(lines) == 5 and not lacking([line.partition(":")[0] for line in lines], explained)
