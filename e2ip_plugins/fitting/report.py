@@ -92,7 +92,11 @@ class FitReport:
                 f"leverage{where}: growth {c.growth:.3g} ({low:.2g} to {high:.2g}), {size}; NLL of "
                 f"{plural(c.configurations, f'{kind} configuration')} in nats per atom, lower is "
                 f"better: {c.nll[0]:.3f} {before}, {c.nll[1]:.3f} {after}"
-                + (" (higher: the growth is for frames unlike them)" if c.nll[1] > c.nll[0] else "")
+                + (
+                    " (higher: it does not help on these frames, which are like the training set)"
+                    if c.nll[1] > c.nll[0]
+                    else ""
+                )
             )
             ratio = math.exp(0.5 * c.optimism)
             if ratio > 1.0:
@@ -146,9 +150,9 @@ class FitReport:
             if abs(energies.offset) > max(energies.spread, 3.0 * error):
                 self.warnings.append(
                     f"energies{self.of_head(head)}: reference minus predicted energy is {energies.offset:.3g} +- "
-                    f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error bars take "
-                    "it for scatter, and those of differences are too wide: are the energies of another reference "
-                    "(energies of atoms, functional) than those of the training?"
+                    f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error bars "
+                    "take it for scatter, and those of differences are too wide: are the energies of another "
+                    "reference (energies of atoms, functional) than those of the training?"
                 )
         for head, stress in self.stresses.items():
             if abs(stress.offset) > 3.0 * stress.offset_error:

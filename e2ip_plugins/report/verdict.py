@@ -29,7 +29,7 @@ def verdicts(report: dict, out_of_distribution: bool = False) -> List[str]:
     """
     if report["uq_family"] is None:
         return [_no_uncertainties(report["file"])]
-    remedy = "try e2ip calibrate if these frames are like the validation frames"
+    remedy = "try e2ip calibrate on validation frames; if its factor is near 1, its conformal radii"
     if out_of_distribution:
         remedy = "label frames like these for e2ip update or a training"
     elif report["calibration"]:
@@ -74,17 +74,15 @@ def judge(figures: dict, intervals: Optional[dict], frames: int, remedy: str = "
     tails = "the errors have other tails than the predicted distribution"
     if coverage < RIGHT_COVERAGE[0] and high < _LEVEL:
         if middle > 0.5 + LEANING:
-            return f"{start}too narrow there, too wide in the middle (coverage {middle:.2f} of 0.5): {tails}"
+            return f"{start}too narrow at 95 %, too wide at 50 % (coverage {middle:.2f}): {tails}"
         return f"{start}too narrow, {remedy}"
     if coverage > RIGHT_COVERAGE[1] and low > _LEVEL:
         if middle < 0.5 - LEANING:
-            return f"{start}too wide there, too narrow in the middle (coverage {middle:.2f} of 0.5): {tails}"
+            return f"{start}too wide at 95 %, too narrow at 50 % (coverage {middle:.2f}): {tails}"
         return f"{start}too wide, {remedy}"
     if error > LARGEST_ERROR and intervals["calibration_error"][0] > LARGEST_ERROR:
         way = "narrow" if middle < 0.5 else "wide"
-        return (
-            f"{start}right there, but too {way} in the middle (coverage {middle:.2f} of 0.5, CE {error:.2f}): {tails}"
-        )
+        return f"{start}right at 95 %, but too {way} at 50 % (coverage {middle:.2f}, CE {error:.2f}): {tails}"
     certain = RIGHT_COVERAGE[0] <= coverage <= RIGHT_COVERAGE[1] and error <= LARGEST_ERROR
     return f"{start}well calibrated" + ("" if certain else f", as far as {frames} frames can tell")
 

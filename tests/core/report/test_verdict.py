@@ -34,11 +34,11 @@ def test_rules(numbers, message):
 
 def test_other_tails():
     line = judge(*figures(0.95, 0.02, 0.08, 0.39), 12)
-    assert "right there, but too narrow in the middle (coverage 0.39 of 0.5, CE 0.08)" in line
-    assert "too wide in the middle" in judge(*figures(0.95, 0.02, 0.08, 0.62), 12)
+    assert "right at 95 %, but too narrow at 50 % (coverage 0.39, CE 0.08)" in line
+    assert "too wide at 50 %" in judge(*figures(0.95, 0.02, 0.08, 0.62), 12)
     line = judge(*figures(0.98, 0.01, coverage50=0.43), 12)
-    assert "0.99): too wide there, too narrow in the middle (coverage 0.43 of 0.5): the errors have other tails" in line
-    assert "too narrow there, too wide in the middle" in judge(*figures(0.91, 0.02, coverage50=0.57), 12)
+    assert "0.99): too wide at 95 %, too narrow at 50 % (coverage 0.43): the errors have other tails" in line
+    assert "too narrow at 95 %, too wide at 50 %" in judge(*figures(0.91, 0.02, coverage50=0.57), 12)
 
 
 def test_a_calibration_is_not_advised_twice(write, make_frames, compared, succeed):
