@@ -206,7 +206,7 @@ def test_outputs_that_cannot_be_written_are_told_first(fit, files, calls, monkey
     def fails(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    with pytest.raises(InputError, match=r"my\.model: cannot make this folder"):
+    with pytest.raises(InputError, match=r"my\.model: is a file; give a folder"):
         cli.checks.make_folder(files / "my.model")
     monkeypatch.setattr("tempfile.TemporaryFile", fails)
     both = [files / "train.xyz", files / "valid.xyz"]
