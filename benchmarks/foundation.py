@@ -7,7 +7,7 @@ all with the same --work:
 
     python benchmarks/foundation.py structures       # a minute
     python benchmarks/foundation.py label            # ten minutes
-    python benchmarks/foundation.py train            # an hour; --member 2 to 5 are the committee
+    python benchmarks/foundation.py train            # 40 minutes; the committee: --member 2 to 5, --epochs 5
     python benchmarks/foundation.py ways             # fits, updates, fine-tunings and their scores
     python benchmarks/foundation.py table            # prints the tables of docs/howto/foundation-models.md
 """

@@ -8,6 +8,7 @@ import numpy as np
 from common import Step, hardware, load, run, save
 from foundation_ways import TESTS, Way, Work, e2ip, members, ways
 
+from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.prediction_files import read_predictions
 from e2ip_plugins.report.ensemble import combine
 from e2ip_plugins.report.scored_model import score
@@ -64,9 +65,14 @@ def judge_committee(work: Work, out: Path) -> None:
             files.append(folder / f"{test}.xyz")
         combine(files, committee / f"{test}.xyz", isotropic=True)
     e2ip(committee, "calibrate", "calibrate", "valid.xyz", "--output=scale.json")
-    for name, calibration in (("committee", None), ("committee-scaled", Calibration.read(committee / "scale.json"))):
-        judged = {test: judge(committee / f"{test}.xyz", calibration) for test in tests}
-        save(out, {f"{name}/{test}": {**scores, "members": len(names)} for test, scores in judged.items()})
+    save(out, {f"committee/{test}": {**judge(committee / f"{test}.xyz"), "members": len(names)} for test in tests})
+    calibration = Calibration.read(committee / "scale.json")
+    for test in tests:
+        try:
+            scores = judge(committee / f"{test}.xyz", calibration)
+        except InputError:  # elements that no validation frame has
+            continue
+        save(out, {f"committee-scaled/{test}": {**scores, "members": len(names)}})
 
 
 def readout_file(work: Work) -> dict[str, Any]:
