@@ -9,7 +9,7 @@ all with the same --work:
     python benchmarks/foundation.py label            # ten minutes
     python benchmarks/foundation.py train            # 40 minutes; the committee: --member 2 to 5, --epochs 5
     python benchmarks/foundation.py ways             # fits, updates, fine-tunings and their scores
-    python benchmarks/foundation.py table            # prints the tables of docs/howto/foundation-models.md
+    python benchmarks/foundation.py table            # prints the figures of docs/evidence/foundation-models.md
 """
 
 from typing import Any
