@@ -151,8 +151,8 @@ class FitReport:
                 self.warnings.append(
                     f"energies{self.of_head(head)}: reference minus predicted energy is {energies.offset:.3g} +- "
                     f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error bars "
-                    "take it for scatter, and those of differences are too wide: are the energies of another "
-                    "reference (energies of atoms, functional) than those of the training?"
+                    "take it for scatter, and those of differences are too wide: train energies longer, or give energies "
+                    "of the reference (atoms, functional) that the training had"
                 )
         for head, stress in self.stresses.items():
             if abs(stress.offset) > 3.0 * stress.offset_error:
