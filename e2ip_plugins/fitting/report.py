@@ -150,9 +150,9 @@ class FitReport:
             if abs(energies.offset) > max(energies.spread, 3.0 * error):
                 self.warnings.append(
                     f"energies{self.of_head(head)}: reference minus predicted energy is {energies.offset:.3g} +- "
-                    f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error bars "
-                    "take it for scatter, and those of differences are too wide: train energies longer, or give energies "
-                    "of the reference (atoms, functional) that the training had"
+                    f"{error:.2g} eV per atom on average of the validation frames, more than it scatters. Error "
+                    "bars take it for scatter, and those of differences are too wide: train longer on energies, or "
+                    "give those of the reference (atoms, functional) that the training had"
                 )
         for head, stress in self.stresses.items():
             if abs(stress.offset) > 3.0 * stress.offset_error:
