@@ -197,8 +197,9 @@ class LammpsObserver:
             vector = outputs[ENERGY_ERROR_VECTOR.name][0].cpu().numpy().astype(np.float64)
             self._part = np.append(self._part, vector)
         columns = columns_of(self.model, outputs, symbols, self.calibration)
-        own = {name: values[:count] for name, values in columns.items()}
-        library.put_columns(self.lmp, self._columns, own, self._energy, step)
+        # Ghosts come last.
+        of_this_process = {name: values[:count] for name, values in columns.items()}
+        library.put_columns(self.lmp, self._columns, of_this_process, self._energy, step)
 
     def _gather(self, step: int) -> None:
         """Put all processes' atoms into ``self.atoms``."""

@@ -155,7 +155,7 @@ def test_command_writes_everything(baseline, e2ip, folder, compared):
 
 
 def test_calibration_error_is_printed_with_its_interval(baseline, e2ip, write, make_frames, compared):
-    """Of every model that has one; a single frame has none, and the other cells have no brackets."""
+    """Every model with error bars has one, unless it has a single frame. No other figure of the table has brackets."""
     done, result, table = compared(baseline, e2ip)
     ours = result["models"][1]
     low, high = ours["interval95"]["overall"]["calibration_error"]

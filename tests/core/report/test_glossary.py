@@ -43,7 +43,7 @@ def test_names_of_lists(explained):
 
 
 def test_names_of_tables(explained, write, make_frames, with_energies, compared, succeed):
-    """Of a calibrated model with conformal radii, as the tables have them, units apart."""
+    """The model is calibrated and has conformal radii, so that all rows are there; names are compared without units."""
     write("valid.xyz", with_energies(2, seed=1))
     write("test.xyz", with_energies(2))
     succeed("calibrate", "valid.xyz", "--method", "scale", "--method", "conformal")

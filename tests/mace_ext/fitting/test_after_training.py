@@ -78,7 +78,7 @@ def test_a_restart_begins_unfitted_and_fits_again(restart):
 
 
 def test_a_fit_that_is_impossible_leaves_the_model_unfitted(train, monkeypatch):
-    """Of either stage, for another reason each."""
+    """A training in two stages leaves two models; the fit of each fails for another reason."""
     errors = [MemoryError("full"), InputError("there is nothing to fit to")]
 
     def fail(*_, **__):

@@ -44,7 +44,7 @@ def test_a_plain_run_learns_logs_and_saves(train, data_files):
 
 
 def test_settings_from_a_yaml_file(train, tmp_path):
-    """Of the paper's preset."""
+    """The file names the paper's preset and changes two of its options."""
     config = tmp_path / "config.yaml"
     lines = ["readout: e2ip", "e2ip_preset: paper", "e2ip_evidence: independent", "e2ip_evidence_weight: 0.2"]
     config.write_text("\n".join([*lines, "e2ip_force_unit: 0.1"]))
@@ -144,7 +144,7 @@ def test_nan_and_infinite_references_are_masked_and_counted(train, tmp_path, dat
 
 
 def test_figures_reach_wandb(train, monkeypatch, data_files):
-    """Here with training frames for validation frames, which is told before the first validation."""
+    """The validation frames are training frames here; a warning says so before the first validation."""
     import sys
     from types import SimpleNamespace
 
@@ -157,8 +157,8 @@ def test_figures_reach_wandb(train, monkeypatch, data_files):
     monkeypatch.setitem(sys.modules, "wandb", stub)
     wandb = ("--wandb", "--wandb_log_hypers=lr")
     run = train(*E2IP, *wandb, "--loss=universal", max_num_epochs=1, valid_file=data_files["train"])
-    told = run.text.index("validation frames are training frames: error bars come out too small")
-    assert told < run.text.index("Initial:")
+    warned = run.text.index("validation frames are training frames: error bars come out too small")
+    assert warned < run.text.index("Initial:")
     assert np.isfinite([line["loss"] for line in run.validation]).all()
     keys = {key for figures in logged for key in figures}
     assert {f"Default_valid_{name}" for name in FIGURES} <= keys
