@@ -117,7 +117,6 @@ def test_dynamics_and_properties_of_a_trajectory(make_model, frames, tmp_path):
     for i, name in enumerate(names):
         with ts.TorchSimTrajectory(name) as trajectory:
             std = trajectory.get_array("std")
-        # torch-sim 0.6 reports the first state, too.
         # Releases after 0.3 report the first state, too.
         reports = 2 if version("torch-sim-atomistic").startswith("0.3.") else 3
         assert std.shape == (reports, len(frames[i])) and (std > 0.0).all()
