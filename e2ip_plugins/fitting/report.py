@@ -159,8 +159,8 @@ class FitReport:
                 self.warnings.append(
                     f"stress{self.of_head(head)}: reference minus predicted hydrostatic stress is {stress.offset:.3g} "
                     f"+- {stress.offset_error:.2g} eV/Å³ ({stress.offset * 160.2177:.3g} GPa) on average of the "
-                    "validation frames, which the error bars leave out: was the model trained on stresses, and do the "
-                    "reference's have Pulay stress?"
+                    "validation frames, which the error bars of stresses leave out (those of forces and energies do not "
+                    "depend on it): was the model trained on stresses, and do the reference's have Pulay stress?"
                 )
 
     def warn_of_constants(self, constant: bool, prior_growth: float) -> None:
