@@ -19,7 +19,8 @@ class UncertaintyWarning(UserWarning):
 def plural(number: int, noun: str) -> str:
     """Return a number of things as messages have it.
 
-    >>> plural(1, "frame"), plural(2, "frame")
-    ('1 frame', '2 frames')
+    >>> plural(1, "frame"), plural(2, "frame"), plural(2, "energy")
+    ('1 frame', '2 frames', '2 energies')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    several = f"{noun[:-1]}ies" if noun.endswith("gy") else f"{noun}s"
+    return f"{number} {noun if number == 1 else several}"

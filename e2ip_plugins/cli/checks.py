@@ -8,7 +8,7 @@ from typing import Annotated, Any, Callable, Dict, Iterator, Optional, Sequence,
 
 import typer
 
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError, UncertaintyWarning, plural
 
 #: Framework of a model file, by its ending. The framework's adapter has entry points of this package.
 HOSTS = {".model": "mace", ".ckpt": "nequip", ".zip": "nequip"}
@@ -23,8 +23,21 @@ OF_HOSTS = (".h5", ".hdf5", ".lmdb", ".aselmdb", ".mdb", ".npz", ".yaml", ".yml"
 Keys = Tuple[Optional[str], Optional[str]]
 
 # Options that several commands have.
-ForcesKey = Annotated[Optional[str], typer.Option(help="Array of the reference forces. [default: found]")]
-EnergyKey = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: found]")]
+# Both pairs of names work in every command.
+ForcesKey = Annotated[
+    Optional[str],
+    typer.Option(
+        "--forces-key",
+        "--ref-forces",
+        help="Column of the reference forces. [default: REF_forces, forces, dft_forces, forces_pbe and the like]",
+    ),
+]
+EnergyKey = Annotated[
+    Optional[str],
+    typer.Option(
+        "--energy-key", "--ref-energy", help="Name of the reference energy. [default: that beside the forces]"
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Dtype = Annotated[Optional[str], typer.Option(help="float32 or float64, MACE only. [default: the model's]")]
 Head = Annotated[Optional[str], typer.Option(help="MACE head, for models with several.")]
@@ -152,13 +165,17 @@ def stored_frames(paths: Sequence[Path], host: str, split: str, keys: Keys, need
 
 
 def stored_references(paths: Sequence[Path], host: str, keys: Keys, kind: str) -> Any:
-    """Return frames with reference forces, each once, and warn of what is left out; ``kind`` is a word for them."""
+    """Return frames with reference forces, each once, and print what these are called and what is left out.
+
+    ``kind`` is a word for the frames.
+    """
     with_copies = stored_frames(paths, host, "val", keys, need_forces=True)
     frames = with_copies.once()
     if len(frames) < len(with_copies):
         warn(f"{len(with_copies) - len(frames)} {kind} frames are there more than once, and count once")
     if frames.lacking:
         warn(f"{frames.lacking} {kind} atoms have no finite reference force and are left out")
+    typer.echo(f"references of {plural(len(frames), f'{kind} frame')}: {', '.join(frames.names)}")
     return frames
 
 

@@ -22,13 +22,14 @@ def difference_command(
         List[Path], typer.Argument(metavar="PREDICTIONS.xyz ...", help="Files of `e2ip evaluate`, all of one model.")
     ],
     of: Annotated[
-        List[str],
+        Optional[List[str]],
         typer.Option(
             metavar='"A - B"',
             help="Sum of energies; may be repeated. A and B are names of frames, or numbers of frames, which begin at "
-            "0 and go on from file to file. Spaces belong on both sides of + and -. Coefficients: `2*A`, `1/2*A`.",
+            "0 and go on from file to file. Spaces belong on both sides of + and -. Coefficients: `2*A`, `1/2*A`. "
+            "[default: the energy of every frame]",
         ),
-    ],
+    ] = None,
     key: Annotated[
         Optional[str],
         typer.Option(
@@ -45,7 +46,7 @@ def difference_command(
 
     Errors of like environments cancel: the standard deviation of a difference goes to 0 where two frames become the
     same. Reaction energies, barriers and adsorption energies ("slab+CO - slab - CO") are such sums. A warning names the
-    species whose atoms do not cancel.
+    species whose atoms do not cancel. Without --of the energies of all frames are listed.
     """
     import json
 
@@ -59,9 +60,12 @@ def difference_command(
     if output is not None:
         checks.check_output(output, files, overwrite)
     read = read_energies(files)
-    rows = np.stack([coefficients_of(text, read.atoms, key) for text in of])
-    for text, row in zip(of, rows, strict=True):
-        warn_uncancelled(read.atoms, row, f"E({text})")
+    if of is None:
+        of, rows = [str(number) for number in range(len(read.atoms))], np.eye(len(read.atoms))
+    else:
+        rows = np.stack([coefficients_of(text, read.atoms, key) for text in of])
+        for text, row in zip(of, rows, strict=True):
+            warn_uncancelled(read.atoms, row, f"E({text})")
     result = differences(read, rows)
     for text, value, std in zip(of, result.values, result.std, strict=True):
         decimals = _decimals(std)

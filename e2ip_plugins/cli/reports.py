@@ -13,9 +13,6 @@ from e2ip_plugins.errors import InputError
 if TYPE_CHECKING:
     from e2ip_plugins.report.scored_model import ScoredModel
 
-RefForces = Annotated[Optional[str], typer.Option(help="Column of the reference forces. [default: by its name]")]
-RefEnergy = Annotated[Optional[str], typer.Option(help="Name of the reference energy. [default: by its name]")]
-
 
 class Unit(str, enum.Enum):
     """Energy unit of tables and figures."""
@@ -59,8 +56,8 @@ def compare_command(
         Path, typer.Option("--output", "--out", help="Folder for compare.md, .json, .png and .pdf; replaces its files.")
     ] = Path("e2ip_compare"),
     unit: Annotated[Unit, typer.Option(help="Unit of tables and figures; the JSON has both.")] = Unit.eV,
-    ref_forces: RefForces = None,
-    ref_energy: RefEnergy = None,
+    ref_forces: checks.ForcesKey = None,
+    ref_energy: checks.EnergyKey = None,
 ) -> None:
     """Compare predictions: errors, calibration and usefulness of the uncertainties.
 
@@ -127,8 +124,8 @@ def ensemble_command(
         bool, typer.Option("--isotropic", help="One variance per atom instead of a matrix: for few members.")
     ] = False,
     overwrite: checks.Overwrite = False,
-    ref_forces: RefForces = None,
-    ref_energy: RefEnergy = None,
+    ref_forces: checks.ForcesKey = None,
+    ref_energy: checks.EnergyKey = None,
 ) -> None:
     """Combine predictions of several models into those of their ensemble.
 
@@ -160,8 +157,8 @@ def calibrate_command(
         Optional[List[float]],
         typer.Option(help="Level of a conformal radius; may be repeated (default: 0.5, 0.8, 0.9 and 0.95)."),
     ] = None,
-    ref_forces: RefForces = None,
-    ref_energy: RefEnergy = None,
+    ref_forces: checks.ForcesKey = None,
+    ref_energy: checks.EnergyKey = None,
     overwrite: checks.Overwrite = False,
 ) -> None:
     """Fit a calibration of predicted covariances to validation frames.
@@ -220,7 +217,7 @@ def view_command(
         typer.Option(min=1e-6, help="Å of an ellipsoid's half axis for 1 eV/Å. [default: 0.5 Å for the median]"),
     ] = None,
     calibration: checks.Calibrated = None,
-    ref_forces: RefForces = None,
+    ref_forces: checks.ForcesKey = None,
     overwrite: checks.Overwrite = False,
 ) -> None:
     """Write an HTML page that shows predictions: structures, ellipsoids of the covariances, and a scatter plot.

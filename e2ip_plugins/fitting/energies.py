@@ -228,7 +228,7 @@ def _factor(ratios: np.ndarray, degrees: int = 1) -> Tuple[float, float]:
 def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:
     """Return why nothing can be fitted to the errors of some frames; empty if it can."""
     if not count:
-        return "the validation set has no energies"
+        return "the validation set has no energies (e2ip fit takes their name as --energy-key)"
     if count < LEAST_FRAMES:
         return "the validation set has a single energy; give some dozens"
     if not np.abs(frames["residual"]).max():

@@ -106,8 +106,8 @@ class FitReport:
                 )
         for head, fitted in self.energies.items():
             lines.append(
-                f"energies{self.of_head(head)}: errors of {fitted.frames} validation energies are those of forces over "
-                f"{fitted.length:.3g} +- {fitted.error:.2g} Å"
+                f"energies{self.of_head(head)}: their errors are those of forces times {fitted.length:.3g} +- "
+                f"{fitted.error:.2g} Å, by {plural(fitted.frames, 'validation energy')}"
             )
         for head, stress in self.stresses.items():
             (hydrostatic, deviatoric), errors = stress.factors, stress.errors
@@ -159,7 +159,7 @@ class FitReport:
                 self.warnings.append(
                     f"stress{self.of_head(head)}: reference minus predicted hydrostatic stress is {stress.offset:.3g} "
                     f"+- {stress.offset_error:.2g} eV/Å³ ({stress.offset * 160.2177:.3g} GPa) on average of the "
-                    "validation frames, which the error bars of stresses leave out (those of forces and energies do not "
+                    "validation frames, which error bars of stresses leave out (those of forces and energies do not "
                     "depend on it): was the model trained on stresses, and do the reference's have Pulay stress?"
                 )
 

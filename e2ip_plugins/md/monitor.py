@@ -10,7 +10,7 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple, U
 import numpy as np
 from ase import Atoms
 
-from e2ip_plugins.errors import InputError, UncertaintyWarning
+from e2ip_plugins.errors import InputError, UncertaintyWarning, plural
 from e2ip_plugins.keys import CONFORMAL_EXTENT, ENERGY_PER_ATOM, ENERGY_UNCERTAINTY, LEVERAGE, PRINCIPAL_STD
 from e2ip_plugins.md.frames import non_finite, with_results
 from e2ip_plugins.md.heldout import HeldOut
@@ -152,6 +152,15 @@ class Monitor:
         self._window: Deque[Dict[str, np.ndarray]] = deque(maxlen=int(window))
         self._above = False
 
+    def __repr__(self) -> str:
+        """Return thresholds, window and actions in a line."""
+        texts = []
+        for name, limits in self.thresholds.items():
+            ends = dict.fromkeys((f"{limits.min():.4g}", f"{limits.max():.4g}"))
+            texts.append(f"{name} > {' to '.join(ends)}{_unit(name)}")
+        actions = ", ".join(action if isinstance(action, str) else "a function" for action in self.actions)
+        return f"<Monitor: {'; '.join(texts)}; median of {plural(self._window.maxlen or 1, 'check')}; {actions}>"
+
     def __call__(self) -> None:
         """Check the atoms; ASE calls this."""
         if not np.array_equal(self.atoms.numbers, self._numbers):
@@ -179,8 +188,7 @@ class Monitor:
         filled = len(self._window) == self._window.maxlen
         lines = [] if filled else [f"no check was judged: the window takes {self._window.maxlen} checks"]
         for name, (value, limit) in self._highest.items():
-            unit = "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
-            lines.append(f"{name}: at most {value:.4g}{unit}, threshold {limit:.4g}")
+            lines.append(f"{name}: at most {value:.4g}{_unit(name)}, threshold {limit:.4g}")
         return lines
 
     def _note_highest(self) -> None:
@@ -245,7 +253,7 @@ class Monitor:
             return ""
         # argmax gives the first of several infinite values.
         worst = int(np.argmax(np.divide(values, limits, out=np.zeros(len(values)), where=above)))
-        unit = "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
+        unit = _unit(name)
         smoothed = f", median of {len(self._window)} checks" if len(self._window) > 1 else ""
         if name == ENERGY_PER_ATOM.name:
             remark = f" ({smoothed[2:]})" if smoothed else ""
@@ -285,6 +293,11 @@ class Monitor:
             warnings.warn(text, UncertaintyWarning, stacklevel=2)
         append_frame(self.frames, frame)
         self._written = True
+
+
+def _unit(name: str) -> str:
+    """Return the unit of something watched after a blank; empty for numbers without one."""
+    return "" if WATCHED[name].unit == "1" else f" {WATCHED[name].unit}"
 
 
 def _actions(action: Union[Action, Sequence[Action]]) -> List[Action]:

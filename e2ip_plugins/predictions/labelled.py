@@ -11,18 +11,10 @@ from ase import Atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from e2ip_plugins.errors import InputError, plural
-from e2ip_plugins.keys import FAMILY_KEY, REFERENCE_PREFIX, WEIGHT_KEYS
+from e2ip_plugins.keys import FAMILY_KEY, WEIGHT_KEYS
 from e2ip_plugins.predictions.checks import check_apart, check_structure
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
-
-#: Names that users of MACE and NequIP give to reference forces. The first one that a frame has is taken; if it has none
-#: of them, another name with `REFERENCE_PREFIX`, such as NequIP's ``original_dataset_forces``.
-FORCES_KEYS = ("REF_forces", "forces", "force", "dft_forces", "DFT_forces", "ref_forces")
-
-
-#: The same of reference energies, and of stresses.
-ENERGY_KEYS = ("REF_energy", "energy", "dft_energy", "DFT_energy", "ref_energy")
-STRESS_KEYS = ("REF_stress", "stress", "dft_stress", "DFT_stress", "ref_stress")
+from e2ip_plugins.predictions.reference_names import USUAL_NAMES, energy_beside, method_last, prefixed
 
 
 class Label(NamedTuple):
@@ -139,13 +131,13 @@ def read_frames(
     paths
         Anything that ASE reads.
     forces_key : str, optional
-        Array with the reference forces; default: the first of `FORCES_KEYS` that a frame has.
+        Array with the reference forces; default: see `e2ip_plugins.predictions.reference_names`.
     need_forces : bool
         Whether a file without a finite reference force is an error, and a frame with predicted forces alone.
     on_note : callable
         Takes what was left out, in words.
     energy_key : str, optional
-        Where frames have the reference energy; default: the first of `ENERGY_KEYS` that a frame has.
+        Where frames have the reference energy; default: likewise.
 
     Raises
     ------
@@ -190,6 +182,8 @@ class FileCheck:
     def __init__(self, path: Path, keys: Tuple[Optional[str], Optional[str]], need_forces: bool) -> None:
         self.path, (self.forces_key, self.energy_key), self.need_forces = path, keys, need_forces
         self.has_energies = False
+        #: Names of the references that are taken.
+        self.names: Dict[str, None] = {}
         self.frames = self.counting = self.weightless = self.predicted = 0
         self.first_predicted: Optional[LabelledFrame] = None
         self.has_forces = False
@@ -223,6 +217,9 @@ class FileCheck:
             self.first_predicted = self.first_predicted or frame
         self.has_forces = self.has_forces or bool(np.isfinite(frame.counted_forces).any())
         self.has_energies = self.has_energies or frame.energy is not None
+        self.names.update(
+            (x.key, None) for x in (frame.forces, frame.energy, frame.stress) if x is not None and x.counts
+        )
         return True
 
     def finish(self, on_note: Callable[[str], None]) -> None:
@@ -244,8 +241,11 @@ class FileCheck:
         if self.need_forces and self.weightless == self.counting:
             raise InputError(f"{path}: the forces of all of its frames have {word} (config_forces_weight)")
         if self.need_forces and not self.has_forces:
-            wanted = f"'{self.forces_key}'" if self.forces_key else f"any of {', '.join(FORCES_KEYS)}"
-            raise InputError(f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key")
+            wanted = f"'{self.forces_key}'" if self.forces_key else f"any of {', '.join(USUAL_NAMES['forces'])}"
+            raise InputError(
+                f"{path}: no atom has finite reference forces under {wanted}; name them with --forces-key, and "
+                "energies with --energy-key"
+            )
         if self.need_forces and self.energy_key and not self.has_energies:
             on_note(f"{path}: no frame has a reference energy under '{self.energy_key}' (--energy-key)")
 
@@ -296,11 +296,13 @@ def labelled(
     weight, of_forces, of_energy = (weight_of(atoms.info, where, key) for key in WEIGHT_KEYS)
     results = atoms.calc.results if atoms.calc is not None else {}
     of_atoms, of_frame = {**atoms.arrays, **results}, {**atoms.info, **results}
+    forces = _label(atoms, where, "forces", of_atoms, forces_key, weight * of_forces)
+    beside = [energy_beside(forces.key)] if forces is not None and method_last([forces.key]) else []
     return LabelledFrame(
         bare(atoms),
         where,
-        forces=_label(atoms, where, "forces", of_atoms, forces_key, weight * of_forces),
-        energy=_label(atoms, where, "energy", of_frame, energy_key, weight * of_energy),
+        forces=forces,
+        energy=_label(atoms, where, "energy", of_frame, energy_key, weight * of_energy, beside),
         stress=_label(atoms, where, "stress", of_frame, None, weight),
         weight=weight,
     )
@@ -319,16 +321,28 @@ def weight_of(info: Mapping[str, Any], where: str, key: str) -> float:
 
 
 def _label(
-    atoms: Atoms, where: str, kind: str, columns: Mapping[str, Any], key: Optional[str], weight: float
+    atoms: Atoms,
+    where: str,
+    kind: str,
+    columns: Mapping[str, Any],
+    key: Optional[str],
+    weight: float,
+    first: Sequence[str] = (),
 ) -> Optional[Label]:
-    """Return the first label of a kind that is a reference, otherwise a predicted one, otherwise None."""
-    names = {"forces": FORCES_KEYS, "energy": ENERGY_KEYS, "stress": STRESS_KEYS}[kind]
-    if kind != "stress":
-        others = (name for name in map(str, columns) if REFERENCE_PREFIX.match(name))
-        names = (*names, *(name for name in others if name.endswith(f"_{kind}")))
+    """Return the first label of a kind that is a reference, otherwise a predicted one, otherwise None.
+
+    ``first`` are names that are tried before the usual ones.
+    """
+    names = [key] if key else [*first, *USUAL_NAMES[kind]]
+    if not key and kind != "stress":
+        names += prefixed(map(str, columns), kind)
+    shaped = {name: _shaped(atoms, kind, np.asarray(columns.get(name, ()))) for name in names}
+    if not key and kind == "forces" and all(values is None for values in shaped.values()):
+        others = {name: _shaped(atoms, kind, np.asarray(columns[name])) for name in method_last(map(str, columns))}
+        others = {name: values for name, values in others.items() if values is not None}
+        shaped = others if len(others) == 1 else {}
     labels = []
-    for name in (key,) if key else names:
-        values = _shaped(atoms, kind, np.asarray(columns.get(name, ())))
+    for name, values in shaped.items():
         if values is not None:
             labels.append(Label(values.astype(np.float64), name, weight, _is_predicted(atoms, name, kind)))
         elif key and key in columns:

@@ -25,8 +25,10 @@ from e2ip_plugins import families, keys
 from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.predictions import energy_columns
+from e2ip_plugins.predictions.columns import our_names
 from e2ip_plugins.predictions.fingerprints import are_predictions, fingerprint
 from e2ip_plugins.predictions.labelled import weight_in_words, weight_of
+from e2ip_plugins.predictions.reference_names import energy_beside, method_last
 from e2ip_plugins.predictions.trajectories import read_all
 
 
@@ -176,7 +178,7 @@ def read_predictions(
     forces = file.column(prefix + "forces", (3,))
     file.refuse(~np.isfinite(forces), f"{prefix}forces is not finite")
     file.check_sizes(prefix, forces)
-    energy_name = ref_energy or reference[: -len("forces")] + "energy" if reference else ""
+    energy_name = ref_energy or energy_beside(reference) if reference else ""
     predictions = Predictions(
         path=path,
         sizes=file.sizes,
@@ -236,6 +238,13 @@ class _FrameColumns(NamedTuple):
         """Return the prefixes of all columns that may be forces."""
         names = [n for n, v in self.arrays.items() if n.endswith("forces") and v.shape[1:] == (3,)]
         return [name.removesuffix("forces") for name in names]
+
+    def vectors_of_others(self) -> List[str]:
+        """Return the columns of three numbers per atom, except positions and predictions with uncertainties."""
+        predicted = [f"{prefix}forces" for prefix in self.force_prefixes() if self.has_uncertainties(prefix)]
+        names = [name for name, values in self.arrays.items() if values.shape[1:] == (3,)]
+        known, ours = ("positions", "momenta", *predicted), tuple(our_names())
+        return [name for name in names if name not in known and not name.endswith(ours)]
 
     def family_of(self, prefix: str) -> Optional[Type[Family]]:
         """Return the family whose parameters the columns of a prefix hold."""
@@ -312,24 +321,26 @@ def _reference_name(path: Path, frame: _FrameColumns, wanted: Optional[str], req
     """Return the column of the reference forces; None where the frame has none and none is ``required``."""
     prefixes = frame.force_prefixes()
     names = [f"{prefix}forces" for prefix in prefixes if not frame.has_uncertainties(prefix)]
+    others = frame.vectors_of_others()
     if wanted is not None:
         if wanted not in names and wanted.endswith("forces") and wanted.removesuffix("forces") in prefixes:
             raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
         if wanted in frame.arrays and frame.arrays[wanted].shape[1:] == (3,):
             return wanted
         if required:
-            raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(names)}")
+            raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(others)}")
         return None
-    candidates = [name for name in names if keys.REFERENCE_PREFIX.match(name)]
+    candidates = [name for name in names if keys.REFERENCE_PREFIX.match(name)] or method_last(others)
     if len(candidates) > 1:
         raise InputError(
             f"{path}: several columns may be the reference: {_listed(candidates)}; choose with --ref-forces"
         )
     if not candidates and required:
         raise InputError(
-            f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces …); there are: "
-            f"{_listed(names)}. Name them with --ref-forces. NequIP's xyz writer keeps references with output_fields_"
-            "from_original_dataset: [total_energy, forces]; mace_eval_configs those not called 'energy' and 'forces'"
+            f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces, forces_pbe …) beside the "
+            f"predictions; other columns of three numbers per atom: {_listed(others)}. Name them with --ref-forces. "
+            "NequIP's xyz writer keeps references with output_fields_from_original_dataset: [total_energy, forces]; "
+            "mace_eval_configs those not called 'energy' and 'forces'"
         )
     return candidates[0] if candidates else None
 

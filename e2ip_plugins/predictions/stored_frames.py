@@ -123,6 +123,8 @@ class StoredFrames(Sequence[LabelledFrame]):
         Place of the first frame with an element, by atomic number.
     digest : str
         Of structures and references of all frames.
+    names : list of str
+        Names that the references have in the files.
 
     Raises
     ------
@@ -142,13 +144,16 @@ class StoredFrames(Sequence[LabelledFrame]):
         self.sources: List[FrameSource] = []
         self.species: Dict[int, str] = {}
         columns: List[np.ndarray] = []
+        names: Dict[str, None] = {}
         digest, keys = hashlib.sha256(), (forces_key, energy_key)
         for path in map(Path, paths):
             source = open_source(path, keys) or (TextFile if _is_text(path) else InMemory)(path, keys)
             check = FileCheck(path, keys, need_forces)
             columns.append(np.fromiter(self._columns(source, check, digest), dtype=_COLUMNS))
             check.finish(on_note)
+            names.update(check.names)
             self.sources.append(source)
+        self.names = list(names)
         self._table = np.concatenate(columns)
         self.digest = digest.hexdigest()[:16]
 

@@ -78,6 +78,8 @@ ENERGY_ROWS = (
     ReportRow("crps", "CRPS", "low", "energy"),
     ReportRow("calibration_error", "Calibration error CE", "0", "number"),
     ReportRow("coverage95", "Coverage at 95 %", "0.95", "number"),
+    ReportRow("z_rms", "RMS z", "1", "number"),
+    ReportRow("z_mean", "Mean z", "0", "number"),
     ReportRow("spearman", "Spearman", "high", "number"),
 )
 
@@ -192,8 +194,17 @@ def named_reports(result: dict) -> List[Tuple[str, dict]]:
     reports = [(m["label"], m) for m in result["models"]]
     if "ood" not in result:
         return reports
-    ood = [(f"{m['label']} OOD", m) for m in result["ood"]["models"]]
+    ood = list(zip(ood_names(result), result["ood"]["models"], strict=True))
     return [report for pair in zip(reports, ood, strict=True) for report in pair]
+
+
+def ood_names(result: dict) -> List[str]:
+    """Return the names of the models' reports out of distribution: those of their files where models have these."""
+    inside, outside = result["models"], result["ood"]["models"]
+    names = [Path(m["file"]).stem for m in outside]
+    if len(set(names)) < len(names) or any(m["label"] != Path(m["file"]).stem for m in inside):
+        names = [m["label"] for m in inside]
+    return [f"{name} OOD" for name in names]
 
 
 def overall_table(result: dict, unit: str) -> List[List[str]]:
@@ -264,7 +275,8 @@ def energies_table(result: dict, unit: str) -> List[List[str]]:
         table.append([f"{name}: number", "", *numbers])
         for row in ENERGY_ROWS:
             cells = ["" if figures is None else cell(row, figures, unit) for figures in of_models]
-            table.append([f"{name}: {_energy_title(row, kind, unit)}", row.ideal, *cells])
+            if any(cells):
+                table.append([f"{name}: {_energy_title(row, kind, unit)}", row.ideal, *cells])
         if kind == "frames":
             table += _conformal_rows([_conformal_of_energies(m) for _, m in reports], f"{name}: ")
     return table
@@ -306,7 +318,9 @@ def print_tables(result: dict, unit: str, console: Console) -> None:
 def verdict_lines(result: dict) -> List[str]:
     """Return the verdicts on every model and set, after its name."""
     in_words = [(m["label"], verdicts(m)) for m in result["models"]]
-    in_words += [(f"{m['label']} OOD", verdicts(m, True)) for m in result.get("ood", {}).get("models", [])]
+    if "ood" in result:
+        outside = zip(ood_names(result), result["ood"]["models"], strict=True)
+        in_words += [(name, verdicts(m, True)) for name, m in outside]
     return [f"{name}: {line}" for name, lines in in_words for line in lines]
 
 

@@ -219,7 +219,7 @@ def _in_words(shown: Shown, total: int) -> str:
     return (
         f"{frames} of {total} frames, {atoms} atoms; ellipsoids: one standard deviation, 1 eV/Å is {shown.scale:g} Å; "
         f"half axes over {LONGEST_AXIS:g} Å are drawn shorter"
-        + ("; dashed line: error = deviation" if shown.predictions.labelled else "")
+        + ("; dashed line: error = deviation" if shown.predictions.labelled else "; no errors, for want of references")
     )
 
 

@@ -5,7 +5,8 @@ difference of two frames of one composition is e - e', and its σ is the length 
 vectors (`e2ip_plugins.leverage.energies`).
 
 Intervals come from a bootstrap that draws whole frames. A pair counts as often as the product of the numbers of times
-that its frames were drawn.
+that its frames were drawn. Coverages of frames have exact binomial intervals instead, because a bootstrap is too sure
+of shares near 0 and 1.
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from scipy.special import erf
+from scipy.stats import binomtest
 
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.scores.bootstrap import RESAMPLES, RESAMPLING_SEED, error_interval
@@ -52,6 +54,11 @@ class EnergyResiduals(NamedTuple):
     atoms: np.ndarray
     frames: np.ndarray
     possible: int
+
+    @property
+    def of_single_frames(self) -> bool:
+        """Whether they are energies, not differences."""
+        return self.frames.shape[1] == 1
 
 
 def negative_log_likelihood(error: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -148,15 +155,16 @@ def energy_figures(residuals: EnergyResiduals) -> Dict[str, float]:
     dict
         ``mae`` and ``crps`` in eV/atom, of differences in eV; ``nll`` in nats for a density of the whole energy in
         1/eV; ``calibration_error`` and ``coverage50`` to ``coverage95``, as those of forces with intervals in place of
-        ellipsoids; ``spearman``, the rank correlation of |error| and standard deviation, both per atom, NaN where it is
-        undefined.
+        ellipsoids; ``z_rms``, the root mean square of z, ``beyond3``, the share of |z| above 3, and for frames
+        ``z_mean`` (the sign of a pair means nothing); ``spearman``, the rank correlation of |error| and standard
+        deviation, both per atom, NaN where it is undefined.
     """
     of_all = _weighted_figures(residuals, np.ones((1, len(residuals.error))))
     return {name: float(values[0]) for name, values in of_all.items()}
 
 
 def energy_intervals(residuals: EnergyResiduals) -> Optional[Dict[str, Tuple[float, float]]]:
-    """Return 95 % intervals of `energy_figures` from a bootstrap of frames; None with fewer than two frames."""
+    """Return 95 % intervals of `energy_figures`, see the module; None with fewer than two frames."""
     frames, index = np.unique(residuals.frames, return_inverse=True)
     index = index.reshape(residuals.frames.shape)
     count = len(frames)
@@ -177,13 +185,22 @@ def energy_intervals(residuals: EnergyResiduals) -> Optional[Dict[str, Tuple[flo
         elif math.isfinite(value) and len(resampled):
             low, high = np.quantile(resampled, [0.025, 0.975])
             intervals[name] = (float(low), float(high))
+    return {**intervals, **(_binomial_intervals(residuals) if residuals.of_single_frames else {})}
+
+
+def _binomial_intervals(residuals: EnergyResiduals) -> Dict[str, Tuple[float, float]]:
+    """Return the exact 95 % intervals (Clopper and Pearson) of the coverages of independent frames."""
+    pit, intervals = central_level(residuals.error, residuals.std), {}
+    for level in COVERAGE_LEVELS:
+        interval = binomtest(int((pit <= level).sum()), len(pit)).proportion_ci(method="exact")
+        intervals[f"coverage{round(100 * level)}"] = (float(interval.low), float(interval.high))
     return intervals
 
 
 def _weighted_figures(r: EnergyResiduals, weights: np.ndarray) -> Dict[str, np.ndarray]:
     """Return the figures (R,) with weights (R, n)."""
     total = weights.sum(1)
-    pit = central_level(r.error, r.std)
+    z, pit = r.error / r.std, central_level(r.error, r.std)
 
     def mean(values: np.ndarray) -> np.ndarray:
         return weights @ values / total
@@ -196,6 +213,9 @@ def _weighted_figures(r: EnergyResiduals, weights: np.ndarray) -> Dict[str, np.n
         "crps": mean(crps(r.error, r.std) / r.atoms),
         "calibration_error": np.abs(observed - CALIBRATION_LEVELS).mean(1),
         **{f"coverage{round(100 * level)}": mean(pit <= level) for level in COVERAGE_LEVELS},
+        "z_rms": np.sqrt(mean(np.square(z))),
+        "beyond3": mean(np.abs(z) > 3.0),
+        **({"z_mean": mean(z)} if r.of_single_frames else {}),
         "spearman": weighted_spearman(np.abs(r.error) / r.atoms, r.std / r.atoms, weights),
     }
 

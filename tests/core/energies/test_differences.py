@@ -85,6 +85,14 @@ def test_command_warns_and_writes_json(write, adsorption, succeed, refuse):
     assert "--overwrite" in refuse(*arguments)
 
 
+def test_without_a_sum_all_energies_are_listed(write, adsorption, succeed):
+    write("a.xyz", adsorption)
+    done = succeed("difference", "a.xyz")
+    assert done.stderr == "" and [line[:4] for line in done.stdout.splitlines()] == ["E(0)", "E(1)", "E(2)"]
+    single = succeed("difference", "a.xyz", "--of", "1").stdout.splitlines()
+    assert done.stdout.splitlines()[1] == single[0]
+
+
 @pytest.mark.parametrize(
     ("std", "shown"), [(0.0123, "0.012"), (0.000456, "0.00046"), (1e-9, "0.000000"), (12.0, "12.000")]
 )

@@ -135,6 +135,12 @@ def test_the_median_ignores_single_frames(make_atoms):
     assert text.startswith("check 6:") and "is 0.3 eV/Å" in text and "median of 3 checks" in text
 
 
+def test_a_monitor_prints_what_it_watches(make_atoms):
+    monitor = Monitor(make_atoms(), {STD: {"H": 0.4, "O": 0.05, "C": 0.4}, LEVERAGE: 9.0}, window=3, action=["stop"])
+    watched = "forces_epistemic_std > 0.05 to 0.4 eV/Å; e2ip_leverage > 9"
+    assert repr(monitor) == f"<Monitor: {watched}; median of 3 checks; stop>"
+
+
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_nothing_is_above_before_the_window_is_full(make_atoms, window):
     atoms = make_atoms(0.3)

@@ -8,7 +8,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.predictions.columns import predicted
-from e2ip_plugins.predictions.labelled import FORCES_KEYS, Label, LabelledFrame, once, read_frames, same_frames
+from e2ip_plugins.predictions.labelled import Label, LabelledFrame, once, read_frames, same_frames
+from e2ip_plugins.predictions.reference_names import USUAL_NAMES
 
 
 @pytest.fixture
@@ -46,10 +47,25 @@ def test_frames_of_several_files_in_order(write):
         assert frame.atoms.calc is None and frame.atoms.pbc.all() and frame.atoms.cell[0, 0] == 9.0
 
 
-@pytest.mark.parametrize("key", FORCES_KEYS)
+@pytest.mark.parametrize("key", USUAL_NAMES["forces"])
 def test_reference_forces_go_by_many_names(write, key):
     (frame,) = read_frames([write("a.xyz", water(REF_energies=[1, 2, 3], **{key: forces_of(0)}))])
     np.testing.assert_allclose(frame.counted_forces, forces_of(0), atol=1e-7)
+
+
+def test_the_method_may_come_last(write):
+    """The energy is that of the same method, and no other number of a like name; of two methods neither is guessed."""
+    atoms = water(forces_pbe=forces_of(0), forces_cov=np.zeros((3, 9)), forces_uncertainty=forces_of(1))
+    atoms.info |= {"energy_pbe": -3.0, "energy_per_atom": -1.0, "energy": -7.0}
+    (frame,) = read_frames([write("a.xyz", atoms)])
+    np.testing.assert_allclose(frame.counted_forces, forces_of(0), atol=1e-7)
+    assert (frame.forces.key, frame.energy.key, frame.counted_energy) == ("forces_pbe", "energy_pbe", -3.0)
+    del atoms.info["energy_pbe"], atoms.info["energy"]
+    assert read_frames([write("b.xyz", atoms)])[0].energy is None
+    with pytest.raises(InputError, match=r"no atom has finite reference forces.*--forces-key"):
+        read_frames([write("c.xyz", water(forces_pbe=forces_of(0), forces_scan=forces_of(1)))])
+    (frame,) = read_frames([write("d.xyz", water(forces_pbe=forces_of(0), REF_forces=forces_of(1)))])
+    assert frame.forces.key == "REF_forces"
 
 
 def test_the_most_wanted_name_wins_unless_another_is_asked_for(write):

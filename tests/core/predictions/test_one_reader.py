@@ -18,6 +18,7 @@ READERS = {
 #: Other modules that may name references or weights, and why.
 EXCEPTIONS = {
     "e2ip_plugins/keys.py": "defines the names",
+    "e2ip_plugins/predictions/reference_names.py": "lists the names",
     "e2ip_plugins/predictions/columns.py": "renames references to make room for predictions",
     "e2ip_plugins/active/label.py": "writes references",
     "e2ip_plugins/bench/data.py": "gives the references of data sets one name",

@@ -66,6 +66,24 @@ def test_either_host_reads_the_same(read, style, prefix):
         np.testing.assert_allclose(value, np.concatenate([a.arrays["MACE_" + name] for a in plain]), atol=1e-8)
 
 
+@STYLES
+def test_the_method_may_come_last(read, style, prefix):
+    """References are found by names such as ``forces_pbe``, whose energy is ``energy_pbe``; two methods are refused."""
+    before = "REF" if style == "mace" else "original_dataset"
+    frames = make_frames(style, prefix=prefix)
+    for atoms in frames:
+        atoms.arrays["forces_pbe"] = atoms.arrays.pop(f"{before}_forces")
+        atoms.info["energy_pbe"] = float(np.ravel(atoms.info.pop(f"{before}_energy"))[0])
+    renamed, usual = read(frames), read(make_frames(style, prefix=prefix))
+    np.testing.assert_array_equal(renamed.reference_forces, usual.reference_forces)
+    np.testing.assert_allclose(renamed.reference_energy, usual.reference_energy)
+    for atoms in frames:
+        atoms.arrays["forces_scan"] = atoms.arrays["forces_pbe"]
+    with pytest.raises(InputError, match="several columns may be the reference: forces_pbe, forces_scan"):
+        read(frames)
+    np.testing.assert_allclose(read(frames, ref_forces="forces_pbe").reference_energy, usual.reference_energy)
+
+
 @pytest.mark.parametrize("style", ["mace", "nequip"])
 def test_deterministic_predictions_have_no_family(read, style):
     p = read(make_frames(style, uncertain=False))
@@ -221,7 +239,7 @@ def test_predictions_are_no_references(read):
         del atoms.arrays["REF_forces"]
     with pytest.raises(InputError, match=r"'MACE_forces' \(--ref-forces\) are the predictions"):
         read(frames, ref_forces="MACE_forces")
-    with pytest.raises(InputError, match="there are: none"):
+    with pytest.raises(InputError, match="numbers per atom: none"):
         read(frames)
     bare = read(frames, required=False)
     assert not bare.labelled and np.isnan(bare.reference_energy).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from e2ip_plugins.report.verdict import judge
+from e2ip_plugins.report.verdict import judge, verdicts
 
 
 def figures(coverage95, half_width, error=0.01, coverage50=0.5, error_width=0.005):
@@ -20,6 +20,8 @@ def figures(coverage95, half_width, error=0.01, coverage50=0.5, error_width=0.00
         (figures(0.94, 0.02), "coverage 0.94 of 0.95 (0.92 to 0.96): well calibrated"),
         (figures(0.91, 0.02), "coverage 0.91 of 0.95 (0.89 to 0.93): too narrow, try e2ip calibrate"),
         (figures(0.98, 0.01), "coverage 0.98 of 0.95 (0.97 to 0.99): too wide, try e2ip calibrate"),
+        # What is printed as 0.97 is not too large.
+        (figures(0.9744, 0.01), "coverage 0.97 of 0.95 (0.96 to 0.98): well calibrated"),
         # A figure counts only with its interval.
         (figures(0.9, 0.06), "coverage 0.90 of 0.95 (0.84 to 0.96): well calibrated, as far as 12 frames can tell"),
         (
@@ -46,7 +48,38 @@ def test_a_calibration_is_not_advised_twice(write, make_frames, compared, succee
     write("good.xyz", make_frames(2))
     succeed("calibrate", "good.xyz")
     done, _, _ = compared("narrow.xyz", "--calibration", "calibration.json")
-    assert "too narrow, which this calibration did not mend: take conformal radii" in words(done)
+    assert "too narrow, which this calibration did not mend: give it more validation frames, or take" in words(done)
+
+
+def report_of(species_figures, **energies):
+    """Return a report whose atoms together are calibrated, with some species and energies of 100 frames."""
+    values, intervals = figures(0.95, 0.01)
+    energies = {**values, "number": 100, "interval95": {**intervals, "z_mean": (0.1, 1.2)}, **energies}
+    species = {symbol: numbers[0] for symbol, numbers in species_figures.items()}
+    of_species = {symbol: numbers[1] for symbol, numbers in species_figures.items()}
+    return {
+        **{"uq_family": "niw", "file": "a.xyz", "frames": 100, "calibration": None},
+        **{"overall": values, "species": species, "interval95": {"overall": intervals, "species": of_species}},
+        "energies": {"frames": energies},
+    }
+
+
+def test_a_species_that_is_far_off_is_named():
+    species = {"H": figures(0.95, 0.02), "O": figures(1.0, 0.0, 0.12), "C": figures(0.98, 0.005, 0.08)}
+    forces, _ = verdicts(report_of(species, beyond3=0.0, z_mean=0.0))
+    assert forces.endswith("well calibrated; but O alone too wide, coverage 1.00, CE 0.12")
+
+
+def test_large_and_one_sided_errors_of_energies_are_named():
+    """Of 100 errors of a Gaussian 0.27 are above 3 deviations: one is chance, three are none."""
+
+    def verdict(beyond3, z_mean):
+        return verdicts(report_of({}, beyond3=beyond3, z_mean=z_mean))[1].partition("well calibrated")[2]
+
+    assert verdict(0.01, 0.4) == ""
+    assert verdict(0.03, 0.4) == "; but 3 errors above 3 standard deviations, where 0.27 would be expected"
+    assert verdict(0.0, 0.7) == "; but errors mostly positive (mean z 0.70)"
+    assert ", and errors mostly positive" in verdict(0.03, 0.7)
 
 
 def test_one_frame():
@@ -75,7 +108,9 @@ def test_out_of_distribution(write, make_frames, succeed):
     write("in.xyz", make_frames(2))
     write("hot.xyz", make_frames(3, inflate=2.0, seed=1))
     printed = words(succeed("compare", "in.xyz", "--ood", "hot.xyz"))
-    assert "in OOD: forces: coverage 0.6" in printed and "narrow, label frames like these for e2ip update" in printed
+    assert "hot OOD: forces: coverage 0.6" in printed and "narrow, e2ip update with some labelled frames" in printed
+    named = words(succeed("compare", "in.xyz", "--ood", "hot.xyz", "--labels", "mine"))
+    assert "mine OOD: forces: coverage 0.6" in named
 
 
 def test_without_references(write, make_frames, succeed):
@@ -85,7 +120,7 @@ def test_without_references(write, make_frames, succeed):
     write("in.xyz", make_frames(2))
     write("hot.xyz", hot)
     printed = words(succeed("compare", "in.xyz", "--ood", "hot.xyz"))
-    assert "in OOD: forces: no reference forces to judge the error bars by" in printed
+    assert "hot OOD: forces: no reference forces to judge the error bars by" in printed
 
 
 def test_energies(write, with_energies, succeed):

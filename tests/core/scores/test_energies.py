@@ -144,6 +144,21 @@ def test_intervals_of_frames_are_those_of_scipy():
     assert (low, high) == pytest.approx(tuple(found.confidence_interval), abs=0.1 * width)
 
 
+def test_coverages_of_frames_have_exact_intervals():
+    """A bootstrap of ones alone would be sure of 1."""
+    residuals = of_frames(predictions(frames=20, size=1e-3))
+    assert energy_figures(residuals)["coverage95"] == 1.0
+    assert energy_intervals(residuals)["coverage95"] == pytest.approx((0.025 ** (1 / 20), 1.0))
+
+
+def test_figures_of_z():
+    residuals = of_frames(predictions(frames=60))
+    z, values = residuals.error / residuals.std, energy_figures(residuals)
+    assert values["z_mean"] == pytest.approx(z.mean()) and values["z_rms"] == pytest.approx(np.sqrt((z**2).mean()))
+    assert values["beyond3"] == (np.abs(z) > 3.0).mean()
+    assert "z_mean" not in energy_figures(of_pairs(predictions()))  # a pair may as well be the other way round
+
+
 def test_pairs_are_no_independent_witnesses():
     """n frames say less than n (n - 1)/2 independent differences would."""
     residuals = of_pairs(predictions(frames=40, compositions=("HHO",)))
