@@ -141,7 +141,8 @@ def _title(what: str, label: str) -> str:
 
 def _remark(ax: Axes, x: float, y: float, text: str, **options: str) -> None:
     """Write a remark in grey at a place in the panel, from (0, 0) to (1, 1)."""
-    ax.text(x, y, text, color="0.45", transform=ax.transAxes, **options)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1.0}
+    ax.text(x, y, text, color="0.45", transform=ax.transAxes, bbox=box, **options)
 
 
 def _coverages(
