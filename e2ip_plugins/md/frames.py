@@ -60,9 +60,9 @@ def non_finite(atoms: Atoms, name: str, values: np.ndarray, infinite: bool = Fal
         Whether infinity is a value, as it is of a leverage.
     """
     usable = ~np.isnan(values) if infinite else np.isfinite(values)
-    bad = np.flatnonzero(~usable.reshape(len(atoms), -1).all(-1))
-    if not len(bad):
+    if usable.all():
         return ""
+    bad = np.flatnonzero(~usable.reshape(len(atoms), -1).all(-1))
     return f"{name} of {len(bad)} atoms are not finite, first of atom {bad[0]} ({atoms.symbols[bad[0]]})"
 
 

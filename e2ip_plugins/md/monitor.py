@@ -169,7 +169,7 @@ class Monitor:
         if broken:
             self._stop(self._frame(broken))
         self._window.append(values)
-        self.values = {name: np.median([past[name] for past in self._window], axis=0) for name in self._names}
+        self.values = values if self._window.maxlen == 1 else self._medians()
         full = len(self._window) == self._window.maxlen
         if full:
             self._note_highest()
@@ -190,6 +190,9 @@ class Monitor:
         for name, (value, limit) in self._highest.items():
             lines.append(f"{name}: at most {value:.4g}{_unit(name)}, threshold {limit:.4g}")
         return lines
+
+    def _medians(self) -> Dict[str, np.ndarray]:
+        return {name: np.median([past[name] for past in self._window], axis=0) for name in self._names}
 
     def _note_highest(self) -> None:
         for name in self._names:
@@ -238,7 +241,8 @@ class Monitor:
             fitted = _FITTED.get(name, "")
             needed = f"it needs a model with a readout of e2ip-plugins{fitted}; e2ip fit gives a stock model one"
             raise InputError(f"the calculator gives no {source}: {needed}")
-        values = np.asarray(result, dtype=np.float64)
+        # A copy: the results are the calculator's.
+        values = np.array(result, dtype=np.float64)
         if source == "forces_cov":
             return principal_std(values) * (self._radius if name == CONFORMAL_EXTENT.name else 1.0)
         if source == ENERGY_UNCERTAINTY.name:

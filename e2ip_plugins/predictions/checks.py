@@ -1,6 +1,6 @@
 """Checks of structures: what NequIP and MACE would drop, or predict numbers of, without a word."""
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 from ase import Atoms
@@ -35,6 +35,26 @@ def check_structure(atoms: Atoms, where: str, known: Optional[Sequence[str]] = N
         raise InputError(f"{where}: has no atoms")
     check_atoms(atoms.numbers, atoms.positions, where, known)
     _check_cell(atoms.cell.array, atoms.pbc, where)
+
+
+class StructureCheck:
+    """`check_structure` for the structures of one calculator, of which a run changes the positions alone.
+
+    Attributes
+    ----------
+    passed : bytes
+        Species, cell and periodic directions of the last structure that passed. They are not checked again.
+    """
+
+    def __init__(self) -> None:
+        self.passed = b""
+
+    def __call__(self, atoms: Atoms, known: Callable[[], Optional[Sequence[str]]]) -> None:
+        """Raise `InputError` as `check_structure` does; ``known`` returns the chemical symbols."""
+        constant = atoms.numbers.tobytes() + atoms.cell.array.tobytes() + atoms.pbc.tobytes()
+        if constant != self.passed or not np.isfinite(atoms.positions).all():
+            check_structure(atoms, "the structure", known())
+            self.passed = constant
 
 
 def _check_cell(cell: np.ndarray, periodic: np.ndarray, where: str) -> None:

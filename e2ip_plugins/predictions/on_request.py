@@ -18,6 +18,13 @@ def is_on_request(uncertainties: str) -> bool:
     return uncertainties == ON_REQUEST
 
 
+def shallow_copy(original: Any, **attributes: Any) -> Any:
+    """Return a shallow copy with other values of some attributes, several times as fast as `copy.copy`."""
+    copied = object.__new__(type(original))
+    vars(copied).update(vars(original), **attributes)
+    return copied
+
+
 class ResultsOnRequest(CalculatorResults):
     """Results that compute the uncertainties of their geometry once, when one of them is asked for.
 
@@ -50,7 +57,8 @@ class ResultsOnRequest(CalculatorResults):
         names: Container[str],
         kind: Type[Dict[str, Any]] = dict,
     ) -> None:
-        super().__init__(results)
+        dict.__init__(self, results)
+        self.names = {}
         self._compute: Optional[Callable[[], Mapping[str, Any]]] = compute
         self._expected, self._kind, self._lock = names, kind, threading.RLock()
 

@@ -20,7 +20,8 @@ class HostModel(ObservedModel):
         # MACE puts positions with a graph into the batch.
         inputs = batch.copy() if self._again else batch
         output = self._model.host_forward(batch, *args, **kwargs)
-        self._inputs = {name: value.detach() for name, value in inputs.items() if torch.is_tensor(value)}
+        tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
+        self._inputs = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
         # Callers may move their positions in place.
         self._inputs.update({name: self._inputs[name].clone() for name in ("positions", "cell")})
         self._features, self._arguments = output["node_feats"].detach(), (args, kwargs)
@@ -28,8 +29,8 @@ class HostModel(ObservedModel):
 
     def read_out(self) -> Dict[str, Tensor]:
         """Return what the model puts out for the last call, the readout's outputs among it."""
-        with torch.enable_grad():
-            if self._again:
-                args, kwargs = self._arguments
-                return self._model(self._inputs.copy(), *args, **kwargs)
+        if not self._again:
             return self._model.read_out(self._inputs, self._features)
+        args, kwargs = self._arguments
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._model(self._inputs.copy(), *args, **kwargs)

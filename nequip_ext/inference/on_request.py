@@ -1,7 +1,7 @@
 """An e²IP model that evaluates NequIP alone; its readout runs when someone asks for the uncertainties."""
 
 import copy
-from typing import Any, Dict
+from typing import Any, Dict, Iterable
 
 import torch
 from nequip.data import AtomicDataDict
@@ -25,20 +25,23 @@ class HostModel:
         ((path, self._readout),) = graph_readouts(model).items()
         self.model, self._host = model, _without(model, path)
         self._again = bool(self._readout.readout.takes_forces)
+        #: Of packages from 0.2.0 all fields.
+        self._fields = getattr(self._readout, "fields", None)
         self.family_name = self._readout.readout.family_name
 
     def __call__(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         inputs = dict(data)
         output = self._host(data)
-        self._inputs = _detached(inputs if self._again else output)
+        self._inputs = _detached(inputs, inputs) if self._again else _detached(output, self._fields or output)
         return output
 
     def read_out(self) -> AtomicDataDict.Type:
-        """Return what the model puts out for the last call, the readout's outputs among it."""
-        if self._again:
-            with torch.enable_grad():
-                return self.model(self._inputs)
-        return self._readout(dict(self._inputs))
+        """Return the readout's outputs for the last call; of one that takes forces, all that the model puts out."""
+        if not self._again:
+            with torch.no_grad():
+                return self._readout._read_out(dict(self._inputs), create_graph=False)
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.model(self._inputs)
 
 
 def _without(module: torch.nn.Module, path: str) -> torch.nn.Module:
@@ -54,12 +57,12 @@ def _without(module: torch.nn.Module, path: str) -> torch.nn.Module:
     return copied
 
 
-def _detached(fields: AtomicDataDict.Type) -> Dict[str, Any]:
-    """Return the fields without graphs, and without memory of ASE's atoms, which dynamics moves in place."""
-    kept = {
-        name: value.detach() if torch.is_tensor(value) and value.requires_grad else value
-        for name, value in fields.items()
-    }
+def _detached(data: AtomicDataDict.Type, names: Iterable[str]) -> Dict[str, Any]:
+    """Return fields without graphs, and without memory of ASE's atoms, which dynamics moves in place.
+
+    Graphs that are kept until the next evaluation make it slower.
+    """
+    kept = {name: data[name].detach() for name in names if name in data}
     shared = (AtomicDataDict.POSITIONS_KEY, AtomicDataDict.CELL_KEY)
     kept.update({name: kept[name].clone() for name in shared if name in kept})
     return kept

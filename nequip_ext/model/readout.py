@@ -40,6 +40,15 @@ LAST_KEY = "e2ip_last_features"
 KEEP_GRAPH_KEY = "e2ip_keep_graph"
 
 
+#: Fields that every readout reads, where there are such, apart from features.
+_FIELDS = (
+    *(AtomicDataDict.ATOM_TYPE_KEY, AtomicDataDict.NODE_ATTRS_KEY, AtomicDataDict.POSITIONS_KEY),
+    *(AtomicDataDict.EDGE_INDEX_KEY, AtomicDataDict.EDGE_VECTORS_KEY, AtomicDataDict.EDGE_LENGTH_KEY),
+    *(AtomicDataDict.EDGE_CUTOFF_KEY, AtomicDataDict.EDGE_CELL_SHIFT_KEY, AtomicDataDict.CELL_KEY),
+    *(AtomicDataDict.BATCH_KEY, AtomicDataDict.NUM_NODES_KEY),
+)
+
+
 class FeatureTap(GraphModule):
     """Copy node features into another field: usually the input of the last layer, whose output has scalars only.
 
@@ -113,6 +122,8 @@ class GraphReadout(GraphModule):
             strictly_local=self.scalars_from_edges,
         )
         self.readout = Readout(settings, layout, seed=seed, double_outputs=True)
+        #: Fields that the readout reads, where there are such; further ones in LAMMPS.
+        self.fields = (self.scalar_key, self.radial_key, TAP_KEY, *_FIELDS)
         #: Whether nothing but the readout learns from the readout's loss.
         self.learns_alone = settings.detached
         self.to(model_dtype)

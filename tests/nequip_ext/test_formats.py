@@ -1,5 +1,7 @@
 """Files that former releases wrote for NequIP: every one of them opens, and predicts what it did."""
 
+import functools
+
 import pytest
 import torch
 from frozen_files import RELEASES, ROUNDING
@@ -18,8 +20,8 @@ def kept(request, unpack_all):
     return request.param, unpack_all("nequip", request.param)
 
 
-def calculator(path):
-    return E2IPCalculator.from_saved_model(str(path))
+def calculator(path, **options):
+    return E2IPCalculator.from_saved_model(str(path), **options)
 
 
 def run(*words):
@@ -33,6 +35,10 @@ def test_models_predict_what_they_did(kept, check_saved, check_predicted, name):
     opened = calculator(folder / name)
     check_saved("nequip", "fitted" if name == "fitted.ckpt" else "best", opened, release)
     check_predicted(opened, folder / ("predictions.extxyz" if name == "fitted.ckpt" else "host.extxyz"))
+
+
+def test_packages_compute_on_request(kept, frames, request_checks):
+    request_checks.check_same(functools.partial(calculator, kept[1] / "model.nequip.zip"), frames[:1])
 
 
 def test_readout_files_attach(kept, check_saved, tmp_path):

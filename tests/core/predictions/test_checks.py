@@ -1,11 +1,13 @@
 """Structures that no model can predict are refused, with the frame and the atoms named."""
 
+from unittest import mock
+
 import ase
 import numpy as np
 import pytest
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.checks import check_apart, check_finite, check_structure
+from e2ip_plugins.predictions.checks import StructureCheck, check_apart, check_finite, check_structure
 
 CELL = np.array([[9.0, 0.0, 0.0], [4.0, 8.0, 0.0], [-3.0, 2.0, 7.0]])
 
@@ -31,15 +33,15 @@ def with_tiny_cell(atoms):
     atoms.cell *= 1e-3
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (without_atoms, "has no atoms"),
-        (without_position, r"the position of atom 1 is not finite \(1 such atoms\)"),
-        (without_cell, "is periodic in 3 directions, and its cell is not"),
-        (with_tiny_cell, r"its cell repeats after 5.0e-07 Å\^3; is it in Å\?"),
-    ],
-)
+REFUSALS = [
+    (without_atoms, "has no atoms"),
+    (without_position, r"the position of atom 1 is not finite \(1 such atoms\)"),
+    (without_cell, "is periodic in 3 directions, and its cell is not"),
+    (with_tiny_cell, r"its cell repeats after 5.0e-07 Å\^3; is it in Å\?"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), REFUSALS)
 def test_structures_that_no_model_predicts(water, spoil, message):
     check_structure(water, "a.xyz, frame 1", ["O", "H"])
     with pytest.raises(InputError, match=r"a\.xyz, frame 1: has O, which the model does not know; it knows H, C"):
@@ -47,6 +49,37 @@ def test_structures_that_no_model_predicts(water, spoil, message):
     spoil(water)
     with pytest.raises(InputError, match=rf"a\.xyz, frame 1: {message}"):
         check_structure(water, "a.xyz, frame 1")
+
+
+def with_nitrogen(atoms):
+    atoms.numbers[1] = 7
+
+
+def with_periods(atoms):
+    atoms.cell, atoms.pbc = np.diag([9.0, 0.0, 0.0]), [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        *REFUSALS,
+        (with_nitrogen, "has N, which the model does not know; it knows H, O"),
+        (with_periods, "is periodic in 2 directions, and its cell is not"),
+    ],
+)
+def test_what_changes_during_a_run_is_refused(water, spoil, message):
+    """Arrays are changed in place; what was refused stays refused while positions change."""
+    check, known = StructureCheck(), mock.Mock(return_value=["H", "O"])
+    water.rattle(0.1), check(water, known)
+    water.rattle(0.1), check(water, known)
+    assert known.call_count == 1
+    intact = water.copy()
+    spoil(water)
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"the structure: {message}"):
+            check(water, known)
+        water.positions += 0.1
+        check(intact, known)
 
 
 @pytest.mark.parametrize("periodic", [False, True, (True, False, True)])
