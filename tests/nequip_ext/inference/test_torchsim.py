@@ -214,8 +214,8 @@ def test_bad_input(make_model, molecules, write_calibration, tmp_path):
 
 
 @pytest.mark.nightly
-def test_compiled_models(unpack, compile_for, train_frames):
-    checkpoint = unpack("nequip", "best.ckpt")
+def test_compiled_models(tmp_path, train, train_files, compile_for, train_frames):
+    checkpoint = train("nequip_e2ip", tmp_path / "run", train_files, "max_epochs=1", "run=[train]") / "best.ckpt"
     expected = TorchSimModel(checkpoint)(state_of(train_frames))
     compiled = compile_for(checkpoint, "e2ip_batch")
     results = TorchSimModel(compiled)(state_of(train_frames))
