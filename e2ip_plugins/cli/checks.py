@@ -1,5 +1,7 @@
 """What subcommands share: common options, MACE or NequIP for a model file, checks of outputs, warnings."""
 
+import re
+import sys
 import warnings
 import zipfile
 from contextlib import contextmanager
@@ -216,9 +218,16 @@ def make_folder(out: Path) -> None:
         raise InputError(f"--output {out}: cannot make this folder ({error.strerror})") from error
 
 
+#: Packages whose warnings are for their developers: of a user's command they would hide the lines that matter.
+_NOISY = re.compile(r"[/\\](torch|e3nn|mace|nequip|lightning|pytorch_lightning)[/\\]")
+
+
 @contextmanager
 def printed_warnings() -> Iterator[None]:
-    """Let `warn` print every `UncertaintyWarning`; other warnings stay as they are."""
+    """Let `warn` print every `UncertaintyWarning`, and leave out those for developers of other packages.
+
+    Whoever asks for these, with ``PYTHONWARNINGS`` or ``python -W``, gets them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("always", UncertaintyWarning)
         show_other = warnings.showwarning
@@ -226,7 +235,7 @@ def printed_warnings() -> Iterator[None]:
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
             if issubclass(category, UncertaintyWarning):
                 warn(message)
-            else:
+            elif sys.warnoptions or not (issubclass(category, FutureWarning) or _NOISY.search(str(where[0]))):
                 show_other(message, category, *where, **more)
 
         warnings.showwarning = show

@@ -151,10 +151,10 @@ class EIP(Family):
     @classmethod
     def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """See `Family`; locations stay."""
-        dof = parameters["eip_dof"]
-        floor2 = floor.unsqueeze(-1) * (dof - 2.0) / dof
-        widened = torch.log(factor.unsqueeze(-1) * torch.exp(parameters["eip_log_scale2"]) + floor2)
-        return {**parameters, "eip_log_scale2": widened}
+        dof, log_scale2 = parameters["eip_dof"], parameters["eip_log_scale2"]
+        factor, floor2 = factor.unsqueeze(-1), floor.unsqueeze(-1) * (dof - 2.0) / dof
+        more = torch.log(factor) + torch.log1p(floor2 / factor * torch.exp(-log_scale2))
+        return {**parameters, "eip_log_scale2": log_scale2 + more}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ tests/families/isotropic.py is the shortest example; eip.py shows options, sever
 
 A family must define ``name``, ``uq_family``, ``parameter_keys``, ``num_scalars``, ``num_tensors``,
 ``initial_scalars``, ``forward``, ``force_loss``, ``derive`` and ``law_arguments``; without ``log_matrix`` also
-``log_variance``, ``convert`` and ``widen``.
+``convert`` and ``widen``, and, if it takes a support, ``log_variance`` and ``far_out``.
 """
 
 import inspect
@@ -76,8 +76,9 @@ def beta_option(default: float) -> Option:
 class Family(nn.Module):
     """Base class of predictive families.
 
-    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data. A branch on
-    an option is fine: annotate the attribute that holds the option as ``Final``, so that TorchScript drops the other
+    A module without weights. MACE scripts its ``forward``, NequIP traces it: pure torch, no branch on data, and no
+    constants of the file, which TorchScript does not read: make them attributes in ``__init__``. A branch on an option
+    is fine: annotate the attribute that holds the option as ``Final``, so that TorchScript drops the other
     branch. Packaged models carry the family's file, which must import no SciPy, ASE or metrics.
 
     Attributes
@@ -105,8 +106,8 @@ class Family(nn.Module):
     log_matrix : str
         Name of the parameter that is the logarithm of the covariance, or of a matrix proportional to it, as sym6. With
         it the default `log_variance`, `convert` and `widen` work; `niw` shows what a matrix that is only proportional
-        adds to the first and the last. A family without it defines all three, and `far_out` if it
-        takes a support.
+        adds to the first and the last. A family without it defines the last two, and `log_variance` and `far_out` if
+        it takes a support.
     law_name : str
         Name in ``_LAWS`` of families/laws.py. ``elliptical`` (default): a Gaussian or Student-t with a full covariance;
         ``componentwise``: a Student-t for each component.
@@ -169,8 +170,10 @@ class Family(nn.Module):
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:
         """Return the loss per atom (N,), in (eV/Å)² and about as large as a mean square error.
 
-        Force weights then keep their meaning. Add a constant that keeps it at least 0: schedulers with a relative
-        threshold misread a negative loss.
+        Force weights then keep their meaning: 2σ_ref²/3 times the negative log likelihood of residuals in units of
+        σ_ref has the gradient of a mean square error where residuals are σ_ref. Add a constant that keeps it at least
+        0: schedulers with a relative threshold misread a negative loss. Degrees of freedom that are learned need a
+        bound above 2, or the likelihood has none.
 
         Parameters
         ----------
@@ -198,7 +201,8 @@ class Family(nn.Module):
     def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
         """Return the parameters of the same distributions with covariance ``factor`` · covariance + ``floor`` · I.
 
-        What has no unit, such as degrees of freedom and the epistemic share, stays.
+        What has no unit, such as degrees of freedom and the epistemic share, stays; with a factor of 1 and a floor of 0
+        everything does, to the last bit.
 
         Parameters
         ----------
@@ -226,7 +230,12 @@ class Family(nn.Module):
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-        """Return the keyword arguments of the law's entry in ``_LAWS``, from NumPy parameters (N, …)."""
+        """Return the keyword arguments of the law's entry in ``_LAWS``, from NumPy parameters (N, …).
+
+        ``elliptical``: ``log_matrix`` (N, 6), the logarithm of the scale matrix Λ, and optionally ``log_factor``,
+        ``dof`` m (with it the covariance is m/(m-2) Λ) and ``epistemic_share``, all (N,). ``componentwise``: ``shift``,
+        ``log_scale``, ``dof`` and ``epistemic_share`` (N, 3).
+        """
         raise NotImplementedError
 
     @classmethod

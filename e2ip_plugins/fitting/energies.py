@@ -243,8 +243,9 @@ def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:
         listed = f"{mean:.4g} eV an atom on average; these compositions do not tell it by species"
     return (
         f"the validation energies differ from the model's by the same amount for every atom of a species ({listed}), "
-        "beside which they scatter little; they are of another reference than those of the training, such as "
-        "other energies of isolated atoms or another level of theory: give energies of the same reference"
+        "beside which they scatter little. They are of another reference than those of the training (isolated atoms, "
+        "level of theory), or the model's atomic energies do not hold for these compositions, or its training was "
+        "short. For error bars of differences, subtract that amount from the energies and fit again"
     )
 
 

@@ -41,8 +41,8 @@ def check_update(readout: Readout, frames: Sequence[LabelledFrame], path: Path) 
     """Raise `InputError` where the constants of a readout in the file ``path`` cannot be fitted to new frames."""
     if not readout.family.takes_support:
         raise InputError(
-            f"{path}: its readout '{readout.family_name}' has no constants to be updated, as evidence mode 'leverage' "
-            "of e2ip has; e2ip calibrate scales any uncertainty"
+            f"{path}: the uncertainty of its readout '{readout.family_name}' does not grow with the leverage, so that "
+            "there are no constants to be updated; e2ip calibrate scales any uncertainty"
         )
     number = sum(bool(np.isfinite(frame.counted_forces).all(-1).any()) for frame in frames)
     if number < FEW_CONFIGURATIONS:

@@ -14,6 +14,9 @@ RIGHT_COVERAGE = (0.93, 0.97)
 #: Largest calibration error CE that is right: Gaussian deviations that are off by 8 % have it.
 LARGEST_ERROR = 0.05
 
+#: Mean leverage from which frames count as unlike the validation frames.
+UNLIKE = 1.5
+
 #: Distance of the coverage at 50 % from 0.5 from which the middle contradicts the coverage at 95 %.
 LEANING = 0.05
 
@@ -43,8 +46,8 @@ def verdicts(report: dict, out_of_distribution: bool = False) -> List[str]:
     if report["uq_family"] is None:
         return [_no_uncertainties(report["file"])]
     remedy = "try e2ip calibrate; if its factor is near 1, give it more validation frames"
-    if out_of_distribution:
-        remedy = "e2ip update with some labelled frames like these, or a training, mends it"
+    if out_of_distribution or (report["overall"]["leverage"] or 0.0) > UNLIKE:
+        remedy = "label some frames like these, for e2ip update (readout e2ip) or a training"
     elif report["calibration"]:
         remedy = "which this calibration did not mend: give it more validation frames, or take conformal radii"
     intervals = report["interval95"] or {}

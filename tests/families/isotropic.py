@@ -48,7 +48,7 @@ class Isotropic(Family):
         log_std = outputs["isotropic_log_std"] - torch.log(unit)
         nll = 3.0 * log_std + 0.5 * (residual / unit.unsqueeze(-1)).square().sum(-1) * torch.exp(-2.0 * log_std)
         # The constant keeps the loss at least 0.
-        return unit.square() * (nll + 3.0 * self.ceiling)
+        return 2.0 / 3.0 * unit.square() * (nll + 3.0 * self.ceiling)
 
     @staticmethod
     def derive(parameters: Dict[str, Tensor]) -> Dict[str, Tensor]:
@@ -60,8 +60,9 @@ class Isotropic(Family):
 
     @classmethod
     def widen(cls, parameters: Dict[str, Tensor], factor: Tensor, floor: Tensor) -> Dict[str, Tensor]:
-        variance = torch.exp(2.0 * parameters["isotropic_log_std"])
-        return {"isotropic_log_std": 0.5 * torch.log(factor * variance + floor)}
+        log_std = parameters["isotropic_log_std"]
+        more = torch.log(factor) + torch.log1p(floor / factor * torch.exp(-2.0 * log_std))
+        return {"isotropic_log_std": log_std + 0.5 * more}
 
     @staticmethod
     def law_arguments(parameters: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -118,7 +118,7 @@ def test_what_cannot_be_updated(training, toy_family):
     without = [*frames[:9], frames[9]._replace(forces=None)]
     with pytest.raises(InputError, match="--frames: 9 frames with reference forces; an update needs 10, and 20 to 50"):
         check_update(readout, without, "my.model")
-    with pytest.raises(InputError, match=r"my.model: its readout 'mve' has no constants to be updated"):
+    with pytest.raises(InputError, match=r"my.model: the uncertainty of its readout 'mve' does not grow"):
         check_update(make_readout("mve"), frames, "my.model")
 
 

@@ -108,7 +108,10 @@ def test_out_of_distribution(write, make_frames, succeed):
     write("in.xyz", make_frames(2))
     write("hot.xyz", make_frames(3, inflate=2.0, seed=1))
     printed = words(succeed("compare", "in.xyz", "--ood", "hot.xyz"))
-    assert "hot OOD: forces: coverage 0.6" in printed and "narrow, e2ip update with some labelled frames" in printed
+    assert (
+        "hot OOD: forces: coverage 0.6" in printed
+        and "narrow, label some frames like these, for e2ip update" in printed
+    )
     named = words(succeed("compare", "in.xyz", "--ood", "hot.xyz", "--labels", "mine"))
     assert "mine OOD: forces: coverage 0.6" in named
 
