@@ -114,7 +114,7 @@ class Samples:
         self.residual, self.former = table["residual"], former
         self.form = form if former is None else form._replace(prior_growth=former.growth)
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
-        self.log_variance = family.log_variance(tensors)
+        self.log_own = family.log_variance(tensors)
         zero, kept_surplus = _single(0.0), _single(0.0 if former is None else former.surplus)
         distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
         self.support = Support(
@@ -136,7 +136,7 @@ class Samples:
         """Return the weighted negative log likelihood of every configuration, at (ln a, ln scale)."""
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
-        log_base, excess = inflate(support, self.log_variance, self.form)
+        log_base, excess = inflate(support, self.log_own, self.form)
         return self._sums(self.law, (log_base + torch.log1p(excess)).numpy())
 
     def _sums(self, law: Law, log_factor: np.ndarray) -> np.ndarray:
@@ -176,7 +176,7 @@ class Samples:
         """
         kinds, index = np.unique(self.kinds, return_inverse=True)
         square = np.bincount(index, np.square(self.residual).mean(-1)) / np.bincount(index)
-        start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_variance.numpy()) / np.bincount(index)
+        start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_own.numpy()) / np.bincount(index)
 
         def scaled(samples: Samples, index: np.ndarray, constants: np.ndarray) -> Samples:
             return samples._replace(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))

@@ -143,10 +143,10 @@ def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records
     with force_errors.record_calls(readout) as call:
 
         def make(batch: TrainingBatch) -> Record:
-            log_variance = torch.zeros(len(call["kinds"]))
+            log_own = torch.zeros(len(call["kinds"]))
             if readout.family.takes_support:
-                log_variance = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()
-            return atoms.record(call["scalars"], call["kinds"], log_variance, batch)
+                log_own = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()
+            return atoms.record(call["scalars"], call["kinds"], log_own, batch)
 
         for record in recorded(records, TRAINING, training, make):
             atoms.take(record)
@@ -208,18 +208,18 @@ def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstant
         validation = _constant_samples(family, outputs, table, form, former)
         trained = _constant_samples(family, outputs, training, form, None) if training else None
         constants, log_scale = validation.fit_by_species(trained)
-        return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
+        return constants, log_scale, float(validation.log_own[0]), float(validation.law.total_std()[0])
 
     trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
     if former is not None:  # few configurations do not tell how heavy the tails are
         candidates = (tuple(trunk.out.bias[: family.num_scalars].tolist()),)
     fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
-    constants, log_scale, variance, std = fits[best]
+    constants, log_scale, log_own, std = fits[best]
     kinds, before = kinds_of(leverage, head), np.zeros(len(leverage.log_factor))
     if former is None:
         trunk.make_constant(best)
-        leverage.log_variance[kinds] = variance
+        leverage.log_variance[kinds] = log_own
     else:
         before = former.log_scale
     # A species that only the training set has gets the mean of the others, or changes as they do.
@@ -237,5 +237,5 @@ def _constant_samples(
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
-    variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, former)
+    log_own = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
+    return Samples(family, parameters, {**table, "typical": log_own.numpy()}, form, former)

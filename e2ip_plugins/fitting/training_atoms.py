@@ -55,7 +55,7 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         self.broken = 0
         self.row_bytes = 0
         self.count = np.zeros(kinds, dtype=np.int64)
-        self.log_variance = np.zeros(kinds)
+        self.log_own_sum = np.zeros(kinds)
         self.highest = np.full(kinds, np.iinfo(np.uint64).max, dtype=np.uint64)
         self.kept_keys: List[List[np.ndarray]] = [[] for _ in range(kinds)]
         self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
@@ -66,22 +66,22 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         share = max(1, len(self)) * max(1, self.row_bytes)
         return max(1, min(MAX_ATOMS, MAX_BYTES // share))
 
-    def record(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> Record:
-        """Return what `take` needs of the atoms of a batch."""
+    def record(self, scalars: Tensor, kinds: Tensor, log_own: Tensor, batch: TrainingBatch) -> Record:
+        """Return what `take` needs of the atoms of a batch; ``log_own`` is ln v (N,), `Family.log_variance`."""
         frames = batch.frames.cpu().numpy()
         counted = np.ones(len(frames), dtype=bool) if batch.counted is None else batch.counted.cpu().numpy()
         keys = keys_of_atoms(frames)[counted]
         features, of_kind = scalars.cpu().numpy()[counted], kinds.cpu().numpy()[counted]
-        variance = log_variance.cpu().double().numpy()[counted]
-        counts, sums = np.zeros_like(self.count), np.zeros_like(self.log_variance)
+        values = log_own.cpu().double().numpy()[counted]
+        counts, sums = np.zeros_like(self.count), np.zeros_like(self.log_own_sum)
         for kind in np.unique(of_kind):
             mask = of_kind == kind
-            counts[kind], sums[kind] = int(mask.sum()), variance[mask].sum()
+            counts[kind], sums[kind] = int(mask.sum()), values[mask].sum()
         wanted = keys <= self.highest[of_kind]
         return {
             "broken": np.array(int((~np.isfinite(features)).any(-1).sum())),
             "count": counts,
-            "log_variance": sums,
+            "log_variance": sums,  # files have this name
             "keys": keys[wanted],
             "kinds": of_kind[wanted],
             "features": features[wanted],
@@ -92,7 +92,7 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         before = self.room
         self.broken += int(record["broken"])
         self.count += record["count"]
-        self.log_variance += record["log_variance"]
+        self.log_own_sum += record["log_variance"]
         features, kinds = record["features"], record["kinds"]
         self.row_bytes = features.itemsize * features.shape[1]
         present = np.unique(kinds)
@@ -105,9 +105,9 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
             if sum(map(len, self.kept_keys[kind])) > _SLACK * self.room:
                 self._thin(int(kind))
 
-    def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> None:
-        """Take in the atoms of a batch: features (N, D), kinds (N,) and log-variances (N,)."""
-        self.take(self.record(scalars, kinds, log_variance, batch))
+    def add(self, scalars: Tensor, kinds: Tensor, log_own: Tensor, batch: TrainingBatch) -> None:
+        """Take in the atoms of a batch: features (N, D), kinds (N,) and ln v (N,)."""
+        self.take(self.record(scalars, kinds, log_own, batch))
 
     def _thin(self, kind: int) -> None:
         keys = np.concatenate(self.kept_keys[kind])
@@ -135,10 +135,10 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
             )
 
     def _gather_processes(self) -> None:
-        mine = self.broken, self.row_bytes, self.count, self.log_variance
-        brokens, sizes, counts, variances = zip(*gather_objects(mine), strict=True)
+        mine = self.broken, self.row_bytes, self.count, self.log_own_sum
+        brokens, sizes, counts, log_own_sums = zip(*gather_objects(mine), strict=True)
         self.broken, self.row_bytes = sum(brokens), max(map(int, sizes))
-        self.count, self.log_variance = sum(counts), sum(variances)
+        self.count, self.log_own_sum = sum(counts), sum(log_own_sums)
         for kind in self:
             # Keys first: no process sends features that are not going to be kept.
             keys = np.concatenate([np.empty(0, np.uint64), *self.kept_keys[kind]])
@@ -163,8 +163,8 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         """Put the moments into the leverage's buffers; return `Moments.weight` of every kind."""
         moments = Moments(self, form, leverage.species_per_head())
         # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
-        leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
+        leverage.log_variance.fill_(float(self.log_own_sum.sum() / self.count.sum()))
         for kind in self:
-            leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
+            leverage.log_variance[kind] = self.log_own_sum[kind] / self.count[kind]
         moments.store(leverage, self)
         return {kind: moments.weight(kind) for kind in self}

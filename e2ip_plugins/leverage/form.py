@@ -185,14 +185,14 @@ def reach_of_training(form: LeverageForm = FORM) -> float:
 
 
 def inflate(
-    support: Support, log_variance: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
+    support: Support, log_own: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
     """Return the factor of a fitted support on a covariance, exp(``log_base``) · (1 + ``excess``); see the module.
 
     Parameters
     ----------
     support : Support
-    log_variance : (N,)
+    log_own : (N,)
         ln v, `Family.log_variance` without support.
     form : LeverageForm
     far : (N,), optional
@@ -207,7 +207,7 @@ def inflate(
     if far is None:
         far = remoteness(support.distance, form)
     # ln(v̄/v)
-    log_ratio = support.log_typical - log_variance
+    log_ratio = support.log_typical - log_own
     more = form.far_weight - form.near_weight
     relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)

@@ -290,7 +290,7 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     def stand_in(atoms, call):
         keys = np.concatenate([np.empty(0, np.uint64), *atoms.kept_keys[0]])
         if call < 3:
-            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_variance) if call == 1 else keys
+            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_own_sum) if call == 1 else keys
         chosen = (
             keys
             <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
@@ -303,4 +303,4 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     whole.gather()
     assert len(calls) == 3 and len(calls[2][0]) < 35
     assert np.array_equal(whole[0], expected[0]) and len(whole[0]) == 40
-    assert whole.count.tolist() == [200, 0] and whole.log_variance.tolist() == [200.0, 0.0]
+    assert whole.count.tolist() == [200, 0] and whole.log_own_sum.tolist() == [200.0, 0.0]
