@@ -115,7 +115,7 @@ def fit_leverage(
         _fit_moments(readout, atoms, report, form)
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
-        # Until ``fitted`` is True the family predicts as in training; distances are those of the moments already.
+        # Until ``fitted`` is True the family predicts as in training; `Support.distance` is that of the moments.
         tables = by_head(force_errors.collect_validation(readout, validation, report, species, records))
         of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
         training_tables = by_head(of_training)

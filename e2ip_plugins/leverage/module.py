@@ -117,7 +117,7 @@ class Leverage(nn.Module):
             growth, surplus = growth[heads], surplus[heads]
         # Features that are not finite are no features of a training atom.
         whitened = self.whitened(scalars, kinds)
-        leverage = self.distances_of(whitened, kinds, form)
+        leverage = self.leverages_of(whitened, kinds, form)
         leverage = torch.nan_to_num(leverage, nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
             h = mean = leverage.clamp(max=form.max_leverage)
@@ -149,9 +149,10 @@ class Leverage(nn.Module):
 
         It is NaN where features are NaN.
 
-        The fit calls this method by its name, also of the class that a package of `nequip-package` carries.
+        The name is kept, although `Support.distance` is d: the fit also calls this method of the class that a package
+        of `nequip-package` carries.
         """
-        return self.distances_of(self.whitened(scalars, kinds), kinds, form)
+        return self.leverages_of(self.whitened(scalars, kinds), kinds, form)
 
     def whitened(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """Return z/√τ (N, D)."""
@@ -159,19 +160,19 @@ class Leverage(nn.Module):
         offsets = scalars - self.centres.index_select(0, kinds)
         return own_products(offsets, self.whitening, self.axes.index_select(0, kinds))
 
-    def distances_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
+    def leverages_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
         """Return h (N,) of whitened features."""
         numbers = self.at_once_on_gpu if whitened.is_cuda else self.at_once
         atoms = max(1, numbers // max(1, self.region_stretch.shape[1] * self.region_stretch.shape[2]))
         # Compilers fuse the operations: there are no such numbers in memory.
         if is_graph(whitened) or whitened.shape[0] <= atoms:
-            return self._distances(whitened, kinds, form)
+            return self._leverages(whitened, kinds, form)
         parts: List[Tensor] = []
         for start in range(0, whitened.shape[0], atoms):
-            parts.append(self._distances(whitened[start : start + atoms], kinds[start : start + atoms], form))
+            parts.append(self._leverages(whitened[start : start + atoms], kinds[start : start + atoms], form))
         return torch.cat(parts)
 
-    def _distances(self, whitened: Tensor, kinds: Tensor, form: LeverageForm) -> Tensor:
+    def _leverages(self, whitened: Tensor, kinds: Tensor, form: LeverageForm) -> Tensor:
         # The sign is lost in the square. What is gathered has no name, so that it is freed at once.
         deviations = torch.addcmul(
             self.region_offsets.index_select(0, kinds),
