@@ -57,7 +57,7 @@ def fit_leverage(
     training: Optional[Iterable[TrainingBatch]],
     validation: Iterable[ForceErrors],
     species: Sequence[str] = (),
-    constant: bool = False,
+    constant_readout: bool = False,
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
@@ -78,7 +78,7 @@ def fit_leverage(
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str
         Names of the model's species and heads, for messages.
-    constant : bool
+    constant_readout : bool
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
     training_errors : iterable of ForceErrors
@@ -122,14 +122,14 @@ def fit_leverage(
         for head, table in tables.items():
             former = _former(leverage, head) if training is None else None
             atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, former)
-            if constant:
-                constants, std = _fit_constant(readout, atoms_of)
+            if constant_readout:
+                constants, std = _fit_constant_readout(readout, atoms_of)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
                 constants = _fit_growth_and_scale(readout, atoms_of)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
-        report.warn_of_constants(constant, form.prior_growth)
+        report.warn_of_constants(constant_readout, form.prior_growth)
     leverage.fitted.fill_(True)
     if energies is not None:
         fit_energies(readout, energies, report, species, records)
@@ -193,7 +193,7 @@ def _fit_growth_and_scale(readout: Readout, atoms: _AtomsOfHead) -> FittedConsta
     return constants
 
 
-def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstants, Dict[int, float]]:
+def _fit_constant_readout(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
@@ -205,8 +205,8 @@ def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstant
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _constant_samples(family, outputs, table, form, former)
-        trained = _constant_samples(family, outputs, training, form, None) if training else None
+        validation = _samples_of_constant_readout(family, outputs, table, form, former)
+        trained = _samples_of_constant_readout(family, outputs, training, form, None) if training else None
         constants, log_scale = validation.fit_by_species(trained)
         return constants, log_scale, float(validation.log_own[0]), float(validation.law.total_std()[0])
 
@@ -231,7 +231,7 @@ def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstant
     return constants, {kind % per_head: std * math.exp(0.5 * value) for kind, value in log_scale.items()}
 
 
-def _constant_samples(
+def _samples_of_constant_readout(
     family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, former: Optional[Former]
 ) -> Samples:
     """Return samples of atoms that all have the same parameters."""

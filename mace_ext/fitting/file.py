@@ -73,8 +73,8 @@ def fit_file(
             readout.family = readout.settings.build()
         part = (1, 1) if work is None or work.part is None else work.part
         loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size), part)
-        constant = is_constant(net.e2ip_readout)
-        report = fit_model(net, *loaders, constant=constant, on_progress=on_progress, records=records)
+        constant_readout = is_constant(net.e2ip_readout)
+        report = fit_model(net, *loaders, constant_readout=constant_readout, on_progress=on_progress, records=records)
         if report.part is None:
             # On the CPU, or machines without that device could not load what e3nn has compiled.
             save(net.cpu(), output)
@@ -105,6 +105,6 @@ def update_file(
     check_update(readout, frames, model)
     with precision_of(net):
         loader = in_order([Graphs(frames, net, choose_head(model, net, head))], batching(batch_size))
-        report = fit_model(net, None, loader, constant=is_constant(readout), on_progress=on_progress)
+        report = fit_model(net, None, loader, constant_readout=is_constant(readout), on_progress=on_progress)
     save(net.cpu(), output)
     return report

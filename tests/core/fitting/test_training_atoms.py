@@ -184,7 +184,7 @@ def test_validation_configurations_of_a_species_without_training_atoms_say_nothi
     mixed = make_frames(20, seed=2, width=3.0)
     readouts, reports = [make_readout(constant=constant) for _ in range(2)], []
     for readout, validation in zip(readouts, ([*mixed[:3], *known, *mixed[3:]], known), strict=True):
-        reports.append(fit_frames(readout, training, validation, constant=constant))
+        reports.append(fit_frames(readout, training, validation, constant_readout=constant))
     assert reports[0].constants[0].atoms == reports[1].constants[0].atoms == 60
     lacking = "20 validation configurations have species 1, of which there are no training atoms: left out"
     assert lacking in reports[0].warnings
