@@ -19,7 +19,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting import force_errors
-from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
+from e2ip_plugins.fitting.constants import FittedConstants, PreviousFit, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
 from e2ip_plugins.fitting.force_errors import AtomTable, ForceErrors, by_head, kinds_of, parameters_of
 from e2ip_plugins.fitting.records import TRAINING, Records, recorded
@@ -120,8 +120,8 @@ def fit_leverage(
         of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
         training_tables = by_head(of_training)
         for head, table in tables.items():
-            former = _former(leverage, head) if training is None else None
-            atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, former)
+            previous = _previous_fit(leverage, head) if training is None else None
+            atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, previous)
             if constant_readout:
                 constants, std = _fit_constant_readout(readout, atoms_of)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
@@ -166,10 +166,10 @@ def _fit_moments(readout: Readout, atoms: TrainingAtoms, report: FitReport, form
     report.regions = int(leverage.regions().sum())
 
 
-def _former(leverage: Leverage, head: int) -> Former:
-    """Return what a fit before has put into the leverage."""
+def _previous_fit(leverage: Leverage, head: int) -> PreviousFit:
+    """Return what the previous fit has put into the leverage."""
     log_scale = leverage.log_factor.cpu().double().clone().numpy()
-    return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
+    return PreviousFit(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
 
 
 class _AtomsOfHead(NamedTuple):
@@ -179,14 +179,14 @@ class _AtomsOfHead(NamedTuple):
     validation: AtomTable
     training: Optional[AtomTable]
     form: LeverageForm
-    former: Optional[Former]
+    previous: Optional[PreviousFit]
 
 
 def _fit_growth_and_scale(readout: Readout, atoms: _AtomsOfHead) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
-    head, table, training, form, former = atoms
+    head, table, training, form, previous = atoms
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form, former)
+    validation = Samples(family, parameters_of(readout, table), table, form, previous)
     trained = Samples(family, parameters_of(readout, training), training, form) if training else None
     constants = validation.fit(trained)
     readout.leverage.log_factor[kinds_of(readout.leverage, head)] = constants.log_scale
@@ -199,29 +199,29 @@ def _fit_constant_readout(readout: Readout, atoms: _AtomsOfHead) -> Tuple[Fitted
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
-    head, table, training, form, former = atoms
+    head, table, training, form, previous = atoms
 
     def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _samples_of_constant_readout(family, outputs, table, form, former)
+        validation = _samples_of_constant_readout(family, outputs, table, form, previous)
         trained = _samples_of_constant_readout(family, outputs, training, form, None) if training else None
         constants, log_scale = validation.fit_by_species(trained)
         return constants, log_scale, float(validation.log_own[0]), float(validation.law.total_std()[0])
 
     trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
-    if former is not None:  # few configurations do not tell how heavy the tails are
+    if previous is not None:  # few configurations do not tell how heavy the tails are
         candidates = (tuple(trunk.out.bias[: family.num_scalars].tolist()),)
     fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
     constants, log_scale, log_own, std = fits[best]
     kinds, before = kinds_of(leverage, head), np.zeros(len(leverage.log_factor))
-    if former is None:
+    if previous is None:
         trunk.make_constant(best)
         leverage.log_variance[kinds] = log_own
     else:
-        before = former.log_scale
+        before = previous.log_scale
     # A species that only the training set has gets the mean of the others, or changes as they do.
     log_factor = before[kinds] + np.mean([value - before[kind] for kind, value in log_scale.items()])
     leverage.log_factor[kinds] = torch.from_numpy(log_factor).to(leverage.log_factor)
@@ -232,10 +232,10 @@ def _fit_constant_readout(readout: Readout, atoms: _AtomsOfHead) -> Tuple[Fitted
 
 
 def _samples_of_constant_readout(
-    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, former: Optional[Former]
+    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, previous: Optional[PreviousFit]
 ) -> Samples:
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     log_own = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": log_own.numpy()}, form, former)
+    return Samples(family, parameters, {**table, "typical": log_own.numpy()}, form, previous)
