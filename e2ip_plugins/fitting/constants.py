@@ -115,14 +115,20 @@ class Samples:
         self.form = form if previous is None else form._replace(prior_growth=previous.growth)
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
         self.log_own = family.log_variance(tensors)
-        zero, kept_surplus = _single(0.0), _single(0.0 if previous is None else previous.surplus)
-        distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
+        zero, distance = _single(0.0), torch.from_numpy(table["distance"])
         self.support = Support(
-            zero, distance, zero, kept_surplus, typical, torch.zeros_like(distance), torch.tensor(True), zero
+            distance=distance,
+            surplus=zero if previous is None else _single(previous.surplus),
+            log_typical=torch.from_numpy(table["typical"]),
+            log_scale=torch.zeros_like(distance),
+            fitted=torch.tensor(True),
+            growth=zero,  # `nll_by_configuration` fills it in
+            leverage=zero,  # neither this one nor the next is read
+            whitened=zero,
         )
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
-        self.trained = law_of(family, parameters)
+        self.law_of_training = law_of(family, parameters)
         self.law = law_of(family, {name: values.numpy() for name, values in shaped.items()})
         self.kinds = table["kinds"].astype(int)
         _, self.frames = np.unique(table["frames"], return_inverse=True)
@@ -139,9 +145,9 @@ class Samples:
         log_base, excess = inflate(support, self.log_own, self.form)
         return self._sums(self.law, (log_base + torch.log1p(excess)).numpy())
 
-    def _sums(self, law: Law, log_factor: np.ndarray) -> np.ndarray:
-        # A factor on the covariance is a factor on the unit of the error.
-        nll = law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
+    def _sums(self, law: Law, log_total: np.ndarray) -> np.ndarray:
+        # The total factor on the covariance is one on the unit of the error.
+        nll = law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_total)[:, None]) + 1.5 * log_total
         return self.weight * np.bincount(self.frames, nll)
 
     def fit(self, training: Optional["Samples"] = None) -> FittedConstants:
@@ -265,7 +271,7 @@ class Samples:
     def _nll_before(self) -> np.ndarray:
         """Return the weighted NLL of every configuration with the previous fit, or without the leverage."""
         if self.previous is None:
-            return self._sums(self.trained, self.support.log_scale.numpy())
+            return self._sums(self.law_of_training, self.support.log_scale.numpy())
         samples = self._replace(log_scale=torch.from_numpy(self.previous.log_scale[self.kinds]))
         return samples.nll_by_configuration(np.array([math.log(self.previous.growth), 0.0]))
 

@@ -186,9 +186,9 @@ def _fit_growth_and_scale(readout: Readout, atoms: _AtomsOfHead) -> FittedConsta
     """Return the constants, and put what is by kind into the leverage's buffers."""
     head, table, training, form, previous = atoms
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form, previous)
-    trained = Samples(family, parameters_of(readout, training), training, form) if training else None
-    constants = validation.fit(trained)
+    validation_atoms = Samples(family, parameters_of(readout, table), table, form, previous)
+    training_atoms = Samples(family, parameters_of(readout, training), training, form) if training else None
+    constants = validation_atoms.fit(training_atoms)
     readout.leverage.log_factor[kinds_of(readout.leverage, head)] = constants.log_scale
     return constants
 
@@ -205,10 +205,10 @@ def _fit_constant_readout(readout: Readout, atoms: _AtomsOfHead) -> Tuple[Fitted
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _samples_of_constant_readout(family, outputs, table, form, previous)
-        trained = _samples_of_constant_readout(family, outputs, training, form, None) if training else None
-        constants, log_scale = validation.fit_by_species(trained)
-        return constants, log_scale, float(validation.log_own[0]), float(validation.law.total_std()[0])
+        validation_atoms = _samples_of_constant_readout(family, outputs, table, form, previous)
+        training_atoms = _samples_of_constant_readout(family, outputs, training, form, None) if training else None
+        constants, log_scale = validation_atoms.fit_by_species(training_atoms)
+        return constants, log_scale, float(validation_atoms.log_own[0]), float(validation_atoms.law.total_std()[0])
 
     trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
     if previous is not None:  # few configurations do not tell how heavy the tails are

@@ -64,7 +64,7 @@ class Leverage(nn.Module):
     at_once_on_gpu: Final[int] = 2**24
     centres: Tensor  # (kinds, D): μ
     log_variance: Tensor  # (kinds,): ln v̄, `Support.log_typical`; files have the old name
-    log_factor: Tensor  # (kinds,): `Support.log_scale`; MACE cuts tensors with "scale" in their names
+    log_factor: Tensor  # (kinds,): `Support.log_scale`, the fitted one; MACE cuts tensors with "scale" in their names
     growth: Tensor  # (heads,)
     surplus: Tensor  # (heads,)
     fitted: Tensor
