@@ -68,11 +68,11 @@ class Leverage(nn.Module):
     growth: Tensor  # (heads,)
     surplus: Tensor  # (heads,)
     fitted: Tensor
-    whitening: Tensor  # (D, A, D): Uᵀ(Λ + ρ)^(-1/2)/√τ of the A kinds that have training atoms
-    axes: Tensor  # (kinds,): index of a kind among those A
+    whitening: Tensor  # (D, A, D): U(Λ + ρ)^(-1/2)/√τ of the A kinds with training atoms; it multiplies rows x - μ
+    axes: Tensor  # (kinds,): index of a kind's matrix among those A; the axes themselves are in the matrix
     region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
     region_offsets: Tensor  # (kinds, R, D)
-    region_norms: Tensor  # (kinds, R): factors that make the mean of h 1, the same for all regions of a kind
+    region_norms: Tensor  # (kinds, R): 2τ of ψ and what makes the mean of h 1, the same for all regions of a kind
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
@@ -192,11 +192,11 @@ class Leverage(nn.Module):
         self.fitted.fill_(False)
         self.energies.reset()
 
-    def resize(self, axes: int, regions: int = 1) -> None:
-        """Make room for the axes of that many kinds and for that many regions of each; the fit before is lost."""
+    def resize(self, num_matrices: int, regions: int = 1) -> None:
+        """Make room for the matrices of that many kinds, and for that many regions of each; the fit before is lost."""
         self.reset()
         kinds, features = self.centres.shape
-        self.whitening = self.centres.new_zeros(features, axes, features)
+        self.whitening = self.centres.new_zeros(features, num_matrices, features)
         self.axes = self.axes.new_zeros(kinds)
         self.region_stretch = self.centres.new_zeros(kinds, regions, features)
         self.region_offsets = self.centres.new_full((kinds, regions, features), NOWHERE)

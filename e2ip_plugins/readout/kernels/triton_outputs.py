@@ -106,16 +106,16 @@ def output_kernel(
     if GROWS:
         evidence = nu - _MIN_NU
         nu = evidence / (far * evidence * (1.0 / EVIDENCE) + 1.0) + _MIN_NU
-        trained = _log1p(1.0 / kappa)
+        log1p_inverse_kappa = _log1p(1.0 / kappa)
         log_base, excess = _inflate(
             distance, tl.load(growth_ptr + head, mask=mask, other=1.0).to(DTYPE),
             tl.load(surplus_ptr + head, mask=mask, other=0.0).to(DTYPE),
             tl.load(log_typical_ptr + kind, mask=mask, other=0.0).to(DTYPE),
             tl.load(log_scale_ptr + kind, mask=mask, other=0.0).to(DTYPE),
-            far, (xx + yy + zz) * (1.0 / 3.0) + trained,
+            far, (xx + yy + zz) * (1.0 / 3.0) + log1p_inverse_kappa,
             NEAR_WEIGHT, FAR_WEIGHT, REMOTE, REACH, REACH_OF_TRAINING, MAX_RATIO,
         )  # fmt: skip
-        shift = tl.where(fitted, trained + log_base, 0.0)
+        shift = tl.where(fitted, log1p_inverse_kappa + log_base, 0.0)
         kappa = tl.where(fitted, 1.0 / excess, kappa)
         xx, yy, zz = xx + shift, yy + shift, zz + shift
         scale = tl.exp(shift)
