@@ -71,9 +71,9 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. Without
-        training atoms (None), a leverage that was fitted before keeps what these say, moments and surplus, and all else
-        is fitted anew.
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms; features and
+        outputs are read by hooks of `record_calls`, not returned. Without training atoms (None), a leverage that was
+        fitted before keeps what these say, moments and surplus, and all else is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str

@@ -11,7 +11,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, in_order, to_standard_error
 from e2ip_plugins.fitting.fit import check_update, is_constant
 from e2ip_plugins.fitting.readout_file import fitted_readout
-from e2ip_plugins.fitting.records import Work, opened
+from e2ip_plugins.fitting.records import Work, records_of
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
@@ -61,7 +61,7 @@ def fit_file(
     """
     net = open_file(model, device)
     head = choose_head(model, net, head)
-    with precision_of(net), opened(work) as records:
+    with precision_of(net), records_of(work) as records:
         train, valid = (Graphs(frames, net, head) for frames in (training, validation))
         readout = find_readout(net)
         if readout is None:
