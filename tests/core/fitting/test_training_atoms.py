@@ -288,14 +288,14 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
         return [stand_in(atoms, len(calls)) for atoms in processes]
 
     def stand_in(atoms, call):
-        keys = np.concatenate([np.empty(0, np.uint64), *atoms.kept_keys[0]])
+        hashes = np.concatenate([np.empty(0, np.uint64), *atoms.kept_hashes[0]])
         if call < 3:
-            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_own_sum) if call == 1 else keys
+            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_own_sum) if call == 1 else hashes
         chosen = (
-            keys
-            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
+            hashes
+            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_hashes[0])]))[39]
         )
-        return keys[chosen], np.concatenate(atoms.kept[0])[chosen] if len(keys) else None
+        return hashes[chosen], np.concatenate(atoms.kept[0])[chosen] if len(hashes) else None
 
     whole = copy.deepcopy(processes[1])
     monkeypatch.setattr(training_atoms, "distributed", lambda: True)
