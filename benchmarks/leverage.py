@@ -217,7 +217,7 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
     for name in data:
         atoms = samples(name)
         support = atoms.support._replace(growth=growth, surplus=surplus)
-        log_factor, excess = inflate(support, atoms.log_variance, form)
+        log_factor, excess = inflate(support, atoms.log_own, form)
         log_scale = atoms.law.log_scale + (log_factor + excess.log1p() + constants.log_scale).numpy()[:, None]
         laws[name] = Elliptical(log_scale, atoms.law.axes, atoms.law.dof, (excess / (1 + excess)).numpy())
     return laws, {"growth": constants.growth, "optimism": constants.optimism}

@@ -10,8 +10,8 @@ from typing import Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 import torch
 
+from e2ip_plugins.active.features import Features
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.features import Features
 from e2ip_plugins.fitting.moments import Moments, leverages, norms_of
 from e2ip_plugins.fitting.training_atoms import TrainingAtoms, TrainingBatch
 from e2ip_plugins.leverage.form import FORM

@@ -8,10 +8,10 @@ from typing import List, Optional, Sequence
 import numpy as np
 from ase import Atoms
 
+from e2ip_plugins.active.features import FeatureModel, Features, check, collect
 from e2ip_plugins.active.scoring import SELECTION_METHODS
 from e2ip_plugins.active.validity import Parts, Validity
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.features import Features, Passes, check, collect
 from e2ip_plugins.predictions.columns import without_labels
 from e2ip_plugins.predictions.fingerprints import fingerprint
 from e2ip_plugins.predictions.labelled import LabelledFrame, bare
@@ -118,13 +118,13 @@ class Selection:
 
 
 def select(
-    model: Passes, training: Sequence[LabelledFrame], candidates: Sequence[Candidate], options: SelectOptions
+    model: FeatureModel, training: Sequence[LabelledFrame], candidates: Sequence[Candidate], options: SelectOptions
 ) -> Selection:
     """Select frames of runs for labelling.
 
     Parameters
     ----------
-    model : Passes
+    model : FeatureModel
         Model with a fitted leverage.
     training : sequence of LabelledFrame
         Frames that the model was trained on.
@@ -182,7 +182,7 @@ def _valid_geometries(
 
 
 def _valid_predictions(
-    model: Passes, candidates: List[Candidate], validity: Validity, rejected: Counter
+    model: FeatureModel, candidates: List[Candidate], validity: Validity, rejected: Counter
 ) -> "tuple[List[Candidate], Optional[Features]]":
     """Return the candidates whose predictions are within the limits, with their features, and count the others."""
     if not candidates:

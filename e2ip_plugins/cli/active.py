@@ -58,8 +58,8 @@ def select_command(
     for path in trajectories:
         frames = checks.read_trajectory(path)
         candidates += [Candidate(frames[index], str(path), index) for index in range(0, len(frames), every)]
-    passes = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
-    selection = select(passes, training, candidates, options)
+    feature_model = checks.opened("passes", host, model, head=head, device=device, batch_size=batch_size)
+    selection = select(feature_model, training, candidates, options)
     with replacing(output) as unfinished:
         ase.io.write(unfinished, selection.marked_frames(), format="extxyz")
     checks.tell(selection)

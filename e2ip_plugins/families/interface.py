@@ -97,7 +97,8 @@ class Family(nn.Module):
     initial_scalars : tuple of float
         Where the 0e coefficients start.
     takes_support : bool
-        Whether, with its options, it grows its covariance with the leverage.
+        Whether, with its options, it grows its covariance with the leverage, that is, takes a `Support`. Those
+        derived from `NIW` do in evidence mode ``leverage``.
     takes_forces : bool
         Whether its 0e coefficients are atoms' shares of energies, in any unit per atom. The family gets the forces of
         these energies instead. It starts from no constants then (``initial_scalars`` is empty): an energy has no zero.

@@ -169,6 +169,7 @@ class NIW(Family):
         else:
             far = torch.where(support.fitted, remoteness(support.distance), 0.0).to(coefficients.dtype)
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
+            # κ is that of training, ν - 5 of the ν before.
             nu = less_evidence(nu, far, self.min_nu)
             shift, kappa = _grown_with_support(log_sigma0, kappa, support, far)
             log_sigma0 = log_sigma0.clone()
@@ -255,9 +256,9 @@ def _grown_with_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far
 
     ``kappa`` is the κ of training, ν - 5 in mode ``leverage``. Without a fit nothing changes: the shift is 0, κ stays.
     """
-    trained = torch.log1p(kappa.reciprocal())
-    log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + trained, far=far)
-    shift = trained + log_base
+    log1p_inverse_kappa = torch.log1p(kappa.reciprocal())
+    log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + log1p_inverse_kappa, far=far)
+    shift = log1p_inverse_kappa + log_base
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from e2ip_plugins.errors import ResumableError
-from e2ip_plugins.fitting.sample import keys_of, smallest, training_subset
+from e2ip_plugins.fitting.sample import hashes_of, smallest, training_subset
 from e2ip_plugins.processes import distributed
 
 #: Seconds between two lines about a pass.
@@ -131,7 +131,7 @@ def _sample(dataset: Dataset) -> Dataset:
         return dataset
     if isinstance(dataset, ConcatDataset):
         return ConcatDataset([_sample(part) for part in dataset.datasets])
-    return Subset(dataset, smallest(keys_of(np.arange(size)), MAX_CONFIGURATIONS).tolist())
+    return Subset(dataset, smallest(hashes_of(np.arange(size)), MAX_CONFIGURATIONS).tolist())
 
 
 class Pass(Generic[Item]):

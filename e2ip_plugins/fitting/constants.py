@@ -35,8 +35,8 @@ SCALE_CHANGE, SPECIES_CHANGE = 1.0, 0.5
 _STEP = 1e-2
 
 
-class Former(NamedTuple):
-    """What a fit before found for a head; constants that are fitted anew to few configurations are expected near it.
+class PreviousFit(NamedTuple):
+    """What the previous fit found for a head: constants fitted anew to few configurations are expected near it.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class FittedConstants:
         Its standard error.
     nll : tuple of float
         Mean over the atoms that were fitted to, in nats for a density in (eV/Å)⁻³: without the leverage, or where
-        constants are fitted anew, with the former ones; and with the fitted constants.
+        constants are fitted anew, with those of the previous fit; and with the fitted constants.
     configurations, atoms : int
         Number of those with finite reference forces.
     optimism, optimism_error : float
@@ -99,8 +99,8 @@ class Samples:
         Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
         `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
-    former : Former, optional
-        A fit before this one.
+    previous : PreviousFit, optional
+        The fit before this one.
     """
 
     def __init__(
@@ -109,20 +109,26 @@ class Samples:
         parameters: Dict[str, np.ndarray],
         table: Dict[str, np.ndarray],
         form: LeverageForm = FORM,
-        former: Optional[Former] = None,
+        previous: Optional[PreviousFit] = None,
     ) -> None:
-        self.residual, self.former = table["residual"], former
-        self.form = form if former is None else form._replace(prior_growth=former.growth)
+        self.residual, self.previous = table["residual"], previous
+        self.form = form if previous is None else form._replace(prior_growth=previous.growth)
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
-        self.log_variance = family.log_variance(tensors)
-        zero, kept_surplus = _single(0.0), _single(0.0 if former is None else former.surplus)
-        distance, typical = torch.from_numpy(table["distance"]), torch.from_numpy(table["typical"])
+        self.log_own = family.log_variance(tensors)
+        zero, distance = _single(0.0), torch.from_numpy(table["distance"])
         self.support = Support(
-            zero, distance, zero, kept_surplus, typical, torch.zeros_like(distance), torch.tensor(True), zero
+            distance=distance,
+            surplus=zero if previous is None else _single(previous.surplus),
+            log_typical=torch.from_numpy(table["typical"]),
+            log_scale=torch.zeros_like(distance),
+            fitted=torch.tensor(True),
+            growth=zero,  # `nll_by_configuration` fills it in
+            leverage=zero,  # neither this one nor the next is read
+            whitened=zero,
         )
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
-        self.trained = law_of(family, parameters)
+        self.law_of_training = law_of(family, parameters)
         self.law = law_of(family, {name: values.numpy() for name, values in shaped.items()})
         self.kinds = table["kinds"].astype(int)
         _, self.frames = np.unique(table["frames"], return_inverse=True)
@@ -136,12 +142,12 @@ class Samples:
         """Return the weighted negative log likelihood of every configuration, at (ln a, ln scale)."""
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
-        log_base, excess = inflate(support, self.log_variance, self.form)
+        log_base, excess = inflate(support, self.log_own, self.form)
         return self._sums(self.law, (log_base + torch.log1p(excess)).numpy())
 
-    def _sums(self, law: Law, log_factor: np.ndarray) -> np.ndarray:
-        # A factor on the covariance is a factor on the unit of the error.
-        nll = law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_factor)[:, None]) + 1.5 * log_factor
+    def _sums(self, law: Law, log_total: np.ndarray) -> np.ndarray:
+        # The total factor on the covariance is one on the unit of the error.
+        nll = law.negative_log_likelihood(self.residual * np.exp(-0.5 * log_total)[:, None]) + 1.5 * log_total
         return self.weight * np.bincount(self.frames, nll)
 
     def fit(self, training: Optional["Samples"] = None) -> FittedConstants:
@@ -176,7 +182,7 @@ class Samples:
         """
         kinds, index = np.unique(self.kinds, return_inverse=True)
         square = np.bincount(index, np.square(self.residual).mean(-1)) / np.bincount(index)
-        start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_variance.numpy()) / np.bincount(index)
+        start = np.log(square.clip(min=1e-12)) - np.bincount(index, self.log_own.numpy()) / np.bincount(index)
 
         def scaled(samples: Samples, index: np.ndarray, constants: np.ndarray) -> Samples:
             return samples._replace(log_scale=torch.from_numpy(np.append(constants[1:], constants[1:].mean())[index]))
@@ -230,8 +236,8 @@ class Samples:
         return other
 
     def _with_surplus(self, optimism: float) -> "Samples":
-        """Return the same samples with the surplus that follows from an optimism, or with that of a fit before."""
-        return self if self.former else self._replace(surplus=_single(surplus(optimism, self.form)))
+        """Return the same samples with the surplus that follows from an optimism, or with that of the previous fit."""
+        return self if self.previous else self._replace(surplus=_single(surplus(optimism, self.form)))
 
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
@@ -239,9 +245,9 @@ class Samples:
 
     def _prior_of_scale(self, log_scale: np.ndarray) -> float:
         """Return the negative logarithm of the prior of log-scales: one for all kinds, or for each of those present."""
-        if self.former is None:
+        if self.previous is None:
             return 0.0
-        change = log_scale - self.former.log_scale[np.unique(self.kinds)]
+        change = log_scale - self.previous.log_scale[np.unique(self.kinds)]
         common = change.mean()
         return 0.5 * float((common / SCALE_CHANGE) ** 2 + np.square((change - common) / SPECIES_CHANGE).sum())
 
@@ -263,11 +269,11 @@ class Samples:
         )
 
     def _nll_before(self) -> np.ndarray:
-        """Return the weighted NLL of every configuration with the former constants, or without the leverage."""
-        if self.former is None:
-            return self._sums(self.trained, self.support.log_scale.numpy())
-        samples = self._replace(log_scale=torch.from_numpy(self.former.log_scale[self.kinds]))
-        return samples.nll_by_configuration(np.array([math.log(self.former.growth), 0.0]))
+        """Return the weighted NLL of every configuration with the previous fit, or without the leverage."""
+        if self.previous is None:
+            return self._sums(self.law_of_training, self.support.log_scale.numpy())
+        samples = self._replace(log_scale=torch.from_numpy(self.previous.log_scale[self.kinds]))
+        return samples.nll_by_configuration(np.array([math.log(self.previous.growth), 0.0]))
 
     def _standard_errors(self, constants: np.ndarray, directions: np.ndarray) -> np.ndarray:
         """Return the standard errors along directions (K, 2), by the sandwich estimator over configurations.
@@ -285,7 +291,7 @@ class Samples:
         for i, j in itertools.combinations(range(len(directions)), 2):
             d, e = directions[i], directions[j]
             curvature[i, j] = curvature[j, i] = (at(d + e) - at(d - e) - at(e - d) + at(-d - e)).sum() / 4.0
-        of_scale = SCALE_CHANGE**-2 if self.former else 0.0
+        of_scale = SCALE_CHANGE**-2 if self.previous else 0.0
         prior = directions @ np.diag([self.form.prior_width**-2, of_scale]) @ directions.T
         return self._sandwich(score, curvature / _STEP**2, prior)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting import force_errors
-from e2ip_plugins.fitting.constants import FittedConstants, Former, Samples
+from e2ip_plugins.fitting.constants import FittedConstants, PreviousFit, Samples
 from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
 from e2ip_plugins.fitting.force_errors import AtomTable, ForceErrors, by_head, kinds_of, parameters_of
 from e2ip_plugins.fitting.records import TRAINING, Records, recorded
@@ -57,7 +57,7 @@ def fit_leverage(
     training: Optional[Iterable[TrainingBatch]],
     validation: Iterable[ForceErrors],
     species: Sequence[str] = (),
-    constant: bool = False,
+    constant_readout: bool = False,
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
@@ -71,14 +71,14 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. Without
-        training atoms (None), a leverage that was fitted before keeps what these say, moments and surplus, and all else
-        is fitted anew.
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms; features and
+        outputs are read by hooks of `record_calls`, not returned. Without training atoms (None), a leverage that was
+        fitted before keeps what these say, moments and surplus, and all else is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
     species, heads : sequence of str
         Names of the model's species and heads, for messages.
-    constant : bool
+    constant_readout : bool
         For a readout whose trunks are constant (`Trunk.make_constant`): fit its 0e coefficients, too, and a scale for
         every species. This is what a model gets that was trained without a readout.
     training_errors : iterable of ForceErrors
@@ -115,21 +115,21 @@ def fit_leverage(
         _fit_moments(readout, atoms, report, form)
         report.warn_of_species(leverage.centres.shape[1], species)
     if readout.family.takes_support:
-        # Until ``fitted`` is True the family predicts as in training; distances are those of the moments already.
+        # Until ``fitted`` is True the family predicts as in training; `Support.distance` is that of the moments.
         tables = by_head(force_errors.collect_validation(readout, validation, report, species, records))
         of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
         training_tables = by_head(of_training)
         for head, table in tables.items():
-            former = _former(leverage, head) if training is None else None
-            atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, former)
-            if constant:
-                constants, std = _fit_constant(readout, atoms_of)
+            previous = _previous_fit(leverage, head) if training is None else None
+            atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, previous)
+            if constant_readout:
+                constants, std = _fit_constant_readout(readout, atoms_of)
                 report.species_std[head] = {species_name(kind, species): value for kind, value in std.items()}
             else:
                 constants = _fit_growth_and_scale(readout, atoms_of)
             report.constants[head] = constants
             leverage.growth[head], leverage.surplus[head] = constants.growth, constants.surplus
-        report.warn_of_constants(constant, form.prior_growth)
+        report.warn_of_constants(constant_readout, form.prior_growth)
     leverage.fitted.fill_(True)
     if energies is not None:
         fit_energies(readout, energies, report, species, records)
@@ -143,10 +143,10 @@ def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records
     with force_errors.record_calls(readout) as call:
 
         def make(batch: TrainingBatch) -> Record:
-            log_variance = torch.zeros(len(call["kinds"]))
+            log_own = torch.zeros(len(call["kinds"]))
             if readout.family.takes_support:
-                log_variance = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()
-            return atoms.record(call["scalars"], call["kinds"], log_variance, batch)
+                log_own = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()
+            return atoms.record(call["scalars"], call["kinds"], log_own, batch)
 
         for record in recorded(records, TRAINING, training, make):
             atoms.take(record)
@@ -166,10 +166,10 @@ def _fit_moments(readout: Readout, atoms: TrainingAtoms, report: FitReport, form
     report.regions = int(leverage.regions().sum())
 
 
-def _former(leverage: Leverage, head: int) -> Former:
-    """Return what a fit before has put into the leverage."""
+def _previous_fit(leverage: Leverage, head: int) -> PreviousFit:
+    """Return what the previous fit has put into the leverage."""
     log_scale = leverage.log_factor.cpu().double().clone().numpy()
-    return Former(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
+    return PreviousFit(float(leverage.growth[head]), float(leverage.surplus[head]), log_scale)
 
 
 class _AtomsOfHead(NamedTuple):
@@ -179,49 +179,49 @@ class _AtomsOfHead(NamedTuple):
     validation: AtomTable
     training: Optional[AtomTable]
     form: LeverageForm
-    former: Optional[Former]
+    previous: Optional[PreviousFit]
 
 
 def _fit_growth_and_scale(readout: Readout, atoms: _AtomsOfHead) -> FittedConstants:
     """Return the constants, and put what is by kind into the leverage's buffers."""
-    head, table, training, form, former = atoms
+    head, table, training, form, previous = atoms
     family = readout.family
-    validation = Samples(family, parameters_of(readout, table), table, form, former)
-    trained = Samples(family, parameters_of(readout, training), training, form) if training else None
-    constants = validation.fit(trained)
+    validation_atoms = Samples(family, parameters_of(readout, table), table, form, previous)
+    training_atoms = Samples(family, parameters_of(readout, training), training, form) if training else None
+    constants = validation_atoms.fit(training_atoms)
     readout.leverage.log_factor[kinds_of(readout.leverage, head)] = constants.log_scale
     return constants
 
 
-def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstants, Dict[int, float]]:
+def _fit_constant_readout(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstants, Dict[int, float]]:
     """Fit the 0e coefficients that the trunk gives to every atom, too, and a scale for every species.
 
     Also returns the standard deviation at leverage 1 by species, in eV/Å.
     """
     leverage, family = readout.leverage, readout.family
-    head, table, training, form, former = atoms
+    head, table, training, form, previous = atoms
 
     def fitted(scalars: Tuple[float, ...]) -> Tuple[FittedConstants, Dict[int, float], float, float]:
         coefficients = torch.zeros(1, family.num_columns(), dtype=torch.float64)
         coefficients[0, : family.num_scalars] = torch.tensor(scalars, dtype=torch.float64)
         outputs = family(coefficients, readout.force_unit.double().cpu())
-        validation = _constant_samples(family, outputs, table, form, former)
-        trained = _constant_samples(family, outputs, training, form, None) if training else None
-        constants, log_scale = validation.fit_by_species(trained)
-        return constants, log_scale, float(validation.log_variance[0]), float(validation.law.total_std()[0])
+        validation_atoms = _samples_of_constant_readout(family, outputs, table, form, previous)
+        training_atoms = _samples_of_constant_readout(family, outputs, training, form, None) if training else None
+        constants, log_scale = validation_atoms.fit_by_species(training_atoms)
+        return constants, log_scale, float(validation_atoms.log_own[0]), float(validation_atoms.law.total_std()[0])
 
     trunk, candidates = cast(Trunk, readout.trunks[head]), family.constant_scalars()
-    if former is not None:  # few configurations do not tell how heavy the tails are
+    if previous is not None:  # few configurations do not tell how heavy the tails are
         candidates = (tuple(trunk.out.bias[: family.num_scalars].tolist()),)
     fits = {scalars: fitted(scalars) for scalars in candidates}
     best = min(fits, key=lambda scalars: fits[scalars][0].nll[1])
-    constants, log_scale, variance, std = fits[best]
+    constants, log_scale, log_own, std = fits[best]
     kinds, before = kinds_of(leverage, head), np.zeros(len(leverage.log_factor))
-    if former is None:
+    if previous is None:
         trunk.make_constant(best)
-        leverage.log_variance[kinds] = variance
+        leverage.log_variance[kinds] = log_own
     else:
-        before = former.log_scale
+        before = previous.log_scale
     # A species that only the training set has gets the mean of the others, or changes as they do.
     log_factor = before[kinds] + np.mean([value - before[kind] for kind, value in log_scale.items()])
     leverage.log_factor[kinds] = torch.from_numpy(log_factor).to(leverage.log_factor)
@@ -231,11 +231,11 @@ def _fit_constant(readout: Readout, atoms: _AtomsOfHead) -> Tuple[FittedConstant
     return constants, {kind % per_head: std * math.exp(0.5 * value) for kind, value in log_scale.items()}
 
 
-def _constant_samples(
-    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, former: Optional[Former]
+def _samples_of_constant_readout(
+    family: Family, outputs: Dict[str, Tensor], table: AtomTable, form: LeverageForm, previous: Optional[PreviousFit]
 ) -> Samples:
     """Return samples of atoms that all have the same parameters."""
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
-    variance = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": variance.numpy()}, form, former)
+    log_own = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
+    return Samples(family, parameters, {**table, "typical": log_own.numpy()}, form, previous)

@@ -20,7 +20,7 @@ from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.scores import references
 
 #: Columns (N, …) of atoms by name: ``residual``, ``forces``, ``frames``, ``heads``, ``kinds``, ``distance``,
-#: ``typical`` (the log-variance of the species) and the parameters of the family.
+#: ``typical`` (`Support.log_typical`) and the parameters of the family.
 AtomTable = Dict[str, np.ndarray]
 
 

@@ -161,7 +161,7 @@ class Records:
 
 
 @contextmanager
-def opened(work: Optional[Work]) -> Iterator[Optional[Records]]:
+def records_of(work: Optional[Work]) -> Iterator[Optional[Records]]:
     """Yield the records of a fit, or None where none are wanted; finish them afterwards, unless there is an error."""
     if work is None:
         yield None

@@ -163,7 +163,7 @@ class FitReport:
                     "depend on it): was the model trained on stresses, and do the reference's have Pulay stress?"
                 )
 
-    def warn_of_constants(self, constant: bool, prior_growth: float) -> None:
+    def warn_of_constants(self, constant_readout: bool, prior_growth: float) -> None:
         """Add warnings about few validation configurations, or none, and about those that are described worse."""
         for head, c in self.constants.items():
             if c.configurations < FEW_CONFIGURATIONS:
@@ -172,7 +172,7 @@ class FitReport:
                     "can hardly tell how large the error bars must be: give some dozens"
                 )
             # The growth being for frames unlike them, they may be described a little worse, which the report shows.
-            if not constant and c.nll[1] > c.nll[0] + NLL_RISE:
+            if not constant_readout and c.nll[1] > c.nll[0] + NLL_RISE:
                 before = "without leverage" if self.atoms else _UPDATE[1]
                 self.warnings.append(
                     f"the validation configurations ({c.configurations}){self.of_head(head)} are described worse "

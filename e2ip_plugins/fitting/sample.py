@@ -6,33 +6,33 @@ import numpy as np
 TRAINING_PER_VALIDATION = 4
 
 
-def keys_of(numbers: np.ndarray) -> np.ndarray:
-    """Return keys (n,) uint64 of numbers (n,): the same for a number everywhere, without any order among them.
+def hashes_of(numbers: np.ndarray) -> np.ndarray:
+    """Return hashes (n,) uint64 of numbers (n,): the same for a number everywhere, without any order among them.
 
-    Of many numbers, those with the smallest keys are a sample. That of several parts together is among the samples of
+    Of many numbers, those with the smallest hashes are a sample. That of several parts together is among the samples of
     the parts. (SplitMix64, by Steele, Lea and Flood.)
 
-    >>> keys_of(np.array([0, 1, 2])).argsort().tolist()
+    >>> hashes_of(np.array([0, 1, 2])).argsort().tolist()
     [2, 1, 0]
     """
-    keys = (np.asarray(numbers).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
+    hashes = (np.asarray(numbers).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashes ^ (hashes >> np.uint64(31))
 
 
-def keys_of_atoms(frames: np.ndarray) -> np.ndarray:
-    """Return a key (N,) for every atom, from the number (N,) of its frame; atoms of a frame follow each other."""
+def hashes_of_atoms(frames: np.ndarray) -> np.ndarray:
+    """Return a hash (N,) for every atom, from the number (N,) of its frame; atoms of a frame follow each other."""
     _, first, index = np.unique(frames, return_index=True, return_inverse=True)
     place = np.arange(len(frames)) - first[index]
-    return keys_of(keys_of(frames) + place.astype(np.uint64))
+    return hashes_of(hashes_of(frames) + place.astype(np.uint64))
 
 
-def smallest(keys: np.ndarray, number: int) -> np.ndarray:
-    """Return the places, in order, of as many of the smallest keys (n,)."""
-    if len(keys) <= number:
-        return np.arange(len(keys))
-    return np.sort(np.argpartition(keys, number - 1)[:number])
+def smallest(hashes: np.ndarray, number: int) -> np.ndarray:
+    """Return the places, in order, of as many of the smallest hashes (n,)."""
+    if len(hashes) <= number:
+        return np.arange(len(hashes))
+    return np.sort(np.argpartition(hashes, number - 1)[:number])
 
 
 def training_subset(training: int, validation: int) -> range:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.moments import Moments
-from e2ip_plugins.fitting.sample import keys_of_atoms, smallest
+from e2ip_plugins.fitting.sample import hashes_of_atoms, smallest
 from e2ip_plugins.leverage.form import FORM, LeverageForm
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.processes import distributed, gather_objects
@@ -47,17 +47,17 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
     """Features (n, D) of training atoms, by kind (head and species).
 
     They are put together when they are asked for, in an order that does not depend on that of the data. Of every kind
-    the atoms with the smallest keys are kept (`e2ip_plugins.fitting.sample`), as many as have room, whatever batches,
-    processes and parts there are, and whatever their order.
+    the atoms with the smallest hashes (`e2ip_plugins.fitting.sample`) are kept, as many as have room: whatever their
+    order, and whatever batches, processes and parts there are.
     """
 
     def __init__(self, kinds: int) -> None:
         self.broken = 0
         self.row_bytes = 0
         self.count = np.zeros(kinds, dtype=np.int64)
-        self.log_variance = np.zeros(kinds)
+        self.log_own_sum = np.zeros(kinds)
         self.highest = np.full(kinds, np.iinfo(np.uint64).max, dtype=np.uint64)
-        self.kept_keys: List[List[np.ndarray]] = [[] for _ in range(kinds)]
+        self.kept_hashes: List[List[np.ndarray]] = [[] for _ in range(kinds)]
         self.kept: List[List[np.ndarray]] = [[] for _ in range(kinds)]
 
     @property
@@ -66,23 +66,23 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         share = max(1, len(self)) * max(1, self.row_bytes)
         return max(1, min(MAX_ATOMS, MAX_BYTES // share))
 
-    def record(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> Record:
-        """Return what `take` needs of the atoms of a batch."""
+    def record(self, scalars: Tensor, kinds: Tensor, log_own: Tensor, batch: TrainingBatch) -> Record:
+        """Return what `take` needs of the atoms of a batch; ``log_own`` is ln v (N,), `Family.log_variance`."""
         frames = batch.frames.cpu().numpy()
         counted = np.ones(len(frames), dtype=bool) if batch.counted is None else batch.counted.cpu().numpy()
-        keys = keys_of_atoms(frames)[counted]
+        hashes = hashes_of_atoms(frames)[counted]
         features, of_kind = scalars.cpu().numpy()[counted], kinds.cpu().numpy()[counted]
-        variance = log_variance.cpu().double().numpy()[counted]
-        counts, sums = np.zeros_like(self.count), np.zeros_like(self.log_variance)
+        values = log_own.cpu().double().numpy()[counted]
+        counts, sums = np.zeros_like(self.count), np.zeros_like(self.log_own_sum)
         for kind in np.unique(of_kind):
             mask = of_kind == kind
-            counts[kind], sums[kind] = int(mask.sum()), variance[mask].sum()
-        wanted = keys <= self.highest[of_kind]
+            counts[kind], sums[kind] = int(mask.sum()), values[mask].sum()
+        wanted = hashes <= self.highest[of_kind]
         return {
             "broken": np.array(int((~np.isfinite(features)).any(-1).sum())),
             "count": counts,
-            "log_variance": sums,
-            "keys": keys[wanted],
+            "log_variance": sums,  # the name in files of fits
+            "keys": hashes[wanted],  # likewise
             "kinds": of_kind[wanted],
             "features": features[wanted],
         }
@@ -92,29 +92,29 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         before = self.room
         self.broken += int(record["broken"])
         self.count += record["count"]
-        self.log_variance += record["log_variance"]
+        self.log_own_sum += record["log_variance"]
         features, kinds = record["features"], record["kinds"]
         self.row_bytes = features.itemsize * features.shape[1]
         present = np.unique(kinds)
         for kind in present:
             mask = kinds == kind
-            self.kept_keys[kind].append(record["keys"][mask])
+            self.kept_hashes[kind].append(record["keys"][mask])
             self.kept[kind].append(features[mask])
         # A kind that is new takes room from all others.
         for kind in present if self.room == before else np.flatnonzero(self.count):
-            if sum(map(len, self.kept_keys[kind])) > _SLACK * self.room:
+            if sum(map(len, self.kept_hashes[kind])) > _SLACK * self.room:
                 self._thin(int(kind))
 
-    def add(self, scalars: Tensor, kinds: Tensor, log_variance: Tensor, batch: TrainingBatch) -> None:
-        """Take in the atoms of a batch: features (N, D), kinds (N,) and log-variances (N,)."""
-        self.take(self.record(scalars, kinds, log_variance, batch))
+    def add(self, scalars: Tensor, kinds: Tensor, log_own: Tensor, batch: TrainingBatch) -> None:
+        """Take in the atoms of a batch: features (N, D), kinds (N,) and ln v (N,)."""
+        self.take(self.record(scalars, kinds, log_own, batch))
 
     def _thin(self, kind: int) -> None:
-        keys = np.concatenate(self.kept_keys[kind])
-        if len(keys) > self.room:
-            chosen = smallest(keys, self.room)
-            self.kept[kind], self.kept_keys[kind] = [np.concatenate(self.kept[kind])[chosen]], [keys[chosen]]
-            self.highest[kind] = keys[chosen].max()
+        hashes = np.concatenate(self.kept_hashes[kind])
+        if len(hashes) > self.room:
+            chosen = smallest(hashes, self.room)
+            self.kept[kind], self.kept_hashes[kind] = [np.concatenate(self.kept[kind])[chosen]], [hashes[chosen]]
+            self.highest[kind] = hashes[chosen].max()
 
     def gather(self) -> None:
         """Take in the atoms of all processes of a distributed training, and thin them for the last time.
@@ -135,18 +135,18 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
             )
 
     def _gather_processes(self) -> None:
-        mine = self.broken, self.row_bytes, self.count, self.log_variance
-        brokens, sizes, counts, variances = zip(*gather_objects(mine), strict=True)
+        mine = self.broken, self.row_bytes, self.count, self.log_own_sum
+        brokens, sizes, counts, log_own_sums = zip(*gather_objects(mine), strict=True)
         self.broken, self.row_bytes = sum(brokens), max(map(int, sizes))
-        self.count, self.log_variance = sum(counts), sum(variances)
+        self.count, self.log_own_sum = sum(counts), sum(log_own_sums)
         for kind in self:
-            # Keys first: no process sends features that are not going to be kept.
-            keys = np.concatenate([np.empty(0, np.uint64), *self.kept_keys[kind]])
-            of_all = np.concatenate(gather_objects(keys))
+            # Hashes first: no process sends features that are not going to be kept.
+            hashes = np.concatenate([np.empty(0, np.uint64), *self.kept_hashes[kind]])
+            of_all = np.concatenate(gather_objects(hashes))
             highest = of_all[smallest(of_all, self.room)].max()
-            kept = np.concatenate(self.kept[kind])[keys <= highest] if len(keys) else None
-            parts = gather_objects((keys[keys <= highest], kept))
-            self.kept_keys[kind] = [part for part, _ in parts]
+            kept = np.concatenate(self.kept[kind])[hashes <= highest] if len(hashes) else None
+            parts = gather_objects((hashes[hashes <= highest], kept))
+            self.kept_hashes[kind] = [part for part, _ in parts]
             self.kept[kind] = [part for _, part in parts if part is not None]
 
     def __getitem__(self, kind: int) -> np.ndarray:
@@ -163,8 +163,8 @@ class TrainingAtoms(Mapping[int, np.ndarray]):
         """Put the moments into the leverage's buffers; return `Moments.weight` of every kind."""
         moments = Moments(self, form, leverage.species_per_head())
         # Of kinds without atoms what is typical of all others: a variance has a unit, and 1 of it is no guess.
-        leverage.log_variance.fill_(float(self.log_variance.sum() / self.count.sum()))
+        leverage.log_variance.fill_(float(self.log_own_sum.sum() / self.count.sum()))
         for kind in self:
-            leverage.log_variance[kind] = self.log_variance[kind] / self.count[kind]
+            leverage.log_variance[kind] = self.log_own_sum[kind] / self.count[kind]
         moments.store(leverage, self)
         return {kind: moments.weight(kind) for kind in self}

@@ -1,4 +1,11 @@
-r"""The form of the leverage: its formulas, and every constant of the formulas below.
+r"""The form of the leverage: its formulas, and every constant of them that was tuned.
+
+Symbols and their names in the code::
+
+    h, d    leverage and distance of `Support`     a        growth
+    g       `remoteness`, ``far``                  r(d)     `reach`, with the exponent `LeverageForm.reach`
+    v, v̄    ``log_own`` and ``log_typical``        o        optimism; tanh(s o) is the surplus
+    κ       1/excess: `inflate` in `NIW.forward`   ρ, τ, …  fields of `LeverageForm`
 
 Leverage of an atom. μ and C = U Λ Uᵀ are mean and covariance of the D invariant features of the training atoms of the
 same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`)::
@@ -10,7 +17,7 @@ statistics, a squared Mahalanobis distance. ψ(t) is t for small deviations and 
 deviations: nonlinear features run away from a narrow training set much faster than errors do.
 
 Regions. A kind that lives in several regions r (phases, sites) has a mean and standard deviations of its own in each,
-along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-p): the near regions count.
+along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-q): the near regions count.
 
 Growth. A force is a derivative of the energies of an atom and its neighbours. h̄ is the mean of h over these, with the
 cutoff envelope w_ij as weights. Everything below depends on the distance d, which is 2 on average over training atoms;
@@ -18,14 +25,14 @@ g says how far out an atom is::
 
     h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   g(d) = (d/d_g)^4 / (1 + (d/d_g)^4).
 
-The predicted standard deviation grows by the factor (1 + a r(d)) / (1 + a r(2)). Near the training set r(d) is d, far
-from it a power p of d: r(d) = d (1 + (d/d_g)²)^((p-1)/2).
+The predicted standard deviation grows with G = 1 + a r(d). Near the training set r(d) is d, far from it a power p of d:
+r(d) = d (1 + (d/d_g)²)^((p-1)/2). The divisor 1 + a r(2), which is G at d = 2, acts on the covariance as a whole
+and not on κ (see "Total").
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
-mean of v over training atoms of the kind. The growth beyond 1, the squared factor minus 1, is weighted with a power of
-v̄/v::
+mean of v over training atoms of the kind. The excess (below) starts from G² - 1, weighted with a power of v̄/v::
 
-    ((1 + a r(d))² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
+    (G² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
 
 So it multiplies not v but v^(1-w) v̄^w. Near the training set w = 1/2, the geometric mean: a variance that has grown
 by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad they
@@ -48,12 +55,19 @@ of what the model predicts. The covariance of atoms unlike the training set gets
 Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
 returns it, and in mode ``leverage`` κ = 1/excess::
 
-    excess = (1 + ((1 + a r(d))² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
+    excess = (1 + (G² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
 
-This growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
+With d = 2, a = 2.5 and v = v̄ the excess is 33 and κ is 0.03: nearly all of the covariance counts as epistemic.
+
+Total. In place of v the variance is the following; log_scale is fitted, as a and o are::
+
+    v exp(log_scale) / (1 + a r(2))² (1 + excess).
+
+The growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
 is (1 + leverage) times the noise; κ would be 1/leverage there.
 
-`LeverageForm` holds the constants, `FORM` their values; module, fit and selection take them from here alone.
+`LeverageForm` holds the constants, `FORM` their values; module, fit and selection take them from here alone. Numerical
+safeguards, and where k-means and the fit start, are constants of the files that use them.
 """
 
 import math
@@ -64,7 +78,7 @@ from torch import Tensor
 
 
 class LeverageForm(NamedTuple):
-    """Constants of the leverage.
+    """Constants of the leverage. Kernels and packaged models read them by name: the names are frozen.
 
     Alternatives, such as `FORM._replace(reach=0.7)`, are for studies: models always predict with `FORM`. To change
     it, edit the default here and fit again.
@@ -86,7 +100,7 @@ class LeverageForm(NamedTuple):
     max_regions: int = 64
     #: Share of the kind's covariance in that of a region: between two regions is not outside; rows "regions share …".
     shared: float = 0.1
-    #: p of the weights of regions; rows "regions by the power …". A larger power bends more sharply where regions meet,
+    #: q of the weights of regions; rows "regions by the power …". A larger power bends more sharply where regions meet,
     #: and biased dynamics conserves its energy less well.
     region_power: int = 4
     #: Bounds of h_r in these weights: the sums of powers of `max_regions_of_kind` regions fit into float32.
@@ -97,12 +111,12 @@ class LeverageForm(NamedTuple):
 
     #: d_g: where everything changes that is different far out; rows "remote from …".
     remote: float = 5.0
-    #: p of r(d); rows "reach …".
+    #: p, the exponent in r(d); rows "reach …".
     reach: float = 0.6
     #: w_n and w_f of w; rows "relative …".
     near_weight: float = 0.5
     far_weight: float = 0.8
-    #: c and e of the shape; rows "anisotropy …" and "evidence …".
+    #: c and e of the shape: e is what ν - 5, not κ, is below far out; rows "anisotropy …" and "evidence …".
     anisotropy: float = 0.8
     evidence: float = 2.0
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
@@ -170,6 +184,7 @@ def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
 
 def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
     """Return g (N,) of distances d (N,), from 0 near the training set to 1 far from it."""
+    # The exponent 4, how sharply g rises, is no field: the tables have no rows for others.
     power = distance.pow(4) * form.remote**-4
     return power / (1.0 + power)
 
@@ -185,14 +200,14 @@ def reach_of_training(form: LeverageForm = FORM) -> float:
 
 
 def inflate(
-    support: Support, log_variance: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
+    support: Support, log_own: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
     """Return the factor of a fitted support on a covariance, exp(``log_base``) · (1 + ``excess``); see the module.
 
     Parameters
     ----------
     support : Support
-    log_variance : (N,)
+    log_own : (N,)
         ln v, `Family.log_variance` without support.
     form : LeverageForm
     far : (N,), optional
@@ -207,11 +222,11 @@ def inflate(
     if far is None:
         far = remoteness(support.distance, form)
     # ln(v̄/v)
-    log_ratio = support.log_typical - log_variance
+    log_ratio = support.log_typical - log_own
     more = form.far_weight - form.near_weight
     relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)
-    # ((1 + a r)² - 1) (v̄/v)^w
+    # (G² - 1) (v̄/v)^w
     excess = grown * (grown + 2.0) * relative_variance
     # (1 + excess) exp(g surplus) - 1
     excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))

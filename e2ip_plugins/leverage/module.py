@@ -63,16 +63,16 @@ class Leverage(nn.Module):
     at_once: Final[int] = 2**18
     at_once_on_gpu: Final[int] = 2**24
     centres: Tensor  # (kinds, D): μ
-    log_variance: Tensor  # (kinds,)
-    log_factor: Tensor  # (kinds,): `Support.log_scale`; MACE cuts tensors with "scale" in their names
+    log_variance: Tensor  # (kinds,): ln v̄, `Support.log_typical`; files have the old name
+    log_factor: Tensor  # (kinds,): `Support.log_scale`, the fitted one; MACE cuts tensors with "scale" in their names
     growth: Tensor  # (heads,)
     surplus: Tensor  # (heads,)
     fitted: Tensor
-    whitening: Tensor  # (D, A, D): Uᵀ(Λ + ρ)^(-1/2)/√τ of the A kinds that have training atoms
-    axes: Tensor  # (kinds,): index of a kind among those A
+    whitening: Tensor  # (D, A, D): U(Λ + ρ)^(-1/2)/√τ of the A kinds with training atoms; it multiplies rows x - μ
+    axes: Tensor  # (kinds,): index of a kind's matrix among those A; the axes themselves are in the matrix
     region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
     region_offsets: Tensor  # (kinds, R, D)
-    region_norms: Tensor  # (kinds, R): factors that make the mean of h 1, the same for all regions of a kind
+    region_norms: Tensor  # (kinds, R): 2τ of ψ and what makes the mean of h 1, the same for all regions of a kind
 
     def __init__(self, num_scalars: int, num_species: int, num_heads: int = 1, strictly_local: bool = False) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Leverage(nn.Module):
             growth, surplus = growth[heads], surplus[heads]
         # Features that are not finite are no features of a training atom.
         whitened = self.whitened(scalars, kinds)
-        leverage = self.distances_of(whitened, kinds, form)
+        leverage = self.leverages_of(whitened, kinds, form)
         leverage = torch.nan_to_num(leverage, nan=float("inf"), posinf=float("inf"))
         if neighbours is None:
             h = mean = leverage.clamp(max=form.max_leverage)
@@ -149,9 +149,10 @@ class Leverage(nn.Module):
 
         It is NaN where features are NaN.
 
-        The fit calls this method by its name, also of the class that a package of `nequip-package` carries.
+        The name is kept, although `Support.distance` is d: the fit also calls this method of the class that a package
+        of `nequip-package` carries.
         """
-        return self.distances_of(self.whitened(scalars, kinds), kinds, form)
+        return self.leverages_of(self.whitened(scalars, kinds), kinds, form)
 
     def whitened(self, scalars: Tensor, kinds: Tensor) -> Tensor:
         """Return z/√τ (N, D)."""
@@ -159,19 +160,19 @@ class Leverage(nn.Module):
         offsets = scalars - self.centres.index_select(0, kinds)
         return own_products(offsets, self.whitening, self.axes.index_select(0, kinds))
 
-    def distances_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
+    def leverages_of(self, whitened: Tensor, kinds: Tensor, form: LeverageForm = FORM) -> Tensor:
         """Return h (N,) of whitened features."""
         numbers = self.at_once_on_gpu if whitened.is_cuda else self.at_once
         atoms = max(1, numbers // max(1, self.region_stretch.shape[1] * self.region_stretch.shape[2]))
         # Compilers fuse the operations: there are no such numbers in memory.
         if is_graph(whitened) or whitened.shape[0] <= atoms:
-            return self._distances(whitened, kinds, form)
+            return self._leverages(whitened, kinds, form)
         parts: List[Tensor] = []
         for start in range(0, whitened.shape[0], atoms):
-            parts.append(self._distances(whitened[start : start + atoms], kinds[start : start + atoms], form))
+            parts.append(self._leverages(whitened[start : start + atoms], kinds[start : start + atoms], form))
         return torch.cat(parts)
 
-    def _distances(self, whitened: Tensor, kinds: Tensor, form: LeverageForm) -> Tensor:
+    def _leverages(self, whitened: Tensor, kinds: Tensor, form: LeverageForm) -> Tensor:
         # The sign is lost in the square. What is gathered has no name, so that it is freed at once.
         deviations = torch.addcmul(
             self.region_offsets.index_select(0, kinds),
@@ -191,11 +192,11 @@ class Leverage(nn.Module):
         self.fitted.fill_(False)
         self.energies.reset()
 
-    def resize(self, axes: int, regions: int = 1) -> None:
-        """Make room for the axes of that many kinds and for that many regions of each; the fit before is lost."""
+    def resize(self, num_matrices: int, regions: int = 1) -> None:
+        """Make room for the matrices of that many kinds, and for that many regions of each; the fit before is lost."""
         self.reset()
         kinds, features = self.centres.shape
-        self.whitening = self.centres.new_zeros(features, axes, features)
+        self.whitening = self.centres.new_zeros(features, num_matrices, features)
         self.axes = self.axes.new_zeros(kinds)
         self.region_stretch = self.centres.new_zeros(kinds, regions, features)
         self.region_offsets = self.centres.new_full((kinds, regions, features), NOWHERE)

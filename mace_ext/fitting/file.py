@@ -11,7 +11,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, fit_loaders, in_order, to_standard_error
 from e2ip_plugins.fitting.fit import check_update, is_constant
 from e2ip_plugins.fitting.readout_file import fitted_readout
-from e2ip_plugins.fitting.records import Work, opened
+from e2ip_plugins.fitting.records import Work, records_of
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.settings import Settings, resolve_force_unit
@@ -61,7 +61,7 @@ def fit_file(
     """
     net = open_file(model, device)
     head = choose_head(model, net, head)
-    with precision_of(net), opened(work) as records:
+    with precision_of(net), records_of(work) as records:
         train, valid = (Graphs(frames, net, head) for frames in (training, validation))
         readout = find_readout(net)
         if readout is None:
@@ -73,8 +73,8 @@ def fit_file(
             readout.family = readout.settings.build()
         part = (1, 1) if work is None or work.part is None else work.part
         loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size), part)
-        constant = is_constant(net.e2ip_readout)
-        report = fit_model(net, *loaders, constant=constant, on_progress=on_progress, records=records)
+        constant_readout = is_constant(net.e2ip_readout)
+        report = fit_model(net, *loaders, constant_readout=constant_readout, on_progress=on_progress, records=records)
         if report.part is None:
             # On the CPU, or machines without that device could not load what e3nn has compiled.
             save(net.cpu(), output)
@@ -105,6 +105,6 @@ def update_file(
     check_update(readout, frames, model)
     with precision_of(net):
         loader = in_order([Graphs(frames, net, choose_head(model, net, head))], batching(batch_size))
-        report = fit_model(net, None, loader, constant=is_constant(readout), on_progress=on_progress)
+        report = fit_model(net, None, loader, constant_readout=is_constant(readout), on_progress=on_progress)
     save(net.cpu(), output)
     return report

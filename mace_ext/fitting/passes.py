@@ -68,7 +68,7 @@ def fit_model(
     training: Optional[InOrder],
     validation: InOrder,
     training_subset: Optional[InOrder] = None,
-    constant: bool = False,
+    constant_readout: bool = False,
     on_progress: OnProgress = to_standard_error,
     records: Optional[Records] = None,
 ) -> FitReport:
@@ -84,7 +84,7 @@ def fit_model(
         Without ``training`` (None), see `fit_leverage`.
     training_subset
         The same, of training configurations whose errors are compared with those of the validation set.
-    constant : bool
+    constant_readout : bool
         See `fit_leverage`.
     on_progress : callable
         Takes lines about the progress.
@@ -113,7 +113,7 @@ def fit_model(
             None if training is None else Pass(training, features, TRAINING, on_progress),
             Pass(validation, residuals, "validation set", on_progress),
             species_of(model),
-            constant,
+            constant_readout,
             training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
             heads=model.heads,
             energies=Pass(validation, energies, "energies of the validation set", on_progress),

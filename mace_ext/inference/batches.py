@@ -11,10 +11,10 @@ from mace.tools import AtomicNumberTable
 from mace.tools.torch_geometric import Batch
 from torch import Tensor
 
+from e2ip_plugins.active.features import FeatureModel, required_readout
 from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.fitting.batches import in_order
-from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.fitting.force_errors import record_calls
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -116,7 +116,7 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     return Batches(net if dtype is None else net.to(getattr(torch, dtype)), device, choose_head(path, net, head))
 
 
-def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> FeatureModel:
     """Open a ``.model`` file for passes over features; `InputError` for unknown heads and models without a readout."""
     net = open_file(path, device).eval().requires_grad_(False)
     head = choose_head(path, net, head)
@@ -129,4 +129,4 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
                     run_features(net, batch)
                 yield forces_of(net, batch) if forces else None
 
-    return Passes(str(path), required_readout(find_readout(net), path), run)
+    return FeatureModel(str(path), required_readout(find_readout(net), path), run)

@@ -19,7 +19,7 @@ from e2ip_plugins.files import save
 from e2ip_plugins.fitting.batches import OnProgress, to_standard_error
 from e2ip_plugins.fitting.fit import check_update, is_constant
 from e2ip_plugins.fitting.readout_file import fitted_readout
-from e2ip_plugins.fitting.records import Records, Work, opened
+from e2ip_plugins.fitting.records import Records, Work, records_of
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from nequip_ext.fitting.package import fit_package, wrap_package
@@ -87,7 +87,7 @@ def fit_file(
     """
     refuse_head(head)
     set_global_state()
-    with opened(work) as records:
+    with records_of(work) as records:
         settings: Any = (device, batch_size, on_progress, records)
         if model.name.endswith(".zip"):
             report = fit_package(model, training, validation, output, *settings)

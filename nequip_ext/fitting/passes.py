@@ -66,7 +66,7 @@ def fit_model(
     training: Optional[InOrder],
     validation: InOrder,
     training_subset: Optional[InOrder] = None,
-    constant: bool = False,
+    constant_readout: bool = False,
     on_progress: OnProgress = to_standard_error,
     records: Optional[Records] = None,
 ) -> FitReport:
@@ -81,7 +81,7 @@ def fit_model(
         training every process has its share. Without ``training`` (None), see `e2ip_plugins.fitting.fit.fit_leverage`.
     training_subset : InOrder, optional
         Like ``validation``, of training configurations whose errors are compared with those.
-    constant : bool
+    constant_readout : bool
         See `e2ip_plugins.fitting.fit.fit_leverage`.
     on_progress : callable
         Takes lines about the progress.
@@ -116,7 +116,7 @@ def fit_model(
         None if training is None else Pass(training, features, TRAINING, on_progress),
         Pass(validation, residuals, "validation set", on_progress),
         species=model.type_names,
-        constant=constant,
+        constant_readout=constant_readout,
         training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
         energies=Pass(validation, energies, "energies of the validation set", on_progress),
         records=records,
@@ -136,14 +136,14 @@ def fit_frames(
     readout = find_readout(model)
     assert readout is not None
     valid = Graphs(validation, model, types)
-    constant = is_constant(readout)
+    constant_readout = is_constant(readout)
     if training is None:
         loader = in_order([valid], batching(batch_size))
-        return fit_model(model, None, loader, constant=constant, on_progress=on_progress)
+        return fit_model(model, None, loader, constant_readout=constant_readout, on_progress=on_progress)
     train = Graphs(training, model, types)
     part = (1, 1) if records is None or records.work.part is None else records.work.part
     loaders = fit_loaders(train, [valid], batching(batch_size), batching(batch_size), part)
-    return fit_model(model, *loaders, constant=constant, on_progress=on_progress, records=records)
+    return fit_model(model, *loaders, constant_readout=constant_readout, on_progress=on_progress, records=records)
 
 
 def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:

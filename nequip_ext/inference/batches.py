@@ -15,12 +15,12 @@ from nequip.utils.global_state import set_global_state
 from torch import Tensor
 
 from e2ip_plugins import families
+from e2ip_plugins.active.features import FeatureModel, required_readout
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
-from e2ip_plugins.fitting.features import Passes, required_readout
 from e2ip_plugins.fitting.force_errors import record_calls
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -161,7 +161,7 @@ def open_model(path: Path, *, device: str = "cpu", dtype: Optional[str] = None, 
     return opened
 
 
-def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> Passes:
+def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", batch_size: int = 10) -> FeatureModel:
     """Open a checkpoint or package for passes over features; `InputError` for models without a readout."""
     model = open_model(path, device=device, head=head).model
     types = types_of(path)
@@ -173,7 +173,7 @@ def open_passes(path: Path, *, head: Optional[str] = None, device: str = "cpu", 
                 run_features(model, batch)
             yield forces_of(model, batch) if forces else None
 
-    return Passes(str(path), required_readout(find_readout(model), path), run)
+    return FeatureModel(str(path), required_readout(find_readout(model), path), run)
 
 
 def of_model(model: graph_model.GraphModel, device: str = "cpu", types: Types = True) -> Batches:

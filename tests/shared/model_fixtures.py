@@ -178,8 +178,8 @@ def check_features():
     made anew of its training set with its own."""
     import numpy as np
 
+    from e2ip_plugins.active.features import collect
     from e2ip_plugins.active.scoring import by_leverage
-    from e2ip_plugins.fitting.features import collect
 
     def check(passes, calculator, training, candidates):
         known, features = collect(passes, training), collect(passes, candidates, forces=True)

@@ -27,11 +27,11 @@ def _pooled(sums_ptr, mask, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _inflate(distance, growth, surplus, log_variance, log_scale, far, log_own_variance, NEAR_WEIGHT: tl.constexpr,
+def _inflate(distance, growth, surplus, log_typical, log_scale, far, log_own, NEAR_WEIGHT: tl.constexpr,
              FAR_WEIGHT: tl.constexpr, REMOTE: tl.constexpr, REACH: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
              MAX_RATIO: tl.constexpr):  # fmt: skip
     """As `e2ip_plugins.leverage.form.inflate`."""
-    log_ratio = log_variance - log_own_variance
+    log_ratio = log_typical - log_own
     relative = tl.exp(log_ratio * NEAR_WEIGHT + far * log_ratio * (FAR_WEIGHT - NEAR_WEIGHT))
     reach = distance * tl.exp(tl.log(distance * distance * (1.0 / (REMOTE * REMOTE)) + 1.0) * (0.5 * (REACH - 1.0)))
     grown = _at_most(growth * reach, MAX_RATIO**0.5)
@@ -51,7 +51,7 @@ def _store_matrix(pointer, matrix, factor, mask):
 
 @triton.jit(do_not_specialize=["n"])
 def output_kernel(
-    leverage_ptr, sums_ptr, species_ptr, heads_ptr, growth_ptr, surplus_ptr, log_variance_ptr, log_factor_ptr,
+    leverage_ptr, sums_ptr, species_ptr, heads_ptr, growth_ptr, surplus_ptr, log_typical_ptr, log_scale_ptr,
     fitted_ptr, unit_ptr, floors_ptr, lengths_ptr, coefficients_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr,
     plateau_ptr, cov_ptr, aleatoric_ptr, epistemic_ptr, std_ptr, epistemic_std_ptr, h_ptr, weights_ptr,
     n, species_per_head,
@@ -106,16 +106,16 @@ def output_kernel(
     if GROWS:
         evidence = nu - _MIN_NU
         nu = evidence / (far * evidence * (1.0 / EVIDENCE) + 1.0) + _MIN_NU
-        trained = _log1p(1.0 / kappa)
+        log1p_inverse_kappa = _log1p(1.0 / kappa)
         log_base, excess = _inflate(
             distance, tl.load(growth_ptr + head, mask=mask, other=1.0).to(DTYPE),
             tl.load(surplus_ptr + head, mask=mask, other=0.0).to(DTYPE),
-            tl.load(log_variance_ptr + kind, mask=mask, other=0.0).to(DTYPE),
-            tl.load(log_factor_ptr + kind, mask=mask, other=0.0).to(DTYPE),
-            far, (xx + yy + zz) * (1.0 / 3.0) + trained,
+            tl.load(log_typical_ptr + kind, mask=mask, other=0.0).to(DTYPE),
+            tl.load(log_scale_ptr + kind, mask=mask, other=0.0).to(DTYPE),
+            far, (xx + yy + zz) * (1.0 / 3.0) + log1p_inverse_kappa,
             NEAR_WEIGHT, FAR_WEIGHT, REMOTE, REACH, REACH_OF_TRAINING, MAX_RATIO,
         )  # fmt: skip
-        shift = tl.where(fitted, trained + log_base, 0.0)
+        shift = tl.where(fitted, log1p_inverse_kappa + log_base, 0.0)
         kappa = tl.where(fitted, 1.0 / excess, kappa)
         xx, yy, zz = xx + shift, yy + shift, zz + shift
         scale = tl.exp(shift)

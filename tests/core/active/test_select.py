@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from e2ip_plugins.active.features import FeatureModel, Features, collect
 from e2ip_plugins.active.scoring import by_distance, by_energy, by_leverage
 from e2ip_plugins.active.select import Candidate, SelectOptions, select
 from e2ip_plugins.active.validity import Validity
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.features import Features, Passes, collect
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.training_atoms import TrainingBatch
@@ -155,7 +155,7 @@ def model(fitted=True):
             readout(x, x, kinds, pairs, frames=of_frame, num_frames=len(batch))
             yield 20.0 * x[:, :3] if forces else None
 
-    found = Passes("my.model", readout, run)
+    found = FeatureModel("my.model", readout, run)
     if fitted:
         validation = rattled(4, 9)
         counts = torch.arange(4).repeat_interleave(3)

@@ -104,11 +104,11 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     """In units of what the model says of both: their leverages differ, too. Never less than nothing."""
     readout, plain = make_readout(constant=constant), make_readout(constant=constant)
     validation = make_frames(100, seed=1)
-    fit_frames(readout, training, validation, constant=constant)
+    fit_frames(readout, training, validation, constant_readout=constant)
     known, validation = drawn(readout, training * 2, 2.0, 0.3, seed=1), drawn(readout, validation, 2.0, 0.3, seed=2)
     known = [frame._replace(residual=factor * frame.residual) for frame in known]
     result, none = (
-        fit_frames(one, training, validation, constant=constant, training_errors=known).constants[0]
+        fit_frames(one, training, validation, constant_readout=constant, training_errors=known).constants[0]
         for one, known in ((readout, validation_of(readout, known)), (plain, ()))
     )
     expected = max(0.0, -2.0 * math.log(factor))
@@ -248,7 +248,7 @@ def test_references_in_other_units_are_told(training):
 def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     """Errors of a stock model: one species ten times worse, heavy tails, growing with the distance."""
     readout = make_readout(constant=True)
-    assert fit_frames(readout, training, make_frames(5, seed=1), constant=True)
+    assert fit_frames(readout, training, make_frames(5, seed=1), constant_readout=True)
     frames = make_frames(300, seed=2, width=WIDTHS[:600:2])
     kinds = torch.cat([frame.species for frame in frames])
     outputs, number = run(readout, frames)
@@ -262,7 +262,7 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     t = rng.normal(size=(1500, 3)) / np.sqrt(rng.chisquare(8.0, size=(1500, 1)) / 8.0)
     errors = torch.from_numpy(sigma[:, None] * t)
     validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]
-    report = fit_frames(readout, training, validation, constant=True)
+    report = fit_frames(readout, training, validation, constant_readout=True)
     result = report.constants[0]
     for name, expected in (("species 0", 0.03), ("species 1", 0.3)):
         assert report.species_std[0][name] == pytest.approx(expected * math.sqrt(8.0 / 6.0), rel=0.1)
@@ -284,5 +284,5 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
 
 def test_a_species_without_validation_atoms_gets_the_mean_scale(training):
     readout = make_readout(constant=True)
-    fit_frames(readout, training, make_frames(20, seed=1, species=(0,)), constant=True)
+    fit_frames(readout, training, make_frames(20, seed=1, species=(0,)), constant_readout=True)
     assert readout.leverage.log_factor[0] == readout.leverage.log_factor[1] != 0.0

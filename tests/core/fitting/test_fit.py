@@ -40,10 +40,10 @@ def test_order_and_batches_do_not_matter(constant):
     rng = np.random.default_rng(0)
     training, validation = make_frames(80), make_frames(30, seed=1, width=3.0)
     first, second = make_readout(constant=constant), make_readout(constant=constant)
-    report = fit_frames(first, training, validation, constant=constant)
+    report = fit_frames(first, training, validation, constant_readout=constant)
     assert report.regions > 4, "more than one of a species"
     shuffled = [[frames[i] for i in rng.permutation(len(frames))] for frames in (training, validation)]
-    again = fit_frames(second, *shuffled, size=11, constant=constant)
+    again = fit_frames(second, *shuffled, size=11, constant_readout=constant)
     # Whitening's axes have no sign: leverages are compared, and what has no axes.
     wide = make_frames(20, seed=4, width=5.0)
     torch.testing.assert_close(leverages(second, wide), leverages(first, wide), rtol=1e-8, atol=1e-8)

@@ -184,7 +184,7 @@ def test_validation_configurations_of_a_species_without_training_atoms_say_nothi
     mixed = make_frames(20, seed=2, width=3.0)
     readouts, reports = [make_readout(constant=constant) for _ in range(2)], []
     for readout, validation in zip(readouts, ([*mixed[:3], *known, *mixed[3:]], known), strict=True):
-        reports.append(fit_frames(readout, training, validation, constant=constant))
+        reports.append(fit_frames(readout, training, validation, constant_readout=constant))
     assert reports[0].constants[0].atoms == reports[1].constants[0].atoms == 60
     lacking = "20 validation configurations have species 1, of which there are no training atoms: left out"
     assert lacking in reports[0].warnings
@@ -288,14 +288,14 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
         return [stand_in(atoms, len(calls)) for atoms in processes]
 
     def stand_in(atoms, call):
-        keys = np.concatenate([np.empty(0, np.uint64), *atoms.kept_keys[0]])
+        hashes = np.concatenate([np.empty(0, np.uint64), *atoms.kept_hashes[0]])
         if call < 3:
-            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_variance) if call == 1 else keys
+            return (atoms.broken, atoms.row_bytes, atoms.count, atoms.log_own_sum) if call == 1 else hashes
         chosen = (
-            keys
-            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_keys[0])]))[39]
+            hashes
+            <= np.sort(np.concatenate([np.empty(0, np.uint64), *(k for a in processes for k in a.kept_hashes[0])]))[39]
         )
-        return keys[chosen], np.concatenate(atoms.kept[0])[chosen] if len(keys) else None
+        return hashes[chosen], np.concatenate(atoms.kept[0])[chosen] if len(hashes) else None
 
     whole = copy.deepcopy(processes[1])
     monkeypatch.setattr(training_atoms, "distributed", lambda: True)
@@ -303,4 +303,4 @@ def test_an_atom_counts_as_much_whichever_process_has_it(monkeypatch):
     whole.gather()
     assert len(calls) == 3 and len(calls[2][0]) < 35
     assert np.array_equal(whole[0], expected[0]) and len(whole[0]) == 40
-    assert whole.count.tolist() == [200, 0] and whole.log_variance.tolist() == [200.0, 0.0]
+    assert whole.count.tolist() == [200, 0] and whole.log_own_sum.tolist() == [200.0, 0.0]

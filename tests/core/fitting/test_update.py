@@ -47,7 +47,7 @@ def fitted(training, constant):
     readout = make_readout(constant=constant)
     by_heart = [frame._replace(residual=0.5 * frame.residual) for frame in make_frames(40)]
     errors, validation = validation_of(readout, by_heart), validation_of(readout, make_frames(60, seed=1))
-    fit_leverage(readout, training_of(readout, training), validation, constant=constant, training_errors=errors)
+    fit_leverage(readout, training_of(readout, training), validation, constant_readout=constant, training_errors=errors)
     assert readout.leverage.surplus.item() > 0.1
     return readout
 
@@ -58,7 +58,7 @@ def test_new_constants_keep_what_training_atoms_tell(training, constant):
     readout = fitted(training, constant)
     before = copy.deepcopy(readout)
     frames = make_frames(40, seed=1)
-    report = update(readout, [f._replace(residual=3.0 * f.residual) for f in frames], constant=constant)
+    report = update(readout, [f._replace(residual=3.0 * f.residual) for f in frames], constant_readout=constant)
     assert report.atoms == {} and report.constants[0].configurations == 40 and readout.leverage.fitted
     for name in OF_TRAINING:
         assert torch.equal(getattr(readout.leverage, name), getattr(before.leverage, name)), name
@@ -84,10 +84,10 @@ def test_new_constants_find_a_faster_growth(training):
 
 def test_few_atoms_of_a_species_change_as_the_others_do(training):
     readout = make_readout(constant=True)
-    fit_frames(readout, training, make_frames(60, seed=1), constant=True)
+    fit_frames(readout, training, make_frames(60, seed=1), constant_readout=True)
     before = readout.leverage.log_factor.clone()
     new = [f._replace(residual=2.0 * f.residual) for f in make_frames(30, seed=1, species=(0,))]
-    update(readout, new, constant=True)
+    update(readout, new, constant_readout=True)
     change = readout.leverage.log_factor - before
     assert change[0].item() == pytest.approx(2.0 * math.log(2.0), abs=0.2)
     assert change[1].item() == pytest.approx(change[0].item(), abs=1e-6)
@@ -95,7 +95,7 @@ def test_few_atoms_of_a_species_change_as_the_others_do(training):
     readout.leverage.log_factor.copy_(before)
     wild = make_frames(1, seed=5)[0]
     residual = torch.where((wild.species == 1)[:, None], 30.0 * wild.residual, 2.0 * wild.residual)
-    update(readout, [*new, wild._replace(residual=residual)], constant=True)
+    update(readout, [*new, wild._replace(residual=residual)], constant_readout=True)
     change = readout.leverage.log_factor - before
     assert 0.0 < change[1] - change[0] < 1.5
 

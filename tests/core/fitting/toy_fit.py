@@ -17,7 +17,7 @@ from e2ip_plugins.fitting.batches import Batching, Pass, fit_loaders
 from e2ip_plugins.fitting.energies import EnergyErrors
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
-from e2ip_plugins.fitting.records import TRAINING, Work, opened
+from e2ip_plugins.fitting.records import TRAINING, Work, records_of
 from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.leverage.module import Neighbours
 from e2ip_plugins.readout.layout import Layout
@@ -79,7 +79,7 @@ def fit(
         return EnergyErrors(errors.sum(1).reshape(-1, ATOMS).sum(1), of_frame)
 
     work = Work(Path(output), settings or {"--train": "a"}, part, merge) if records else None
-    with opened(work) as kept:
+    with records_of(work) as kept:
         batching = Batching(batch_size, list)
         loaders = fit_loaders(data_set(60, 0), [data_set(20, 1)], batching, batching, part or (1, 1))
         passes = [

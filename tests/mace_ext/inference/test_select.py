@@ -7,9 +7,9 @@ import torch
 from mace.calculators import MACECalculator
 from typer.testing import CliRunner
 
+from e2ip_plugins.active.features import collect
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.features import collect
 from e2ip_plugins.predictions.labelled import read_frames
 from mace_ext.fitting.file import fit_file
 from mace_ext.inference.batches import open_passes

@@ -19,7 +19,7 @@ from e2ip_plugins.readout.readout import Readout
 
 
 @dataclass(frozen=True)
-class Passes:
+class FeatureModel:
     """A model that can be run over frames; ``open_passes`` of an adapter gives it.
 
     Attributes
@@ -85,12 +85,12 @@ class Features:
         return Features(scalars, kinds, frames, self.leverage[which], self.forces[which], len(atoms), vectors)
 
 
-def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False) -> Features:
+def collect(model: FeatureModel, frames: Sequence[LabelledFrame], forces: bool = False) -> Features:
     """Run a model over frames.
 
     Parameters
     ----------
-    model : Passes
+    model : FeatureModel
     frames : sequence of LabelledFrame
         At least one.
     forces : bool
@@ -120,7 +120,7 @@ def collect(model: Passes, frames: Sequence[LabelledFrame], forces: bool = False
     return Features(features.astype(np.float64), kinds, index, leverage, predicted_forces, len(frames), known)
 
 
-def check(model: Passes) -> None:
+def check(model: FeatureModel) -> None:
     """Raise `InputError` where a model's leverage was not fitted."""
     if not bool(model.readout.leverage.fitted):
         raise InputError(f"{model.name}: the leverage of its readout has not been fitted; see e2ip fit")
