@@ -59,7 +59,11 @@ def report_of(species_figures, **energies):
     of_species = {symbol: numbers[1] for symbol, numbers in species_figures.items()}
     return {
         **{"uq_family": "niw", "file": "a.xyz", "frames": 100, "calibration": None},
-        **{"overall": {**values, "leverage": 1.0}, "species": species, "interval95": {"overall": intervals, "species": of_species}},
+        **{
+            "overall": {**values, "leverage": 1.0},
+            "species": species,
+            "interval95": {"overall": intervals, "species": of_species},
+        },
         "energies": {"frames": energies},
     }
 
