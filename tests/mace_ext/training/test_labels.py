@@ -164,7 +164,7 @@ def test_frames_of_weight_zero_count_nowhere(train, data_files, tmp_path):
         # The energy of the frame whose forces have weight zero counts.
         if not name.startswith("energies."):
             torch.testing.assert_close(fitted[name], values, rtol=1e-6, atol=1e-12)
-    assert "errors of 2 validation energies" in runs[0].text and "errors of 3 validation energies" in runs[1].text
+    assert "Å, by 2 validation energies" in runs[0].text and "Å, by 3 validation energies" in runs[1].text
     assert "1 of 4 frames of the validation set (head Default) have weight zero and count nowhere" in runs[1].text
 
 

@@ -52,4 +52,5 @@ def test_the_files_of_a_training_have_them(energy_checks, leverage_run):
         np.testing.assert_allclose(
             frame.info["energy_error_vector"], found["energy_error_vector"], atol=1e-4 * found["energy_uncertainty"]
         )
-    assert "energies: errors of 4 validation energies" in (leverage_run / "train.log").read_text()
+    log = (leverage_run / "train.log").read_text()
+    assert "energies: their errors are those of forces times" in log and "by 4 validation energies" in log
