@@ -25,7 +25,7 @@ class HostModel:
         ((path, self._readout),) = graph_readouts(model).items()
         self.model, self._host = model, _without(model, path)
         self._again = bool(self._readout.readout.takes_forces)
-        #: Of packages from 0.2.0 all fields.
+        #: Names of the fields that the readout reads; None where a package's code does not say: then all are kept.
         self._fields = getattr(self._readout, "fields", None)
         self.family_name = self._readout.readout.family_name
 

@@ -155,7 +155,7 @@ def model(fitted=True):
             readout(x, x, kinds, pairs, frames=of_frame, num_frames=len(batch))
             yield 20.0 * x[:, :3] if forces else None
 
-    found = FeatureModel("my.model", readout, run)
+    model = FeatureModel("my.model", readout, run)
     if fitted:
         validation = rattled(4, 9)
         counts = torch.arange(4).repeat_interleave(3)
@@ -164,7 +164,7 @@ def model(fitted=True):
         numbers = torch.arange(30).repeat_interleave(3).split(12)
         passes = (TrainingBatch(part) for part, _ in zip(numbers, run(rattled(30), False), strict=True))
         fit_leverage(readout, passes, batch)
-    return found
+    return model
 
 
 def water(seed=0, width=0.05):

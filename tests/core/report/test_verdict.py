@@ -75,7 +75,7 @@ def test_a_species_that_is_far_off_is_named():
 
 
 def test_large_and_one_sided_errors_of_energies_are_named():
-    """Of 100 errors of a Gaussian 0.27 are above 3 deviations: one is chance, three are none."""
+    """One of 100 errors above 3 deviations may be chance, three are not: a Gaussian has 0.27."""
 
     def verdict(beyond3, z_mean):
         return verdicts(report_of({}, beyond3=beyond3, z_mean=z_mean))[1].partition("well calibrated")[2]
