@@ -14,6 +14,10 @@ from e2ip_plugins.keys import ENERGY_UNCERTAINTY
 from mace_ext.compat import finite_errors
 from mace_ext.training.labels import atom_weights, finite_references, reference_energies, reference_forces
 
+#: Energy errors in eV per atom from which a model that is not yet trained has another reference: MACE's own E0s and
+#: shift leave less.
+OTHER_REFERENCE = 1.0
+
 
 class Logged(NamedTuple):
     """A figure as logged: its key, heading in tables, and formatted value."""
@@ -93,6 +97,13 @@ def log_validation(metrics: Dict[str, Any], epoch: Any, head: str) -> None:
         return
     phrase = "Initial" if epoch is None else f"Epoch {epoch}"
     logging.info(f"{phrase}: head: {head}, {', '.join(f'{figure.key}={figure.text}' for figure in figures)}")
+    error = metrics.get("rmse_e_per_atom")
+    if epoch is None and error is not None and error > OTHER_REFERENCE:
+        logging.warning(
+            f"head: {head}: before the training the model's energies are off by {error:.3g} eV per atom. Unless forces "
+            "are fixed, the energy loss will pull them along, and may ruin them: subtract the difference from the "
+            "energies (e2ip fit prints it), or give E0s of the same reference"
+        )
     if epoch is not None:
         log_wandb({f"{head}_valid_{figure.key}": metrics[figure.key] for figure in figures}, commit=False)
 
