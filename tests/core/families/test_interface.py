@@ -16,8 +16,14 @@ OTHER_FORWARDS = [
     ("eip", {"likelihood": "nig"}),
 ]
 
+#: Options with which the loss of a family is the likelihood of its law and nothing else; by default those of `resolve`.
+LIKELIHOOD_ALONE = {"eip": {"regulariser_weight": 0.0}, "shallow": {"likelihood": "full"}}
+
 #: Power of the force unit that a key's unit holds.
 POWER = {"eV²/Å²": 2, "eV/Å": 1}
+
+#: Force unit of `example`, in eV/Å.
+UNIT = 0.05
 
 
 def parameters_of(family, *shape):
@@ -151,6 +157,15 @@ def test_loss_is_the_gradient_of_something_finite(family):
     assert loss.shape == (5,) and (module.force_loss(3 * residual, outputs) > loss)[:4].all()
     for gradient in torch.autograd.grad(loss.sum(), (coefficients, residual)):
         assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
+
+
+def test_loss_is_the_likelihood_of_the_law_up_to_a_constant(family, build, example, law_from):
+    """What is trained is what predictions are judged by; the factor makes it as large as a mean square error."""
+    module = build(family.name, **LIKELIHOOD_ALONE.get(family.name, {}))
+    _, residual, outputs = example(module)
+    loss = module.force_loss(residual, outputs).detach().numpy()
+    expected = law_from(module, outputs).negative_log_likelihood(residual.detach().numpy())
+    np.testing.assert_allclose(loss - loss[0], 2 * UNIT**2 / 3 * (expected - expected[0]), rtol=1e-8, atol=1e-12)
 
 
 def test_loss_is_not_negative_at_the_start(family):
