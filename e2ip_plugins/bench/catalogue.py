@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
+from ase.data import chemical_symbols
 
 from e2ip_plugins.errors import InputError
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 #: What a value in a YAML file should be, for messages: by key, else by type.
 WANTED: Dict[object, str] = {
-    "tests": "a mapping like {test: test.xyz, hot: hot.xyz}",
+    "tests": "a mapping like {test: test.xyz, hot: hot.xyz}, labels that are numbers in quotes",
     "species": "a list like [Cu, Au]",
     "frames": "a list like [450, 50]",
     "keys": "a mapping like {energy: dft_energy, forces: dft_forces}",
@@ -81,7 +82,7 @@ class DataSet:
     keys : dict
         Names of ``energy`` and ``forces`` in the files.
     epochs : dict
-        Length of a training with preset `cpu`, by framework.
+        Epochs of a training with preset `cpu`, by framework.
     batch_size, valid_batch_size : int
     cutoff : float
         In Å.
@@ -92,7 +93,7 @@ class DataSet:
     methods : tuple of str
         Methods that are trained unless others are asked for.
     about : str
-        One sentence for the page.
+        One sentence at the head of the table.
     """
 
     train: str
@@ -279,11 +280,14 @@ def _dataset(path: Path) -> DataSet:
     described = parse(DataSet, values, str(path))
     labels, counts = set(described.tests), described.frames
     numbers = "the numbers of training and validation frames in `train`"
+    unnamed = [label for label in labels if not re.fullmatch(r"[\w-]+", label)]
+    unknown = [symbol for symbol in described.species if symbol not in chemical_symbols[1:]]
     wrong = {
         "tests: name at least one file": not labels,
         f"tests: {', '.join(RESERVED)} are names of other files": labels & set(RESERVED),
-        "tests: labels are letters, digits, - and _": not all(re.fullmatch(r"[\w-]+", label) for label in labels),
+        f"tests: labels are letters, digits, - and _, not '{''.join(unnamed[:1])}'": unnamed,
         "species: name at least one": not described.species,
+        f"species: '{''.join(unknown[:1])}' is no chemical symbol": unknown,
         f"frames: give `valid: FILE`, or `frames: [N, M]`, {numbers}": len(counts) != (2 if counts else 0)
         or not (counts or described.valid),
         "frames: must be positive": any(count < 1 for count in counts),

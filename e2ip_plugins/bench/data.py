@@ -18,6 +18,7 @@ from e2ip_plugins.bench.catalogue import FETCHED, DataSet
 from e2ip_plugins.errors import InputError, UncertaintyWarning
 from e2ip_plugins.files import replacing
 from e2ip_plugins.predictions.chunks import Chunk, check_whole, chunks, open_frames, to_atoms
+from e2ip_plugins.predictions.fingerprints import fingerprint
 from e2ip_plugins.predictions.labelled import LabelledFrame, labelled, weight_in_words
 
 #: Seed of the rotations of `rotated`.
@@ -136,8 +137,11 @@ def prepare(name: str, dataset: DataSet, roots: Sequence[Path], folder: Path, li
         return files
     folder.mkdir(parents=True, exist_ok=True)
     sources = made(name, dataset, roots, folder)
-    for label, frames in _split(dataset, sources, None).items():
-        _check(frames, f"of {label} in {sources.get(label, sources['train'])}", name, dataset)
+    marks = {
+        label: _checked(frames, f"of {label} in {sources.get(label, sources['train'])}", name, dataset)
+        for label, frames in _split(dataset, sources, None).items()
+    }
+    _check_apart(marks, name, dataset)
     for label, frames in _split(dataset, sources, limit).items():
         _write(files[label], frames)
     _rotate(files[next(iter(dataset.tests))], files["rotated"])
@@ -161,7 +165,11 @@ def _split_training(dataset: DataSet, sources: Dict[str, Path], limit: "int | No
     needed = sum(dataset.frames) + dataset.further if dataset.further else used
     frames = read_verbatim(sources["train"], needed)
     if len(frames) < needed:
-        raise InputError(f"{sources['train']} has {len(frames)} frames; {needed} are needed")
+        further = f" and further: {dataset.further}" if dataset.further else ""
+        raise InputError(
+            f"{sources['train']} has {len(frames)} frames; frames: {list(dataset.frames)}{further} need {needed}: give "
+            "smaller numbers"
+        )
     further = frames[sum(dataset.frames) :][:limit]
     frames = frames[:used]
     if dataset.valid:
@@ -183,10 +191,17 @@ def _renamed(text: str, keys: Dict[str, str]) -> str:
     return "\n".join((count, comment, atoms))
 
 
-def _check(frames: Sequence[str], where: str, name: str, dataset: DataSet) -> None:
-    """`InputError` for a frame without energy or forces, or with species that the data set does not name."""
+def _checked(frames: Sequence[str], where: str, name: str, dataset: DataSet) -> List[str]:
+    """Return the fingerprints of frames.
+
+    Raises
+    ------
+    InputError
+        For a frame without energy or forces, or with species that the data set does not name.
+    """
     import ase.io
 
+    marks = []
     for i, atoms in enumerate(ase.io.iread(StringIO("".join(frames)), index=":", format="extxyz")):
         for kind, values in (("energy", atoms.info), ("forces", atoms.arrays)):
             if f"REF_{kind}" not in values:
@@ -196,6 +211,19 @@ def _check(frames: Sequence[str], where: str, name: str, dataset: DataSet) -> No
             raise InputError(
                 f"{name}.yaml: species: lacks {', '.join(lacking)}, which frame {i} {where} has: "
                 f"give [{', '.join((*dataset.species, *lacking))}]"
+            )
+        marks.append(fingerprint(atoms))
+    return marks
+
+
+def _check_apart(marks: Dict[str, List[str]], name: str, dataset: DataSet) -> None:
+    """`InputError` for a test whose frames are used to train, to validate or, as ``further`` ones, to calibrate."""
+    used = {mark for label, of_label in marks.items() if label not in dataset.tests for mark in of_label}
+    for label in dataset.tests:
+        if shared := sum(mark in used for mark in marks[label]):
+            raise InputError(
+                f"{name}.yaml: tests: {label}: {shared} of {len(marks[label])} frames are also training or validation "
+                "frames, on which errors are too small: take them out of one of the files"
             )
 
 

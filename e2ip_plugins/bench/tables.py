@@ -49,13 +49,14 @@ ROTATION = (
     Column("largest", "covariance_largest", 1.0, 6),
     Column("abs. Δρ", "spearman", 1.0, 4),
     Column("abs. ΔNLL", "nll", 1.0, 4),
-    Column("abs. ΔES meV/Å", "energy_score", 1000.0, 4),
+    Column("abs. ΔES", "energy_score", 1.0 / KCAL_PER_MOL, 5),
 )
 
 EXPLANATION = (
     "MAE and ES in kcal/mol/Å, NLL in nats for a density in (kcal/mol/Å)⁻³. ± is the sample standard deviation "
     "over seeds; in brackets the 95 % interval of coverage@95 by a bootstrap of configurations, mean over seeds. "
-    "floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
+    "DE, MVE-DE: committees (deep ensembles) of K stock or MVE models; MVE: a mean and a variance per component. "
+    "Calibration: raw, none; floor and scale: constants fitted to validation frames (`e2ip calibrate`), or to further ones. "
     "Where floor or scale agrees with raw, the constant is 0 or 1, because the validation frames ask for none "
     "(docs/howto/calibrate.md). Methods that ensembles are made of have a run for every member. "
     "MAE: of force components; ES: energy score; CE: calibration error; definitions in docs/understand/glossary.md. "
@@ -64,8 +65,9 @@ EXPLANATION = (
     "training s: processor time of the training command, with NequIP its predictions of all files included. "
     "ms/atom: one frame through the ASE calculator on one thread, all methods in turn; ensembles member by "
     "member. Isotropic: a third of the trace of every covariance in all directions. "
-    "Covariances of two or three stock members have no full rank: without a floor they have no row scale, coverage, "
-    "CE and NLL. "
+    "Covariances of two or three stock members have no full rank: only with a floor they have coverage, CE and NLL, and "
+    "no row scale. ΔΣ, Δρ, ΔNLL, ΔES: changes of covariances, Spearman, NLL and ES when every frame is rotated. "
+    "Preset smoke shows that everything runs; its figures rank nothing. "
     "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass."
 )
 
@@ -220,7 +222,7 @@ def _table(name: str, label: str, rows: Sequence[Row]) -> List[str]:
         entries.append((["paper", title, shown, ""], {k: "" if v is None else f"{v:g}" for k, v in of_paper.items()}))
     columns = [c for c in COLUMNS if any(cells[c.name] for _, cells in entries)]
     return _markdown(
-        ["host", "method", "", "seeds", *(c.heading for c in columns)],
+        ["host", "method", "calibration", "seeds", *(c.heading for c in columns)],
         [[*first, *(cells[c.name] for c in columns)] for first, cells in entries],
     )
 

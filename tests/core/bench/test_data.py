@@ -45,7 +45,9 @@ def test_further_frames_are_used_for_nothing_else(root):
     files = data.prepare("more", toy(further=3), [root], root / "out", None)
     assert energies(files["further"]) == [16, 17, 18]
     assert energies(files["train"]) == list(range(12)) and energies(files["valid"]) == [12, 13, 14, 15]
-    with pytest.raises(InputError, match="has 20 frames; 21 are needed"):
+    with pytest.raises(
+        InputError, match=r"has 20 frames; frames: \[12, 4\] and further: 5 need 21: give smaller numbers"
+    ):
         data.prepare("toomany", toy(further=5), [root], root / "out", None)
 
 
@@ -94,6 +96,16 @@ def test_species_that_a_description_lacks(root):
         data.prepare("toy", toy(species=("H",)), [root], root / "out", None)
 
 
+def test_frames_that_models_know_are_no_tests(root):
+    frames = ase.io.read(root / "train.extxyz", ":")
+    leaked = [frames[i] for i in (3, 14, 17, 19)]  # trained on, validated on, further, in no split
+    ase.io.write(root / "test.extxyz", leaked, format="extxyz")
+    message = r"toy\.yaml: tests: test: 3 of 4 frames are also training or validation frames.*: take them out of one"
+    with pytest.raises(InputError, match=message):
+        data.prepare("toy", toy(further=3), [root], root / "out", None)
+    assert not list((root / "out").glob("*.extxyz"))
+
+
 def test_a_script_makes_the_files_once(root):
     (root / "make.py").write_text(
         "import pathlib, shutil, sys\n"
@@ -112,7 +124,7 @@ def test_a_script_makes_the_files_once(root):
 def test_at_most_so_many_frames(root):
     files = data.prepare("few", toy(), [root], root / "out", 3)
     assert [len(energies(path)) for path in files.values()] == [3, 3, 3, 3]
-    with pytest.raises(InputError, match="has 20 frames; 104 are needed"):  # all are checked
+    with pytest.raises(InputError, match="has 20 frames; .* need 104: give smaller numbers"):  # all are checked
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", 3)
 
 
@@ -148,7 +160,7 @@ def test_missing_data(root):
         data.find("buckyball/buckyball_train.extxyz", [root])
     with pytest.raises(InputError, match="in a clone of e2ip-plugins"):
         data.find("demo/data/train.extxyz", [root])
-    with pytest.raises(InputError, match="has 20 frames; 104 are needed"):
+    with pytest.raises(InputError, match="has 20 frames; .* need 104: give smaller numbers"):
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", None)
 
 
