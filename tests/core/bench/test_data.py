@@ -45,9 +45,7 @@ def test_further_frames_are_used_for_nothing_else(root):
     files = data.prepare("more", toy(further=3), [root], root / "out", None)
     assert energies(files["further"]) == [16, 17, 18]
     assert energies(files["train"]) == list(range(12)) and energies(files["valid"]) == [12, 13, 14, 15]
-    with pytest.raises(
-        InputError, match=r"has 20 frames; frames: \[12, 4\] and further: 5 need 21: give smaller numbers"
-    ):
+    with pytest.raises(InputError, match=r"has 20 frames; .* and further: 5 need 21: give smaller"):
         data.prepare("toomany", toy(further=5), [root], root / "out", None)
 
 
@@ -124,7 +122,7 @@ def test_a_script_makes_the_files_once(root):
 def test_at_most_so_many_frames(root):
     files = data.prepare("few", toy(), [root], root / "out", 3)
     assert [len(energies(path)) for path in files.values()] == [3, 3, 3, 3]
-    with pytest.raises(InputError, match="has 20 frames; .* need 104: give smaller numbers"):  # all are checked
+    with pytest.raises(InputError, match=r"has 20 frames; .* need 104: give smaller numbers"):  # all are checked
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", 3)
 
 
@@ -160,7 +158,7 @@ def test_missing_data(root):
         data.find("buckyball/buckyball_train.extxyz", [root])
     with pytest.raises(InputError, match="in a clone of e2ip-plugins"):
         data.find("demo/data/train.extxyz", [root])
-    with pytest.raises(InputError, match="has 20 frames; .* need 104: give smaller numbers"):
+    with pytest.raises(InputError, match=r"has 20 frames; .* need 104: give smaller numbers"):
         data.prepare("toy", toy(frames=(100, 4)), [root], root / "out", None)
 
 
