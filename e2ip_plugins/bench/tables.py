@@ -67,8 +67,8 @@ EXPLANATION = (
     "ms/atom: one frame through the ASE calculator on one thread, all methods in turn; ensembles member by "
     "member. Isotropic: a third of the trace of every covariance in all directions. "
     "Covariances of two or three stock members have no full rank: only with a floor they have coverage, CE and "
-    "NLL, and no row scale. ΔΣ, Δρ, ΔNLL, ΔES: changes of covariances, Spearman, NLL and ES when every frame is rotated. "
-    "Preset smoke shows that everything runs; its figures rank nothing. "
+    "NLL, and no row scale. ΔΣ, Δρ, ΔNLL, ΔES: changes of covariances, Spearman, NLL and ES when every "
+    "frame is rotated. Preset smoke shows that everything runs; its figures rank nothing. "
     "Paper: its own networks, splits and lengths of training (arXiv:2602.10419); its silica is a glass."
 )
 
