@@ -132,6 +132,25 @@ def against_stock(rows: list[dict[str, Any]]) -> str:
     return markdown(heads, lines, left=1)
 
 
+def rates(rows: list[dict[str, Any]]) -> str:
+    """Return the table of force errors with two learning rates, of the seeds that both methods have."""
+    lines = []
+    for dataset, (name, tests) in SETS.items():
+        for host, label in HOSTS.items():
+            for test, kind in tests.items():
+                score = functools.partial(values, rows, dataset, host, test=test, key="force_mae")
+                cells = []
+                for suffix in ("", ", learning rate 0.03"):
+                    seeds = list(zip(score(f"stock model{suffix}"), score(f"e²IP{suffix}"), strict=False))
+                    if seeds:
+                        stock, ours = (1000 * mean(of_method) for of_method in zip(*seeds, strict=True))
+                        cells += [f"{stock:.1f}", f"{ours:.1f}", f"{ours / stock:.2f}", str(len(seeds))]
+                if len(cells) == 8:
+                    lines.append([name, label, kind, *cells])
+    heads = (f"{rate}{column}" for rate in ("0.01: ", "0.03: ") for column in ("stock", "e²IP", "ratio", "seeds"))
+    return markdown(["set", "", "", *heads], lines, left=3)
+
+
 def together(rows: list[dict[str, Any]]) -> str:
     """Return the table of one and two models of e²IP and of five stock models; NLL for (kcal/mol/Å)⁻³."""
     lines = []
@@ -231,6 +250,7 @@ def main() -> None:
     print(
         accuracy(both),
         against_stock(both),
+        rates(both),
         together(today),
         lengths(longer),
         scores(today, SCORES),
