@@ -55,11 +55,11 @@ def warn(text: str) -> None:
 
 def host_of(model: Path, hosts: Dict[str, str] = HOSTS) -> str:
     """Return the framework of a model file, ``mace`` or ``nequip``."""
+    if not model.is_file():
+        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
     host = hosts.get(model.suffix)
     if host is None:
         raise InputError(f"{model}: is none of {', '.join(hosts)}: give a MACE model, a NequIP checkpoint or package")
-    if not model.is_file():
-        raise InputError(f"{model}: {'is a folder' if model.is_dir() else 'no such file'}")
     return host
 
 

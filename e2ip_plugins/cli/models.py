@@ -158,6 +158,7 @@ def evaluate_command(
 def _tell(state: Any, output: Path) -> None:
     """Print what an evaluation has written and left out; exit with status 1 if it has written nothing."""
     from e2ip_plugins.evaluation.evaluate import skipped_file
+    from e2ip_plugins.evaluation.options import FAR
 
     if state.skipped:
         number = plural(len(state.skipped), "bad frame")
@@ -166,6 +167,11 @@ def _tell(state: Any, output: Path) -> None:
         checks.warn(
             f"--stress: {state.without_stress} of {state.written} frames have none: it is for frames that are periodic "
             "in all directions, and compiled models may lack it"
+        )
+    if state.far:
+        checks.warn(
+            f"{state.far} of {plural(state.written, 'frame')} have atoms with a leverage above {FAR:g}: they are "
+            "unlike the training set, and their error bars are a guess"
         )
     typer.echo(f"Written: {output}, {plural(state.written, 'frame')}")
     if state.skipped and not state.written:

@@ -116,7 +116,10 @@ def _watch(texts: Optional[List[str]], defaults: Dict[str, Any], options: Dict[s
     fields = {"check_interval": "interval", "collected": "frames"}
     named = {fields.get(name, name): value for name, value in chosen.items()}
     watch = parse_watch(texts, **{**defaults, **named, "tell": typer.echo})
-    check_output(watch.frames, "--collected " if "collected" in options else "--frames ", frames=True)
+    option = "--collected " if "collected" in options else "--frames "
+    # Its name follows from that of the run unless the user names it.
+    way_out = "" if "frames" in named else "another file for the run"
+    check_output(watch.frames, option, frames=True, permission=way_out)
     return watch
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
-from e2ip_plugins.evaluation.options import BatchModel, EvaluateOptions, State
+from e2ip_plugins.evaluation.options import FAR, BatchModel, EvaluateOptions, State
 from e2ip_plugins.files import replacing
+from e2ip_plugins.keys import LEVERAGE
 from e2ip_plugins.predictions.chunks import chunks, open_frames, starts_of
 from e2ip_plugins.predictions.trajectories import check_output
 from e2ip_plugins.unfinished import START_ANEW, Unfinished
@@ -80,7 +81,8 @@ def evaluate(
             skipped = tuple(sorted((*state.skipped, *batch.skipped, *results.skipped)))
             lacking = sum(options.stress and "stress" not in atoms.info for atoms in results.frames)
             written, without_stress = state.written + len(results.frames), state.without_stress + lacking
-            state = State(batch.number, batch.end - begin, batch.sha256, written, skipped, without_stress)
+            far = state.far + sum(bool((atoms.arrays[LEVERAGE.name] > FAR).any()) for atoms in results.frames)
+            state = State(batch.number, batch.end - begin, batch.sha256, written, skipped, without_stress, far)
             file.write(results.text(), dataclasses.asdict(state))
             on_progress(state)
         if not state.frame and options.part == (1, 1):

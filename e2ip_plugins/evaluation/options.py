@@ -155,6 +155,10 @@ class EvaluateOptions:
         }
 
 
+#: Leverage beyond which error bars are a guess (docs/understand/limits.md).
+FAR = 10.0
+
+
 @dataclass(frozen=True)
 class State:
     """How far an evaluation has come.
@@ -173,6 +177,8 @@ class State:
         Frames that were left out, and why.
     without_stress : int
         Number of frames in the output that have no stress, though it was asked for.
+    far : int
+        Number of frames in the output with an atom whose leverage is above `FAR`.
     """
 
     frame: int
@@ -181,6 +187,7 @@ class State:
     written: int = 0
     skipped: Tuple[Tuple[int, str], ...] = ()
     without_stress: int = 0
+    far: int = 0
 
     @classmethod
     def read(cls, content: Dict[str, Any]) -> "State":

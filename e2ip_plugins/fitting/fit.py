@@ -121,6 +121,8 @@ def fit_leverage(
         training_tables = by_head(of_training)
         for head, table in tables.items():
             previous = _previous_fit(leverage, head) if training is None else None
+            if previous is None:
+                report.warn_of_unlike(head, table["distance"])
             atoms_of = _AtomsOfHead(head, table, training_tables.get(head), form, previous)
             if constant_readout:
                 constants, std = _fit_constant_readout(readout, atoms_of)

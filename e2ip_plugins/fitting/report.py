@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.fitting.constants import FittedConstants
 from e2ip_plugins.leverage.form import FORM
@@ -17,6 +19,9 @@ FEW_CONFIGURATIONS = 10
 
 #: Rise of the NLL on validation configurations, in nats per atom, that is worth a warning.
 NLL_RISE = 0.1
+
+#: Median leverage of validation atoms from which they are no sample of what the model was trained on.
+UNLIKE_TRAINING = 3.0
 
 #: What to do with a model that was not fitted at the end of its training.
 WAY_OUT = "fit it: e2ip fit MODEL --train … --valid … --output FITTED"
@@ -99,10 +104,10 @@ class FitReport:
                 )
             )
             ratio = math.exp(0.5 * c.optimism)
-            if ratio > 1.0:
+            if ratio >= 1.005:
                 lines.append(
-                    f"leverage{where}: errors {ratio:.3g} +- {0.5 * c.optimism_error * ratio:.2g} times those of "
-                    "training atoms of equal uncertainty: more growth on what is strange"
+                    f"leverage{where}: validation errors are {ratio:.3g} +- {0.5 * c.optimism_error * ratio:.2g} times "
+                    "those of training atoms with the same error bar: those of unlike atoms grow more"
                 )
         for head, fitted in self.energies.items():
             lines.append(
@@ -127,6 +132,16 @@ class FitReport:
             + (f" of {len(data_sets)} heads" if len(data_sets) > 1 else "")
             + f" in {self.regions} regions"
         )
+
+    def warn_of_unlike(self, head: int, distance: np.ndarray) -> None:
+        """Add a warning where validation atoms, of distances d (N,), are unlike the training set."""
+        leverage = 0.5 * float(np.median(distance))
+        if leverage > UNLIKE_TRAINING:
+            self.warnings.append(
+                f"half of the validation atoms{self.of_head(head)} have a leverage above {leverage:.3g}, where "
+                "training atoms have 1 on average: were these the frames that the model was trained on, and are the validation "
+                "frames of the same kind?"
+            )
 
     def warn_of_species(self, features: int, species: Sequence[str]) -> None:
         """Add warnings about species with few training atoms, or none."""

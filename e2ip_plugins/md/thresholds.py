@@ -163,8 +163,8 @@ class Limits:
         smoothing = f"the window of {window} checks" if window > 1 else "a window"
         self.notes.append(
             f"{self.name}{of_group}: threshold {number:.4g}{unit}, the quantile {level:g} of {held_out.frames} "
-            f"held-out frames; expect {100 * (1 - level):.3g} false alarms in 100 checks of such frames, fewer with "
-            f"{smoothing}"
+            f"held-out frames; expect {100 * (1 - level):.3g} false alarms in 100 checks of frames like these, fewer "
+            f"with {smoothing}"
         )
 
     def _compare_held_out(self, number: float, middle: float, largest: float) -> None:

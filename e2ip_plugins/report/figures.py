@@ -38,9 +38,10 @@ Panel = Callable[[Axes], None]
 
 
 class _Look(NamedTuple):
-    """Colours of models by label, the unit of forces, and its factor from eV/Å."""
+    """Colours of models and their names in titles by label, the unit of forces, and its factor from eV/Å."""
 
     colours: Dict[str, str]
+    names: Dict[str, str]
     force: str
     factor: float
 
@@ -57,7 +58,10 @@ def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[Score
     leverage has two more panels: errors, and predicted standard deviations, of both sets against it. The other panels
     stay those in distribution.
     """
-    look = _Look(_assign_colours(models), REPORT_UNITS[unit][0], REPORT_UNITS[unit][2])
+    several_sets = bool(ood) and any("pit" in m.scores for m in models)
+    # One model's panels are told apart by their set.
+    names = {m.label: "in distribution" if several_sets and len(models) == 1 else m.label for m in models}
+    look = _Look(_assign_colours(models), names, REPORT_UNITS[unit][0], REPORT_UNITS[unit][2])
     with style.context(_STYLE):
         panels = _calibration_panels(models, ood, look)
         for a, b in zip(models, ood, strict=False):
@@ -80,8 +84,10 @@ def figure_page(models: List[ScoredModel], unit: str = "eV", ood: Sequence[Score
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         handles = [Patch(color=look.colours[m.label], label=m.label) for m in models]
-        several_sets = ood and any("pit" in m.scores for m in models)
-        title = "panels in which no set is named: in distribution" if several_sets else None
+        title = None
+        if several_sets:
+            files = " and ".join(dict.fromkeys(m.predictions.path.name for m in ood))
+            title = f"out of distribution: {files}; panels that name no set are in distribution"
         # A letter of 10.5 points takes about 0.09 inches, a patch and its space 0.8.
         room = int(size[0] / (0.8 + 0.09 * max(len(m.label) for m in models)))
         ncols = max(1, min(len(models), room, 5))
@@ -231,7 +237,7 @@ def _error_against_std(ax: Axes, models: List[ScoredModel], look: _Look, of_set:
 
 
 def _density(ax: Axes, model: ScoredModel, look: _Look) -> None:
-    ax.set_title(_title("Error against uncertainty", model.label))
+    ax.set_title(_title("Error against uncertainty", look.names[model.label]))
     std, error = _std_and_error(model, look)
     positive = error > 0  # others have no place on a logarithmic axis
     spans = [np.quantile(std, [0.001, 0.999]), _rms_in_bins(ax, model, look)]
@@ -295,6 +301,7 @@ _AGAINST_LEVERAGE = {
 def _leverage_panels(inside: ScoredModel, outside: ScoredModel, look: _Look) -> List[Panel]:
     """Return panels of errors and of standard deviations of both sets against leverage, if the model has one."""
     curves: Dict[str, List[tuple]] = {}
+    one = look.names[inside.label] != inside.label
     colour = look.colours[inside.label]
     for m, name, of_set in ((inside, "in distribution", colour), (outside, "out of distribution", _OOD_COLOUR)):
         leverage = m.scores.get("leverage", np.empty(0))
@@ -312,7 +319,7 @@ def _leverage_panels(inside: ScoredModel, outside: ScoredModel, look: _Look) -> 
 
     def draw(ax: Axes, score: str) -> None:
         what, label, _ = _AGAINST_LEVERAGE[score]
-        ax.set_title(_title(f"{what} against leverage", inside.label))
+        ax.set_title(_title(f"{what} against leverage", "both sets" if one else inside.label))
         ax.set(xscale="log", yscale="log", xlabel="leverage (1: training atoms on average)")
         ax.set_ylabel(f"{label} ({look.force})")
         for name, of_set, x, (low, middle, high) in curves[score]:

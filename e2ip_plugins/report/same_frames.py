@@ -57,7 +57,7 @@ def difference(a: Predictions, b: Predictions) -> Optional[str]:
     if len(a.sizes) != len(b.sizes):
         return (
             f"{b.path}: has {len(b.sizes)} frames, but {a.path} has {len(a.sizes)}; compare predictions for the same "
-            "frames (NequIP's xyz writer appends to a file that is already there)"
+            "frames, those of another set behind --ood (NequIP's xyz writer appends to an existing file)"
         )
     if a.labelled != b.labelled:
         labelled, unlabelled = (a, b) if a.labelled else (b, a)
@@ -69,7 +69,8 @@ def difference(a: Predictions, b: Predictions) -> Optional[str]:
         if not np.allclose(x, y, rtol=REFERENCE_RTOL, atol=REFERENCE_ATOL, equal_nan=True):
             return (
                 f"{b.path}: the {'reference forces' if a.labelled else 'positions'} of frame {number} differ from "
-                f"those in {a.path}; compare predictions for the same frames in the same order"
+                f"those in {a.path}; compare predictions for the same frames in the same order; those of another set "
+                "go behind --ood"
             )
     return None
 

@@ -24,7 +24,10 @@ LEANING = 0.05
 LARGEST_OF_SPECIES = 0.1
 
 #: Mean z of energies from which their errors are mostly of one sign.
-ONE_SIDED = 0.5
+ONE_SIDED = 0.3
+
+#: Mean z of energies from which the reference must be another one than that of the training.
+OTHER_REFERENCE = 10.0
 
 #: Share of a Gaussian beyond 3 standard deviations, and the probability below which more errors are no chance.
 BEYOND_3, CHANCE = 0.0027, 0.01
@@ -54,6 +57,8 @@ def verdicts(report: dict, out_of_distribution: bool = False) -> List[str]:
     line = judge(report["overall"], intervals.get("overall"), report["frames"], remedy)
     lines = [f"forces: {line}{_of_species(report)}"]
     if energies := report.get("energies", {}).get("frames"):
+        if abs(energies["z_mean"]) > OTHER_REFERENCE:
+            remedy = "are they of the reference (atoms, functional) that the model was trained on?"
         line = judge(energies, energies["interval95"], energies["number"], remedy)
         lines.append(f"energies: {line}{_of_large_errors(energies)}")
     return lines

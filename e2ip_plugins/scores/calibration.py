@@ -190,7 +190,9 @@ class Calibration:
             Where it is known.
         """
         if family is None:
-            raise InputError(f"{where}: has no predicted distribution that {self.path} could calibrate")
+            raise InputError(
+                f"{where}: has no predicted distribution that {self.path} could calibrate; e2ip fit gives a model one"
+            )
         if family.uq_family != self.uq_family:
             raise InputError(
                 f"{self.path}: is for predictions of family '{self.uq_family}', but {where} has family "

@@ -115,7 +115,7 @@ def _common_factor(sample: Sample, notes: List[str]) -> CalibrationConstant:
         notes.append(useless(f"a factor of {factor.value:.1e}"))
     if _holds(factor, 1.0):
         notes.append(
-            f"these configurations want a factor of {wanted:.3f}, which they hardly tell from 1: "
+            f"the factor that suits these configurations best, {wanted:.3f}, is not different from 1 within its error: "
             f"{factor.value:.3f} is applied"
         )
     return factor

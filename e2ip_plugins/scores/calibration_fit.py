@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
-from e2ip_plugins.errors import InputError
+from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.scores import calibration_constants
 from e2ip_plugins.scores.calibration import Calibration
 from e2ip_plugins.scores.calibration_constants import Fitted
@@ -75,7 +75,7 @@ def calibrate(sample: Sample, methods: Sequence[str], levels: Sequence[float] = 
     index, count = sample.numbered()
     if count < (4 if halved else 2):
         raise InputError(
-            f"{sample.file}: has {count} configurations with finite reference forces; constants and "
+            f"{sample.file}: has {plural(count, 'configuration')} with finite reference forces; constants and "
             f"their uncertainty need at least {4 if halved else 2}"
         )
     if not np.abs(sample.error).max() > 0.0:

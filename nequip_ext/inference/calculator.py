@@ -302,5 +302,7 @@ def open_model(
             calculator.wait_for_requests()
         return calculator
     if calibration is not None:
-        raise InputError(f"{path}: has no readout, whose uncertainties {calibration} could calibrate")
+        raise InputError(
+            f"{path}: has no readout, whose uncertainties {calibration} could calibrate; e2ip fit gives a model one"
+        )
     return NequIPCalculator(calculator.model, device, transforms=calculator.transforms)

@@ -401,6 +401,14 @@ def test_the_command_says_what_was_left_out(command, tmp_path):
     assert result.exit_code == 1 and "2 bad frames left out" in result.stderr and "0 frames" in result.stdout
 
 
+def test_the_command_says_which_frames_are_unlike_the_training_set(command, tmp_path):
+    frames = frames_of(3)
+    frames[1].positions[:, 2] += 4.0  # the toy's leverage is 1 + z²
+    ase.io.write(tmp_path / "in.xyz", frames, format="extxyz")
+    result = command("--batch-atoms", 3)
+    assert "1 of 3 frames have atoms with a leverage above 10: they are unlike the training set" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "names", "message"),
     [
@@ -408,7 +416,7 @@ def test_the_command_says_what_was_left_out(command, tmp_path):
         (("--part", "3"), {}, "--part 3: give I/N"),
         (("--device", "gpu"), {}, "--device gpu: torch cannot compute there"),
         (("--calibration", "no.json"), {}, "(No such file or directory); see e2ip calibrate"),
-        ((), {"model": "no.model"}, "no.model: no such file"),
+        ((), {"model": "no.modle"}, "no.modle: no such file"),
         ((), {"model": "in.xyz"}, "in.xyz: is none of .model, .ckpt, .zip, .pt2"),
         ((), {"source": "no.xyz"}, "no.xyz: no such file"),
         ((), {"source": "in.xyz@:2"}, "write the part into a file first: ase convert -n :2 "),

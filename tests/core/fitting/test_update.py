@@ -137,6 +137,17 @@ def test_report_in_words():
     report.heads = []
     report.constants = {0: dataclasses.replace(constants, optimism=2.0 * math.log(1.25), optimism_error=0.1)}
     assert report.lines()[2] == (
-        "leverage: errors 1.25 +- 0.062 times those of training atoms of equal uncertainty: more growth on what is "
-        "strange"
+        "leverage: validation errors are 1.25 +- 0.062 times those of training atoms with the same error bar: those of "
+        "unlike atoms grow more"
     )
+    report.constants[0] = dataclasses.replace(constants, optimism=2.0 * math.log(1.004))
+    assert len(report.lines()) == 2
+
+
+def test_training_frames_that_the_model_was_not_trained_on_are_doubted():
+    report = FitReport()
+    report.warn_of_unlike(0, np.array([2.0, 2.4, 5.9, 80.0, 1e6]))
+    assert not report.warnings
+    report.warn_of_unlike(0, np.array([40.0, 52.0, 60.0]))
+    (text,) = report.warnings
+    assert text.startswith("half of the validation atoms have a leverage above 26, where training atoms have 1")

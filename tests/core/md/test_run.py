@@ -233,7 +233,7 @@ def test_a_name_alone_takes_the_advised_quantile(command, held_out):
     assert result.exit_code == 0, result.output
     text = (
         f"monitor: {STD}: threshold 0.039 eV/Å, the quantile 0.95 of 40 held-out frames; expect 5 false alarms in 100 "
-        "checks of such frames, fewer with "
+        "checks of frames like these, fewer with "
     )
     assert f"{text}a window" in result.stdout.splitlines()
     Path("out.xyz").unlink()

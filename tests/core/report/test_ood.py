@@ -88,6 +88,14 @@ def titles(models, ood, unit="eV"):
     return [title for ax in figure_page(models, unit, ood).axes if (title := ax.get_title(loc="left"))]
 
 
+def test_panels_of_one_model_name_their_set(both_sets):
+    inside, outside = (models[1:] for models in both_sets(MODELS))
+    of_sets = {"Error against uncertainty,\nin distribution", "Error against leverage, both sets"}
+    assert of_sets <= {*titles(inside, outside)}
+    title = figure_page(inside, "eV", outside).legends[0].get_title().get_text()
+    assert title == "out of distribution: e2ip_ood.xyz; panels that name no set are in distribution"
+
+
 def auroc_of_pairs(outside, inside):
     return np.mean([(x > y) + 0.5 * (x == y) for x in outside for y in inside])
 

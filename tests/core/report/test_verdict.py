@@ -80,10 +80,16 @@ def test_large_and_one_sided_errors_of_energies_are_named():
     def verdict(beyond3, z_mean):
         return verdicts(report_of({}, beyond3=beyond3, z_mean=z_mean))[1].partition("well calibrated")[2]
 
-    assert verdict(0.01, 0.4) == ""
-    assert verdict(0.03, 0.4) == "; but 3 errors above 3 standard deviations, where 0.27 would be expected"
+    assert verdict(0.01, 0.2) == ""
+    assert verdict(0.03, 0.2) == "; but 3 errors above 3 standard deviations, where 0.27 would be expected"
     assert verdict(0.0, 0.7) == "; but errors mostly positive (mean z 0.70)"
     assert ", and errors mostly positive" in verdict(0.03, 0.7)
+
+
+def test_energies_of_another_reference_are_no_reason_to_label_frames():
+    report = report_of({}, **figures(0.0, 0.0)[0], beyond3=1.0, z_mean=20000.0)
+    report["energies"]["frames"]["interval95"] = {**figures(0.0, 0.0)[1], "z_mean": (1e4, 3e4)}
+    assert "too narrow, are they of the reference (atoms, functional) that" in verdicts(report, True)[1]
 
 
 def test_one_frame():

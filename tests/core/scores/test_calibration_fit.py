@@ -86,7 +86,7 @@ def test_a_factor_that_may_be_1_does_not_carry_noise(sample):
         constant = calibration.factor["C"]
         applied.append(abs(math.log(constant.value)))
         found.append(abs(0.5 * math.log(constant.interval[0] * constant.interval[1])))
-        assert ("hardly tell from 1" in "".join(calibration.notes)) or applied[-1] > 0.0
+        assert ("is not different from 1" in "".join(calibration.notes)) or applied[-1] > 0.0
     assert np.mean(applied) < 0.7 * np.mean(found)
     assert np.median(applied) == 0.0
 
@@ -314,7 +314,7 @@ def test_species_scales_that_make_the_whole_worse_are_told(sample):
 def test_validation_sets_that_say_nothing(sample):
     exact = sample()._replace(error=np.zeros((2400, 3)))
     for valid, methods, message in (
-        (sample(configurations=1), ["scale"], "has 1 configurations .*at least 2"),
+        (sample(configurations=1), ["scale"], "has 1 configuration with .*at least 2"),
         (sample(configurations=3), ["floor", "conformal"], "has 3 configurations .*at least 4"),
         (exact, ["scale"], "all errors are zero"),
     ):
