@@ -139,8 +139,8 @@ class FitReport:
         if leverage > UNLIKE_TRAINING:
             self.warnings.append(
                 f"half of the validation atoms{self.of_head(head)} have a leverage above {leverage:.3g}, where "
-                "training atoms have 1 on average: were these the frames that the model was trained on, and are the validation "
-                "frames of the same kind?"
+                "training atoms have 1 on average: were these the frames that the model was trained on, and are the "
+                "validation frames of the same kind?"
             )
 
     def warn_of_species(self, features: int, species: Sequence[str]) -> None:
