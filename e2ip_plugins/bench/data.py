@@ -165,9 +165,9 @@ def _split_training(dataset: DataSet, sources: Dict[str, Path], limit: "int | No
     needed = sum(dataset.frames) + dataset.further if dataset.further else used
     frames = read_verbatim(sources["train"], needed)
     if len(frames) < needed:
-        further = f" and further: {dataset.further}" if dataset.further else ""
+        and_further = f" and further: {dataset.further}" if dataset.further else ""
         raise InputError(
-            f"{sources['train']} has {len(frames)} frames; frames: {list(dataset.frames)}{further} need {needed}: give "
+            f"{sources['train']} has {len(frames)} frames; frames: {list(dataset.frames)}{and_further} need {needed}: give "
             "smaller numbers"
         )
     further = frames[sum(dataset.frames) :][:limit]
