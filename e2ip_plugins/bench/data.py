@@ -165,11 +165,8 @@ def _split_training(dataset: DataSet, sources: Dict[str, Path], limit: "int | No
     needed = sum(dataset.frames) + dataset.further if dataset.further else used
     frames = read_verbatim(sources["train"], needed)
     if len(frames) < needed:
-        and_further = f" and further: {dataset.further}" if dataset.further else ""
-        raise InputError(
-            f"{sources['train']} has {len(frames)} frames; frames: {list(dataset.frames)}{and_further} need {needed}: give "
-            "smaller numbers"
-        )
+        keys = f"frames: {list(dataset.frames)}" + (f" and further: {dataset.further}" if dataset.further else "")
+        raise InputError(f"{sources['train']} has {len(frames)} frames; {keys} need {needed}: give smaller numbers")
     further = frames[sum(dataset.frames) :][:limit]
     frames = frames[:used]
     if dataset.valid:
