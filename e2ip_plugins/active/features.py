@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.force_errors import last_call_of
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.readout import Readout
@@ -103,7 +103,7 @@ def collect(model: FeatureModel, frames: Sequence[LabelledFrame], forces: bool =
     """
     parts: List[List[np.ndarray]] = []
     vectors: List[np.ndarray] = []
-    with record_calls(model.readout) as call:
+    with last_call_of(model.readout) as call:
         for predicted in model.run(frames, forces):
             scalars, outputs = call["scalars"], call["outputs"]
             on_atoms = scalars.new_full((len(scalars), 3), np.nan) if predicted is None else predicted.detach()

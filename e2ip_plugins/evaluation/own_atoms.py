@@ -19,7 +19,7 @@ def own_vector(readout: Readout, call: Dict[str, Any], count: int) -> Tensor:
     readout : Readout
         Of a family that takes no forces.
     call : dict
-        Of `e2ip_plugins.fitting.force_errors.record_calls`, after a call with one frame.
+        Of `e2ip_plugins.fitting.force_errors.last_call_of`, after a call with one frame.
     count : int
         Number of atoms, which come first.
     """

@@ -165,7 +165,10 @@ class Family(nn.Module):
 
     @classmethod
     def log_variance(cls, parameters: Dict[str, Tensor]) -> Tensor:
-        """Return the logarithm of the variance of a component, in eV²/Å², geometric mean over directions (N,)."""
+        """Return the logarithm of a component's variance (N,), in eV²/Å², geometric mean over directions.
+
+        Families may leave out a factor that is the same for all leverages, as `NIW` does with that of ν.
+        """
         return parameters[cls.log_matrix][..., :3].sum(-1) / 3.0
 
     def force_loss(self, residual: Tensor, outputs: Dict[str, Tensor]) -> Tensor:

@@ -106,7 +106,7 @@ class NIW(Family):
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         preset = PRESETS[options["preset"]]
-        # Mode `leverage` is trained like `coupled`; κ is replaced when the leverage has been fitted.
+        # Mode `leverage` is trained like `coupled`; once there is a fit, `_grown_with_support` computes κ anew.
         self.coupled = options["evidence"] != "independent"
         self.takes_support = options["evidence"] == "leverage"
         self.evidence_weight = float(options["evidence_weight"])
@@ -169,7 +169,7 @@ class NIW(Family):
         else:
             far = torch.where(support.fitted, remoteness(support.distance), 0.0).to(coefficients.dtype)
             log_sigma0, sigma0, nu, kappa, plateau = self.distribution(coefficients, force_unit, flattening(far))
-            # κ is that of training, ν - 5 of the ν before.
+            # κ is still that of training, ν - 5 with the ν before `less_evidence`; `_grown_with_support` replaces it.
             nu = less_evidence(nu, far, self.min_nu)
             shift, kappa = _grown_with_support(log_sigma0, kappa, support, far)
             log_sigma0 = log_sigma0.clone()

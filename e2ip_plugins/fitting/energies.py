@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from e2ip_plugins.fitting.force_errors import kinds_of, record_calls
+from e2ip_plugins.fitting.force_errors import kinds_of, last_call_of
 from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record
@@ -27,7 +27,7 @@ OFFSET = 5.0
 LEAST_FREE, LARGE = 5, 0.5
 
 
-class EnergyErrors(NamedTuple):
+class EnergyResiduals(NamedTuple):
     """Energy errors of a batch of frames.
 
     Attributes
@@ -93,7 +93,7 @@ _Table = Dict[str, np.ndarray]
 
 def fit_energies(
     readout: Readout,
-    batches: Iterable[Optional[EnergyErrors]],
+    batches: Iterable[Optional[EnergyResiduals]],
     report: FitReport,
     species: Sequence[str] = (),
     records: Optional[Records] = None,
@@ -108,7 +108,7 @@ def fit_energies(
     ----------
     readout : Readout
         With a fitted leverage; filled in place.
-    batches : iterable of EnergyErrors or None
+    batches : iterable of EnergyResiduals or None
         Taking the next item runs the model, and with it the readout, on the next frames; None: they have no energies.
     report : FitReport
     species : sequence of str
@@ -143,12 +143,12 @@ def fit_energies(
 
 
 def _collect(
-    readout: Readout, batches: Iterable[Optional[EnergyErrors]], records: Optional[Records]
+    readout: Readout, batches: Iterable[Optional[EnergyResiduals]], records: Optional[Records]
 ) -> Tuple[_Table, np.ndarray]:
     """Return a table of frames, and by head sum and number of the logarithms of σ, the same in every process."""
-    with record_calls(readout) as call, torch.no_grad():
+    with last_call_of(readout) as call, torch.no_grad():
 
-        def make(errors: Optional[EnergyErrors]) -> Record:
+        def make(errors: Optional[EnergyResiduals]) -> Record:
             return {} if errors is None else _columns(readout, call, errors)
 
         parts = [part for part in recorded(records, "energies", batches, make) if part]
@@ -162,7 +162,7 @@ def _collect(
     return joined, np.sum([sums for _, sums in gathered], axis=0)
 
 
-def _columns(readout: Readout, call: Dict[str, Any], errors: EnergyErrors) -> Record:
+def _columns(readout: Readout, call: Dict[str, Any], errors: EnergyResiduals) -> Record:
     """Return the columns of a batch that the model has been run on, and by head sum and number of ln σ."""
     energies, per_head = readout.leverage.energies, readout.leverage.species_per_head()
     support, kinds, count = call["support"], call["kinds"], len(errors.residual)

@@ -20,9 +20,9 @@ from e2ip_plugins.errors import InputError, plural
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting import force_errors
 from e2ip_plugins.fitting.constants import FittedConstants, PreviousFit, Samples
-from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
+from e2ip_plugins.fitting.energies import EnergyResiduals, fit_energies
 from e2ip_plugins.fitting.force_errors import AtomTable, ForceErrors, by_head, kinds_of, parameters_of
-from e2ip_plugins.fitting.records import TRAINING, Records, recorded
+from e2ip_plugins.fitting.records import TRAINING, TRAINING_ERRORS, Records, recorded
 from e2ip_plugins.fitting.report import FEW_CONFIGURATIONS, FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record, TrainingAtoms, TrainingBatch
 from e2ip_plugins.leverage.form import FORM, LeverageForm
@@ -61,7 +61,7 @@ def fit_leverage(
     training_errors: Iterable[ForceErrors] = (),
     form: LeverageForm = FORM,
     heads: Sequence[str] = (),
-    energies: Optional[Iterable[Optional[EnergyErrors]]] = None,
+    energies: Optional[Iterable[Optional[EnergyResiduals]]] = None,
     records: Optional[Records] = None,
 ) -> FitReport:
     """Fit the leverage of a readout, and with it the constants of a family that takes it.
@@ -71,8 +71,8 @@ def fit_leverage(
     readout : Readout
         Its buffers are filled in place.
     training : iterable
-        Taking the next item runs the model, and with it the readout, on the next batch of training atoms; features and
-        outputs are read by hooks of `record_calls`, not returned. Without training atoms (None), a leverage that was
+        Taking the next item runs the model, and with it the readout, on the next batch of training atoms. Features and
+        outputs are not returned: `last_call_of` records them. Without training atoms (None), a leverage that was
         fitted before keeps what these say, moments and surplus, and all else is fitted anew.
     validation : iterable of ForceErrors
         The same for validation atoms. Not taken for families that do not take the leverage.
@@ -87,7 +87,7 @@ def fit_leverage(
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
-    energies : iterable of EnergyErrors or None, optional
+    energies : iterable of EnergyResiduals or None, optional
         The validation set once more, for the error bars of energies: taken last, when forces have theirs. None: these
         are not fitted.
     records : Records, optional
@@ -117,7 +117,7 @@ def fit_leverage(
     if readout.family.takes_support:
         # Until ``fitted`` is True the family predicts as in training; `Support.distance` is that of the moments.
         tables = by_head(force_errors.collect_validation(readout, validation, report, species, records))
-        of_training, _ = force_errors.collect_errors(readout, training_errors, "errors of the training set", records)
+        of_training, _ = force_errors.collect_errors(readout, training_errors, TRAINING_ERRORS, records)
         training_tables = by_head(of_training)
         for head, table in tables.items():
             previous = _previous_fit(leverage, head) if training is None else None
@@ -142,9 +142,10 @@ def fit_leverage(
 def _training_atoms(readout: Readout, training: Iterable[TrainingBatch], records: Optional[Records]) -> TrainingAtoms:
     """Run a model over training atoms, and return their features."""
     atoms = TrainingAtoms(len(readout.leverage.centres))
-    with force_errors.record_calls(readout) as call:
+    with force_errors.last_call_of(readout) as call:
 
         def make(batch: TrainingBatch) -> Record:
+            # The forward pass that made ``batch`` has just filled ``call``.
             log_own = torch.zeros(len(call["kinds"]))
             if readout.family.takes_support:
                 log_own = readout.family.log_variance(parameters_of(readout, call["outputs"])).cpu()

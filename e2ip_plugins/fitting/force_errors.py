@@ -70,8 +70,8 @@ class LeftOut(NamedTuple):
 
 
 @contextmanager
-def record_calls(readout: Readout) -> Iterator[Dict[str, Any]]:
-    """Give a dictionary with the last call of a readout: scalars, kinds, heads, support, outputs."""
+def last_call_of(readout: Readout) -> Iterator[Dict[str, Any]]:
+    """Yield a dictionary that every call of a readout fills anew: scalars, kinds, heads, support, outputs."""
     call: Dict[str, Any] = {}
 
     def of_leverage(module: Leverage, inputs: Tuple[Any, ...], support: Support) -> None:
@@ -109,7 +109,7 @@ def collect_errors(
 
     Also returns which configurations were left out for species without training atoms. ``name`` is that of the pass.
     """
-    with record_calls(readout) as call:
+    with last_call_of(readout) as call:
         parts = list(recorded(records, name, batches, lambda errors: _columns(readout, call, errors)))
     left_out = [LeftOut(int(part.pop("left_out")), frozenset(part.pop("lacking").tolist())) for part in parts]
     gathered = gather_objects((parts, reduce(LeftOut.joined, left_out, LeftOut())))

@@ -22,6 +22,9 @@ from e2ip_plugins.unfinished import Unfinished
 #: Name of the pass that parts share.
 TRAINING = "training set"
 
+#: Name of the pass over training configurations whose errors are compared with those of the validation set.
+TRAINING_ERRORS = "errors of the training set"
+
 _FORMAT = "e2ip fit"
 
 #: Settings in which parts differ.

@@ -26,17 +26,16 @@ g says how far out an atom is::
     h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   g(d) = (d/d_g)^4 / (1 + (d/d_g)^4).
 
 The predicted standard deviation grows with G = 1 + a r(d). Near the training set r(d) is d, far from it a power p of d:
-r(d) = d (1 + (d/d_g)²)^((p-1)/2). The divisor 1 + a r(2), which is G at d = 2, acts on the covariance as a whole
-and not on κ (see "Total").
+r(d) = d (1 + (d/d_g)²)^((p-1)/2).
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
 mean of v over training atoms of the kind. The excess (below) starts from G² - 1, weighted with a power of v̄/v::
 
     (G² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
 
-So it multiplies not v but v^(1-w) v̄^w. Near the training set w = 1/2, the geometric mean: a variance that has grown
-by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad they
-are, and w is larger.
+So what grows with G² - 1 is v^(1-w) v̄^w, not v. Near the training set w = 1/2, the geometric mean: a variance that has
+grown by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad
+they are, and w is larger.
 
 Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
 errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
@@ -59,7 +58,8 @@ returns it, and in mode ``leverage`` κ = 1/excess::
 
 With d = 2, a = 2.5 and v = v̄ the excess is 33 and κ is 0.03: nearly all of the covariance counts as epistemic.
 
-Total. In place of v the variance is the following; log_scale is fitted, as a and o are::
+Total. In place of v the variance is the following; log_scale is fitted, as a and o are. The divisor is G² at d = 2, so
+that v is about kept on training atoms; it acts on the whole covariance and not on κ::
 
     v exp(log_scale) / (1 + a r(2))² (1 + excess).
 

@@ -69,7 +69,7 @@ class Leverage(nn.Module):
     surplus: Tensor  # (heads,)
     fitted: Tensor
     whitening: Tensor  # (D, A, D): U(Λ + ρ)^(-1/2)/√τ of the A kinds with training atoms; it multiplies rows x - μ
-    axes: Tensor  # (kinds,): index of a kind's matrix among those A; the axes themselves are in the matrix
+    axes: Tensor  # (kinds,): index of a kind's matrix U(Λ + ρ)^(-1/2)/√τ among those A of ``whitening``
     region_stretch: Tensor  # (kinds, R, D), 0 where there is no region
     region_offsets: Tensor  # (kinds, R, D)
     region_norms: Tensor  # (kinds, R): 2τ of ψ and what makes the mean of h 1, the same for all regions of a kind

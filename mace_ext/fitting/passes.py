@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.batches import Batching, InOrder, OnProgress, Pass, to_standard_error
-from e2ip_plugins.fitting.energies import EnergyErrors
+from e2ip_plugins.fitting.energies import EnergyResiduals
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
-from e2ip_plugins.fitting.records import TRAINING, Records
+from e2ip_plugins.fitting.records import TRAINING, TRAINING_ERRORS, Records
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -103,10 +103,10 @@ def fit_model(
         forces = forces_of(model, batch)
         return ForceErrors(reference_forces(batch) - forces, numbers[batch.batch.cpu()], forces)
 
-    def energies(numbers: torch.Tensor, batch: Batch) -> EnergyErrors:
+    def energies(numbers: torch.Tensor, batch: Batch) -> EnergyResiduals:
         return energy_errors(model, batch.to(device))
 
-    known = "errors of the training set"
+    of_training = () if training_subset is None else Pass(training_subset, residuals, TRAINING_ERRORS, on_progress)
     with _frozen(model):
         return fit_leverage(
             model.e2ip_readout,
@@ -114,7 +114,9 @@ def fit_model(
             Pass(validation, residuals, "validation set", on_progress),
             species_of(model),
             constant_readout,
-            training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
+            training_errors=()
+            if training_subset is None
+            else Pass(training_subset, residuals, TRAINING_ERRORS, on_progress),
             heads=model.heads,
             energies=Pass(validation, energies, "energies of the validation set", on_progress),
             records=records,
@@ -122,7 +124,7 @@ def fit_model(
 
 
 def run_features(model: models.ScaleShiftMACE, batch: Batch) -> None:
-    """Run a model on a batch without forces, so that `record_calls` sees features and outputs of its readout."""
+    """Run a model on a batch without forces, so that `last_call_of` sees features and outputs of its readout."""
     with torch.no_grad():
         model.uncertainty_outputs(batch.to_dict())
 
@@ -132,7 +134,7 @@ def forces_of(model: models.ScaleShiftMACE, batch: Batch) -> torch.Tensor:
     return model(batch.to_dict(), compute_force=True)["forces"].detach()
 
 
-def energy_errors(model: models.ScaleShiftMACE, batch: Batch) -> EnergyErrors:
+def energy_errors(model: models.ScaleShiftMACE, batch: Batch) -> EnergyResiduals:
     """Return errors of energies, and of stresses where there are any; a readout that takes forces gets them."""
     stresses = reference_stresses(batch)
     with_stress = bool(torch.isfinite(stresses).any())
@@ -141,9 +143,9 @@ def energy_errors(model: models.ScaleShiftMACE, batch: Batch) -> EnergyErrors:
         output = model(batch.to_dict(), compute_force=forces, compute_stress=with_stress)
     energies = reference_energies(batch) - output["energy"].detach()
     if not with_stress:
-        return EnergyErrors(energies, batch.batch)
+        return EnergyResiduals(energies, batch.batch)
     volumes = torch.linalg.det(batch.cell.view(-1, 3, 3)).abs()
-    return EnergyErrors(energies, batch.batch, stresses - output["stress"].detach(), volumes)
+    return EnergyResiduals(energies, batch.batch, stresses - output["stress"].detach(), volumes)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from e2ip_plugins.active.features import FeatureModel, required_readout
 from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.fitting.batches import in_order
-from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.force_errors import last_call_of
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.gradient import feature_gradient
@@ -73,7 +73,7 @@ class Batches:
     def uncertainties(self, graphs: Sequence[data.AtomicData], own: Optional[int] = None) -> Dict[str, Tensor]:
         """Return the uncertainties of a batch; energies and forces are not computed."""
         readout = self.net.e2ip_readout
-        with precision_of(self.net), torch.no_grad(), record_calls(readout) as call:
+        with precision_of(self.net), torch.no_grad(), last_call_of(readout) as call:
             batch = Batch.from_data_list(list(graphs)).to(self.device)
             output = self._uncertainties(self.net.uncertainty_outputs(batch.to_dict()))
             if own is not None:

@@ -16,10 +16,10 @@ from e2ip_plugins.fitting.batches import (
     in_order,
     to_standard_error,
 )
-from e2ip_plugins.fitting.energies import EnergyErrors
+from e2ip_plugins.fitting.energies import EnergyResiduals
 from e2ip_plugins.fitting.fit import fit_leverage, is_constant
 from e2ip_plugins.fitting.force_errors import ForceErrors
-from e2ip_plugins.fitting.records import TRAINING, Records
+from e2ip_plugins.fitting.records import TRAINING, TRAINING_ERRORS, Records
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.fitting.training_atoms import TrainingBatch
 from e2ip_plugins.predictions.labelled import LabelledFrame
@@ -105,19 +105,22 @@ def fit_model(
         reference, forces = reference_forces(batch), forces_of(model, batch)
         return ForceErrors(reference - forces, numbers[frames_of(batch).cpu()], forces)
 
-    def energies(numbers: torch.Tensor, batch: AtomicDataDict.Type) -> Optional[EnergyErrors]:
+    def energies(numbers: torch.Tensor, batch: AtomicDataDict.Type) -> Optional[EnergyResiduals]:
         batch = AtomicDataDict.to_(batch, device)
         return energy_errors(model, batch) if AtomicDataDict.TOTAL_ENERGY_KEY in batch else None
 
-    readout, known = find_readout(model), "errors of the training set"
+    readout = find_readout(model)
     assert readout is not None
+    of_training = () if training_subset is None else Pass(training_subset, residuals, TRAINING_ERRORS, on_progress)
     return fit_leverage(
         readout,
         None if training is None else Pass(training, features, TRAINING, on_progress),
         Pass(validation, residuals, "validation set", on_progress),
         species=model.type_names,
         constant_readout=constant_readout,
-        training_errors=() if training_subset is None else Pass(training_subset, residuals, known, on_progress),
+        training_errors=()
+        if training_subset is None
+        else Pass(training_subset, residuals, TRAINING_ERRORS, on_progress),
         energies=Pass(validation, energies, "energies of the validation set", on_progress),
         records=records,
     )
@@ -153,7 +156,7 @@ def frames_of(data: AtomicDataDict.Type) -> torch.Tensor:
     return torch.zeros(len(positions), dtype=torch.long, device=positions.device) if frames is None else frames
 
 
-def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> EnergyErrors:
+def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> EnergyResiduals:
     """Return errors of energies, and of stresses where there are any; a readout that takes forces gets them."""
     readout, stresses = find_readout(model), data.get(AtomicDataDict.STRESS_KEY)
     with_stress = stresses is not None and AtomicDataDict.CELL_KEY in data and bool(torch.isfinite(stresses).any())
@@ -161,7 +164,7 @@ def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> E
     with torch.set_grad_enabled(forces):
         output = (model.model if forces else model.model.func)(inputs_of(model, data))
     predicted = output[AtomicDataDict.TOTAL_ENERGY_KEY].detach().reshape(-1)
-    errors = EnergyErrors(reference_energies(data) - predicted, frames_of(data))
+    errors = EnergyResiduals(reference_energies(data) - predicted, frames_of(data))
     if not with_stress or AtomicDataDict.STRESS_KEY not in output:
         return errors
     volumes = torch.linalg.det(data[AtomicDataDict.CELL_KEY].view(-1, 3, 3)).abs()
@@ -170,7 +173,7 @@ def energy_errors(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> E
 
 
 def run_features(model: graph_model.GraphModel, data: AtomicDataDict.Type) -> None:
-    """Run a model on a batch without forces, so that `record_calls` sees features and outputs of its readout."""
+    """Run a model on a batch without forces, so that `last_call_of` sees features and outputs of its readout."""
     with torch.no_grad():
         model.model.func(inputs_of(model, data))
 

@@ -21,7 +21,7 @@ from e2ip_plugins.evaluation.options import Cluster
 from e2ip_plugins.evaluation.own_atoms import own_vector
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.fitting.batches import in_order
-from e2ip_plugins.fitting.force_errors import record_calls
+from e2ip_plugins.fitting.force_errors import last_call_of
 from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, FRAME_OUTPUTS, LEVERAGE
 from e2ip_plugins.predictions.labelled import LabelledFrame
 from e2ip_plugins.readout.gradient import feature_gradient
@@ -109,7 +109,7 @@ class Batches:
         model, data = self._eager(), AtomicDataDict.batched_from_list(list(graphs))
         readout = find_readout(model)
         assert readout is not None
-        with torch.no_grad(), record_calls(readout) as call:
+        with torch.no_grad(), last_call_of(readout) as call:
             output = model.model.func(inputs_of(model, AtomicDataDict.to_(data, torch.device(self.device))))
             results = self._uncertainties(output)
             if own is not None:

@@ -73,7 +73,7 @@ def predict(
     """
     if readout.family_name != "e2ip" or neighbours is None or (readout.has_pool and edges is None):
         return None
-    # `record_calls` (in a fit) has hooked the leverage, whose `forward` the kernels leave out: the plain form.
+    # `last_call_of` (in a fit) has hooked the leverage, whose `forward` the kernels leave out: the plain form.
     if readout.leverage._forward_hooks or paths.tracer_of([invariant]) != paths.NOT_TRACED:
         return None
     if not _chosen(invariant, "predict_pooled" if readout.has_pool else "predict"):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from e2ip_plugins.fitting.energies import EnergyErrors, fit_energies
+from e2ip_plugins.fitting.energies import EnergyResiduals, fit_energies
 from e2ip_plugins.fitting.report import FitReport
 from e2ip_plugins.readout.layout import Layout
 from e2ip_plugins.readout.readout import Readout
@@ -45,7 +45,7 @@ def batches(readout, residual_of, count=200, atoms=6, heads=None, stress=False, 
         std = out["energy_uncertainty"]
         composition = torch.stack([torch.bincount(frames[species == s], minlength=5) for s in (0, 1)], 1).double()
         noise = torch.randn(5, dtype=F64, generator=draws)
-        errors = EnergyErrors(residual_of(std, noise, composition), frames)
+        errors = EnergyResiduals(residual_of(std, noise, composition), frames)
         if stress:
             volumes = torch.full((5,), 50.0, dtype=F64)
             errors = errors._replace(stress=stress(std / volumes, draws), volumes=volumes)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from e2ip_plugins import unfinished
 from e2ip_plugins.fitting.batches import Batching, Pass, fit_loaders
-from e2ip_plugins.fitting.energies import EnergyErrors
+from e2ip_plugins.fitting.energies import EnergyResiduals
 from e2ip_plugins.fitting.fit import fit_leverage
 from e2ip_plugins.fitting.force_errors import ForceErrors
 from e2ip_plugins.fitting.records import TRAINING, Work, records_of
@@ -76,7 +76,7 @@ def fit(
 
     def of_energies(numbers, batch):
         _, of_frame, errors = run(numbers, batch)
-        return EnergyErrors(errors.sum(1).reshape(-1, ATOMS).sum(1), of_frame)
+        return EnergyResiduals(errors.sum(1).reshape(-1, ATOMS).sum(1), of_frame)
 
     work = Work(Path(output), settings or {"--train": "a"}, part, merge) if records else None
     with records_of(work) as kept:
