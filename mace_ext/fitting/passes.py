@@ -114,9 +114,7 @@ def fit_model(
             Pass(validation, residuals, "validation set", on_progress),
             species_of(model),
             constant_readout,
-            training_errors=()
-            if training_subset is None
-            else Pass(training_subset, residuals, TRAINING_ERRORS, on_progress),
+            training_errors=of_training,
             heads=model.heads,
             energies=Pass(validation, energies, "energies of the validation set", on_progress),
             records=records,
