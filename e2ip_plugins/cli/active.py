@@ -47,7 +47,7 @@ def select_command(
     from e2ip_plugins.active.select import Candidate, SelectOptions, select
     from e2ip_plugins.active.validity import Validity
     from e2ip_plugins.files import replacing
-    from e2ip_plugins.predictions.labelled import read_frames
+    from e2ip_plugins.predictions.labelled_files import read_frames
 
     host = checks.host_of(model)
     checks.check_output(output, [model, *trajectories, *train], overwrite, frames=True)

@@ -168,7 +168,7 @@ def read_predictions(
     family = _family(file, prefix)
     if reference and ref_energy is not None and ref_energy not in first.info:
         numbers = [name for name, value in first.info.items() if isinstance(value, float)]
-        raise InputError(f"{path}: no energy named '{ref_energy}' (--ref-energy); there is: {_listed(numbers)}")
+        raise InputError(f"{path}: no energy named '{ref_energy}' (--energy-key); there is: {_listed(numbers)}")
     parameters = {}
     for key in family.parameter_keys if family else ():
         values = file.column(prefix + key.name, key.shape)
@@ -324,21 +324,21 @@ def _reference_name(path: Path, frame: _FrameColumns, wanted: Optional[str], req
     others = frame.vectors_of_others()
     if wanted is not None:
         if wanted not in names and wanted.endswith("forces") and wanted.removesuffix("forces") in prefixes:
-            raise InputError(f"{path}: '{wanted}' (--ref-forces) are the predictions; references are others")
+            raise InputError(f"{path}: '{wanted}' (--forces-key) are the predictions; references are others")
         if wanted in frame.arrays and frame.arrays[wanted].shape[1:] == (3,):
             return wanted
         if required:
-            raise InputError(f"{path}: no forces named '{wanted}' (--ref-forces); there are: {_listed(others)}")
+            raise InputError(f"{path}: no forces named '{wanted}' (--forces-key); there are: {_listed(others)}")
         return None
     candidates = [name for name in names if keys.REFERENCE_PREFIX.match(name)] or method_last(others)
     if len(candidates) > 1:
         raise InputError(
-            f"{path}: several columns may be the reference: {_listed(candidates)}; choose with --ref-forces"
+            f"{path}: several columns may be the reference: {_listed(candidates)}; choose with --forces-key"
         )
     if not candidates and required:
         raise InputError(
             f"{path}: no reference forces (REF_forces, dft_forces, original_dataset_forces, forces_pbe …) beside the "
-            f"predictions; other columns of three numbers per atom: {_listed(others)}. Name them with --ref-forces. "
+            f"predictions; other columns of three numbers per atom: {_listed(others)}. Name them with --forces-key. "
             "NequIP's xyz writer keeps references with output_fields_from_original_dataset: [total_energy, forces]; "
             "mace_eval_configs those not called 'energy' and 'forces'"
         )

@@ -11,7 +11,8 @@ from ase.data import chemical_symbols
 
 from e2ip_plugins.predictions.checks import check_atoms
 from e2ip_plugins.predictions.chunks import Chunk, chunks, open_frames, split_slice, starts_of, to_atoms
-from e2ip_plugins.predictions.labelled import FileCheck, LabelledFrame, is_isolated, labelled
+from e2ip_plugins.predictions.labelled import LabelledFrame, is_isolated, labelled
+from e2ip_plugins.predictions.labelled_files import FileCheck
 from e2ip_plugins.predictions.trajectories import TEXT, read_all
 
 
@@ -113,7 +114,7 @@ class StoredFrames(Sequence[LabelledFrame]):
     Parameters
     ----------
     paths, forces_key, need_forces, on_note, energy_key
-        See `e2ip_plugins.predictions.labelled.read_frames`.
+        See `e2ip_plugins.predictions.labelled_files.read_frames`.
     open_source : callable, optional
         Opens files that a framework alone reads.
 

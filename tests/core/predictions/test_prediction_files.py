@@ -106,9 +106,9 @@ def test_references_by_option(read):
         atoms.info["e_xtb"] = atoms.info.pop("REF_energy")
     p = read(frames, ref_forces="xtb_forces", ref_energy="e_xtb")
     np.testing.assert_allclose(p.energy - p.reference_energy, 0.5)
-    with pytest.raises(InputError, match="--ref-forces"):
+    with pytest.raises(InputError, match="--forces-key"):
         read(frames, ref_forces="nope_forces")
-    with pytest.raises(InputError, match=r"'nope' .--ref-energy"):
+    with pytest.raises(InputError, match=r"'nope' .--energy-key"):
         read(frames, ref_forces="xtb_forces", ref_energy="nope")
 
 
@@ -237,7 +237,7 @@ def test_predictions_are_no_references(read):
     frames = make_frames()
     for atoms in frames:
         del atoms.arrays["REF_forces"]
-    with pytest.raises(InputError, match=r"'MACE_forces' \(--ref-forces\) are the predictions"):
+    with pytest.raises(InputError, match=r"'MACE_forces' \(--forces-key\) are the predictions"):
         read(frames, ref_forces="MACE_forces")
     with pytest.raises(InputError, match="numbers per atom: none"):
         read(frames)

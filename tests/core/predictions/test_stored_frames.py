@@ -9,7 +9,8 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import once, read_frames, same_frames
+from e2ip_plugins.predictions.labelled import once, same_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from e2ip_plugins.predictions.stored_frames import StoredFrames, check_species
 
 

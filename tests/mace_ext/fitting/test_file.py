@@ -7,7 +7,8 @@ import torch
 from ase.build import molecule
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import LabelledFrame, read_frames
+from e2ip_plugins.predictions.labelled import LabelledFrame
+from e2ip_plugins.predictions.labelled_files import read_frames
 from mace_ext.fitting.file import fit_file
 
 LEVERAGE = (("evidence", "leverage"),)

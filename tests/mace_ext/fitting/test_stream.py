@@ -7,7 +7,7 @@ import torch
 
 from e2ip_plugins.errors import ResumableError
 from e2ip_plugins.fitting.records import Work
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from e2ip_plugins.predictions.stored_frames import StoredFrames
 from mace_ext.fitting import passes
 from mace_ext.fitting.file import fit_file

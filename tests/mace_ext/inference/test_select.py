@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from e2ip_plugins.active.features import collect
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from mace_ext.fitting.file import fit_file
 from mace_ext.inference.batches import open_passes
 

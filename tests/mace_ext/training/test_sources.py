@@ -8,7 +8,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from mace import data
 
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from e2ip_plugins.predictions.stored_frames import StoredFrames
 from mace_ext.training.sources import open_source
 

@@ -13,7 +13,7 @@ from forked_commands import run_command
 
 import e2ip_plugins
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.compat import NequIPCalculator
 from nequip_ext.fitting import after_training

@@ -11,7 +11,8 @@ import torch
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.readout_file import ReadoutFile
-from e2ip_plugins.predictions.labelled import Label, read_frames
+from e2ip_plugins.predictions.labelled import Label
+from e2ip_plugins.predictions.labelled_files import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.compat import IS_0_16, NequIPCalculator
 from nequip_ext.export.strip import strip_file

@@ -7,7 +7,7 @@ from nequip.data import AtomicDataDict, from_ase
 from nequip.data.dataset import NequIPLMDBDataset
 
 from e2ip_plugins.fitting.records import Work
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from e2ip_plugins.predictions.stored_frames import StoredFrames
 from nequip_ext.fitting.file import fit_file
 from nequip_ext.training.sources import open_source

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from e2ip_plugins.cli import app
 from e2ip_plugins.errors import InputError
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from nequip_ext.inference.batches import open_passes
 from nequip_ext.inference.calculator import open_model
 

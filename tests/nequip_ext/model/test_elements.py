@@ -13,7 +13,7 @@ from torch.package import PackageExporter
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.evaluate import evaluate
 from e2ip_plugins.evaluation.options import EvaluateOptions
-from e2ip_plugins.predictions.labelled import read_frames
+from e2ip_plugins.predictions.labelled_files import read_frames
 from nequip_ext import E2IPCalculator
 from nequip_ext.export.strip import strip_file
 from nequip_ext.fitting.file import fit_file
