@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from ase import Atoms
 
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.evaluation.batches import PreparedFrame, predict, prepare
@@ -81,7 +82,7 @@ def evaluate(
             skipped = tuple(sorted((*state.skipped, *batch.skipped, *results.skipped)))
             lacking = sum(options.stress and "stress" not in atoms.info for atoms in results.frames)
             written, without_stress = state.written + len(results.frames), state.without_stress + lacking
-            far = state.far + sum(bool((atoms.arrays[LEVERAGE.name] > FAR).any()) for atoms in results.frames)
+            far = state.far + sum(map(_is_far, results.frames))
             state = State(batch.number, batch.end - begin, batch.sha256, written, skipped, without_stress, far)
             file.write(results.text(), dataclasses.asdict(state))
             on_progress(state)
@@ -90,6 +91,11 @@ def evaluate(
         _list_skipped(output, state)
         file.finish()
     return state
+
+
+def _is_far(atoms: Atoms) -> bool:
+    """Return whether an atom of an evaluated frame has a leverage above `FAR`; never where it is not fitted."""
+    return bool(np.any(atoms.arrays.get(LEVERAGE.name, 0.0) > FAR))
 
 
 def skipped_file(output: Path) -> Path:
