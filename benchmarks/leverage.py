@@ -42,7 +42,7 @@ SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
 FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", "spearman_epistemic", "energy_score")
 FIGURES += ("z_rms_minor", "z_rms_middle", "z_rms_major")
 
-#: Number of the package's form, in results; a change of the form raises it (docs/develop/method-history.md has them).
+#: Number of the package's form, in results; a change of the form raises it.
 FORM_NUMBER = 8
 #: Bins of the leverage in the figure, and the atoms that one must have.
 BINS, LEAST_ATOMS = np.geomspace(0.25, 512.0, 23), 50
