@@ -115,6 +115,9 @@ def fault(figures: dict, intervals: dict) -> str:
         return "too wide"
     if error > LARGEST_ERROR and intervals["calibration_error"][0] > LARGEST_ERROR:
         way = "narrow" if middle < 0.5 else "wide"
+        # Of few frames a coverage at 95 % says little, but where the middle is off the same way, both are.
+        if (coverage <= RIGHT_COVERAGE[0]) if way == "narrow" else (coverage >= RIGHT_COVERAGE[1]):
+            return f"too {way}"
         return f"right at 95 %, but too {way} at 50 % (coverage {middle:.2f}, CE {error:.2f})"
     return ""
 

@@ -43,6 +43,12 @@ def test_other_tails():
     assert "too narrow at 95 %, too wide at 50 %" in judge(*figures(0.91, 0.02, coverage50=0.57), 12)
 
 
+def test_few_frames_whose_middle_is_off_the_same_way():
+    """The coverage at 95 % of 20 frames is 1, with an interval from 0.83, and says nothing alone."""
+    assert ": too wide, try" in judge(*figures(0.97, 0.1, 0.31, 1.0), 20)
+    assert ": too narrow, try" in judge(*figures(0.92, 0.1, 0.26, 0.1), 13)
+
+
 def test_a_calibration_is_not_advised_twice(write, make_frames, compared, succeed):
     write("narrow.xyz", make_frames(3, inflate=2.0, seed=1))
     write("good.xyz", make_frames(2))
