@@ -34,8 +34,8 @@ from e2ip_plugins.fitting.sample import training_subset
 from e2ip_plugins.leverage.form import FORM, Support, inflate
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.vanishing import vanishing
 from e2ip_plugins.scores.metrics import auroc, score_atoms, summarise
-from e2ip_plugins.scores.references import vanishing
 
 NIW = families.get("e2ip")
 SHOWN = ("nll", "calibration_error", "coverage95", "spearman_epistemic")
@@ -148,7 +148,7 @@ def load_atoms(folder: Path, name: str) -> SimpleNamespace:
 
 def scored(data: SimpleNamespace) -> np.ndarray:
     """Return the atoms (N,) that say something about errors: their force does not vanish by symmetry."""
-    return np.isfinite(data.residual).all(-1) & ~vanishing(data.forces, data.residual)
+    return np.isfinite(data.residual).all(-1) & ~vanishing(data.forces, data.residual).numpy()
 
 
 def trained_law(data: SimpleNamespace, prefix: str = "") -> Elliptical:

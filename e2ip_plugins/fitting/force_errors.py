@@ -17,6 +17,7 @@ from e2ip_plugins.leverage.form import Support
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.processes import gather_objects
 from e2ip_plugins.readout.readout import Readout
+from e2ip_plugins.readout.vanishing import vanishing
 from e2ip_plugins.scores import references
 
 #: Columns (N, …) of atoms by name: ``residual``, ``forces``, ``frames``, ``heads``, ``kinds``, ``distance``,
@@ -136,8 +137,7 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
         call["kinds"][lacking & torch.isin(index, unsupported)] % readout.leverage.species_per_head()
     )
     forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
-    zero = references.vanishing(forces.cpu().numpy(), errors.residual.detach().cpu().numpy())
-    usable &= ~torch.from_numpy(zero).to(usable.device)
+    usable &= ~vanishing(forces, errors.residual)
     columns = {
         **parameters_of(readout, call["outputs"]),
         **{"residual": errors.residual, "forces": forces, "frames": errors.frames.to(usable.device)},

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from e2ip_plugins.families.interface import Family
+from e2ip_plugins.readout.vanishing import vanishing
 
 
 def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[str, Tensor]) -> Tuple[Tensor, Tensor]:
@@ -22,13 +23,14 @@ def force_loss(family: Family, reference: Tensor, forces: Tensor, outputs: Dict[
     Returns
     -------
     loss : (N,)
-        Zero where masked.
+        Zero where masked, and of atoms whose force is zero by symmetry, which count: a mean square error of them is
+        zero, too.
     mask : (N,) bool
     """
     mask = torch.isfinite(reference).all(dim=-1)
     residual = torch.where(mask.unsqueeze(-1), reference - forces, torch.zeros_like(forces))
     loss = family.force_loss(residual, outputs)
-    return torch.where(mask, loss, torch.zeros_like(loss)), mask
+    return torch.where(mask & ~vanishing(forces, residual), loss, torch.zeros_like(loss)), mask
 
 
 def add_gradient(value: Tensor, term: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from e2ip_plugins.maths.spd import log_spd, matrix_to_sym6
 from e2ip_plugins.predictions.fingerprints import STATE, force_sizes
 from e2ip_plugins.predictions.prediction_files import Predictions
 from e2ip_plugins.predictions.trajectories import read_all
+from e2ip_plugins.readout.vanishing import ROUNDING
 from e2ip_plugins.report.same_frames import read_same_frames
-from e2ip_plugins.scores import references
 
 #: Least number of members whose sample covariance of three components may have full rank.
 FULL_RANK_MEMBERS = 4
@@ -172,7 +172,7 @@ def _widen_agreed(parts: np.ndarray, forces: np.ndarray, frames: Predictions) ->
     """
     same = ~parts.any((0, 2, 3))
     # By symmetry every model predicts the same force, zero to rounding, of an isolated atom or a site in a crystal.
-    suspect = same & (np.abs(forces) > references.ROUNDING).any((0, 2))
+    suspect = same & (np.abs(forces) > ROUNDING).any((0, 2))
     if suspect.any() or same.all():
         suspect = suspect if suspect.any() else same
         first = frames.index[frames.frame_of_atom[np.argmax(suspect)]]

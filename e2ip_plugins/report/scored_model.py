@@ -9,6 +9,7 @@ import numpy as np
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.laws import law_of
 from e2ip_plugins.predictions.prediction_files import Predictions
+from e2ip_plugins.readout.vanishing import vanishing
 from e2ip_plugins.scores import energies, references
 from e2ip_plugins.scores.bootstrap import CoverageBand, coverage_band
 from e2ip_plugins.scores.calibration import Calibration
@@ -72,9 +73,9 @@ class ScoredModel:
             texts.append(doubt)
         if "error" not in self.scores:
             texts.append("no reference forces: nothing but leverage, standard deviations and the AUROC of frames")
-        elif (zero := references.vanishing(p.forces[self.kept], self.scores["error"])).any():
+        elif zero := int(vanishing(p.forces[self.kept], self.scores["error"]).sum()):
             texts.append(
-                f"{np.count_nonzero(zero)} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals) "
+                f"{zero} atoms whose force vanishes by symmetry (isolated atoms, perfect crystals) "
                 "are counted, with an error of 0; e2ip fit and calibrate leave them out"
             )
         if self.masked:

@@ -1,4 +1,4 @@
-"""Doubts about reference forces beside predicted ones: units, signs, zeros; and forces that vanish by symmetry."""
+"""Doubts about reference forces beside predicted ones: units, signs, zeros."""
 
 from typing import Optional
 
@@ -29,9 +29,6 @@ _SAME, _SHARE_SAME = 1e-4, 0.05
 
 #: The factor of a unit may be off by this ratio.
 _UNIT_TOLERANCE = 0.8
-
-#: Rounding of predicted forces that vanish by symmetry, and noise of their references, in eV/Å.
-ROUNDING, NOISE = 1e-5, 1e-3
 
 
 def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
@@ -69,16 +66,3 @@ def doubt(reference: np.ndarray, predicted: np.ndarray) -> Optional[str]:
     questions = questions or ["are they in other units", "is the model barely trained"]
     asked = ", or ".join(questions)
     return f"the reference forces are {factor:.3g} times the predicted ones, which are in eV/Å: {asked}?"
-
-
-def vanishing(forces: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """Return a mask (N,) of atoms whose force is zero by symmetry, as of isolated atoms and perfect crystals.
-
-    Their error is zero, too, whatever the error bar: they say nothing about errors.
-
-    Parameters
-    ----------
-    forces, residual : (N, 3)
-        Predicted, and reference minus predicted, in eV/Å.
-    """
-    return (np.abs(forces).max(-1) < ROUNDING) & (np.abs(residual).max(-1) < NOISE)

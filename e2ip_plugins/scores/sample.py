@@ -9,6 +9,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.interface import Family
 from e2ip_plugins.families.laws import Law, law_of
 from e2ip_plugins.predictions.prediction_files import Predictions
+from e2ip_plugins.readout.vanishing import vanishing
 from e2ip_plugins.scores import references
 from e2ip_plugins.scores.calibration import Calibration
 
@@ -66,7 +67,7 @@ class Sample(NamedTuple):
         labelled, counted = np.isfinite(errors).all(-1), p.counted[p.frame_of_atom]
         if not labelled.any():
             raise InputError(f"{p.path}: no atom has a finite reference force whose weight is not zero")
-        zero = labelled & references.vanishing(p.forces, errors)
+        zero = labelled & vanishing(p.forces, errors).numpy()
         if not (labelled & ~zero).any():
             raise InputError(f"{p.path}: all forces vanish by symmetry (isolated atoms, perfect crystals)")
         everything = cls(

@@ -37,6 +37,26 @@ def test_bad_references_are_masked_without_touching_gradients(name, bad):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("name", sorted(families.table()))
+def test_forces_that_vanish_by_symmetry_are_like_those_of_a_mean_square_error(name):
+    """They count, with a loss and gradients of zero: a likelihood would shrink their variance without end."""
+    generator = torch.Generator().manual_seed(0)
+    family = families.get(name)(families.get(name).resolve({}))
+    coefficients = torch.randn(4, family.num_columns(), dtype=F64, generator=generator, requires_grad=True)
+    forces = torch.randn(4, 3, dtype=F64, generator=generator)
+    forces[1] = torch.tensor([1e-7, 0.0, -2e-6])  # a site of a perfect crystal, and its reference with some noise
+    forces[2] = torch.tensor([1e-7, 0.0, 0.1])
+    reference = forces + 0.1
+    reference[1] = torch.tensor([0.0, 3e-4, 0.0])
+    forces.requires_grad_()
+    unit = torch.full((4,), 0.05, dtype=F64)
+    outputs = {**family(coefficients, unit[0]), "e2ip_coefficients": coefficients, "e2ip_force_unit": unit}
+    loss, mask = force_loss(family, reference, forces, outputs)
+    assert mask.all() and (loss == 0).tolist() == [False, True, False, False]
+    for gradient in torch.autograd.grad(loss.sum(), (forces, coefficients)):
+        assert (gradient == 0).all(-1).tolist() == [False, True, False, False]
+
+
 def test_the_value_of_one_loss_with_the_gradient_of_both():
     x = torch.tensor(3.0, dtype=F64, requires_grad=True)
     total = add_gradient(0.1 * x, x.square())
