@@ -100,7 +100,8 @@ def fault(figures: dict, intervals: dict) -> str:
     """Return what is wrong with error bars; empty if nothing is. Parameters as those of `judge`.
 
     A figure outside `RIGHT_COVERAGE` or above `LARGEST_ERROR` counts only if its 95 % interval agrees: that of the
-    coverage must leave out 0.95, and that of the calibration error must lie above `LARGEST_ERROR`.
+    coverage must leave out 0.95, and that of the calibration error must lie above `LARGEST_ERROR`. Of few frames the
+    interval of the coverage is wide; there that of the calibration error suffices where the middle is off the same way.
     """
     middle, error = figures["coverage50"], figures["calibration_error"]
     # As it is printed: 0.97 must not be called too large.
@@ -115,8 +116,7 @@ def fault(figures: dict, intervals: dict) -> str:
         return "too wide"
     if error > LARGEST_ERROR and intervals["calibration_error"][0] > LARGEST_ERROR:
         way = "narrow" if middle < 0.5 else "wide"
-        # Of few frames a coverage at 95 % says little, but where the middle is off the same way, both are.
-        if (coverage <= RIGHT_COVERAGE[0]) if way == "narrow" else (coverage >= RIGHT_COVERAGE[1]):
+        if (coverage < RIGHT_COVERAGE[0]) if way == "narrow" else (coverage > RIGHT_COVERAGE[1]):
             return f"too {way}"
         return f"right at 95 %, but too {way} at 50 % (coverage {middle:.2f}, CE {error:.2f})"
     return ""

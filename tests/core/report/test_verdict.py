@@ -45,8 +45,9 @@ def test_other_tails():
 
 def test_few_frames_whose_middle_is_off_the_same_way():
     """The coverage at 95 % of 20 frames is 1, with an interval from 0.83, and says nothing alone."""
-    assert ": too wide, try" in judge(*figures(0.97, 0.1, 0.31, 1.0), 20)
+    assert ": too wide, try" in judge(*figures(1.0, 0.17, 0.31, 1.0), 20)
     assert ": too narrow, try" in judge(*figures(0.92, 0.1, 0.26, 0.1), 13)
+    assert "right at 95 %, but too wide at 50 %" in judge(*figures(0.97, 0.1, 0.14, 0.69), 20)
 
 
 def test_a_calibration_is_not_advised_twice(write, make_frames, compared, succeed):
