@@ -219,8 +219,8 @@ def _check_apart(marks: Dict[str, List[str]], name: str, dataset: DataSet) -> No
     for label in dataset.tests:
         if shared := sum(mark in used for mark in marks[label]):
             raise InputError(
-                f"{name}.yaml: tests: {label}: {shared} of {len(marks[label])} frames are also training or validation "
-                "frames, on which errors are too small: take them out of one of the files"
+                f"{name}.yaml: tests: {label}: {shared} of {len(marks[label])} frames are also training, validation or "
+                "further frames, on which errors are too small: take them out of one of the files"
             )
 
 

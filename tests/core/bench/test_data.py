@@ -98,7 +98,7 @@ def test_frames_that_models_know_are_no_tests(root):
     frames = ase.io.read(root / "train.extxyz", ":")
     leaked = [frames[i] for i in (3, 14, 17, 19)]  # trained on, validated on, further, in no split
     ase.io.write(root / "test.extxyz", leaked, format="extxyz")
-    message = r"toy\.yaml: tests: test: 3 of 4 frames are also training or validation frames.*: take them out of one"
+    message = r"toy\.yaml: tests: test: 3 of 4 frames are also training, validation or further .*: take them out of one"
     with pytest.raises(InputError, match=message):
         data.prepare("toy", toy(further=3), [root], root / "out", None)
     assert not list((root / "out").glob("*.extxyz"))
