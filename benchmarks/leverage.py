@@ -31,7 +31,7 @@ from e2ip_plugins.families.laws import Elliptical, law_of
 from e2ip_plugins.fitting.constants import Samples
 from e2ip_plugins.fitting.moments import Moments
 from e2ip_plugins.fitting.sample import training_subset
-from e2ip_plugins.leverage.form import FORM, Support, inflate
+from e2ip_plugins.leverage.form import FORM, Support, inflate, log_around
 from e2ip_plugins.leverage.module import Leverage, Neighbours
 from e2ip_plugins.readout.readout import Readout
 from e2ip_plugins.readout.vanishing import vanishing
@@ -43,11 +43,13 @@ FIGURES = ("force_mae", "force_rmse", "nll", "calibration_error", "coverage95", 
 FIGURES += ("z_rms_minor", "z_rms_middle", "z_rms_major")
 
 #: Number of the package's form, in results; a change of the form raises it.
-FORM_NUMBER = 8
+FORM_NUMBER = 9
 #: Bins of the leverage in the figure, and the atoms that one must have.
 BINS, LEAST_ATOMS = np.geomspace(0.25, 512.0, 23), 50
 #: An alternative that is no constant of the form: h̄ is h.
 WITHOUT_NEIGHBOURS = "own leverage alone"
+#: m and σ of the variance around an atom.
+AROUND = ((1, 0.5), (2, 0.1), (2, 0.5), (4, 0.01), (4, 0.05), (4, 0.5), (6, 0.01))
 #: Alternatives change one thing at a time. results/leverage.json has further ones, which commit 210d723 computes.
 ALTERNATIVES: dict[str, dict[str, Any]] = {
     "as shipped, here": {},
@@ -62,8 +64,10 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     "psi(t) = t": {"soft": 1e5, "prior_growth": 0.5},
     "relative 0": {"near_weight": 0.0, "far_weight": 0.0},
     "relative 1/2": {"far_weight": 0.5},
-    "relative 1/2, far 1": {"far_weight": 1.0},
+    **{f"relative 1/2, far {weight}": {"far_weight": weight} for weight in (0.9, 1.0)},
     "relative 1": {"near_weight": 1.0, "far_weight": 1.0},
+    "around: own alone": {"around_share": 0.0},
+    **{f"around {m}, {share}": {"around_power": m, "around_share": share} for m, share in AROUND},
     **{f"remote from {remote}": {"remote": float(remote)} for remote in (4, 7, 10)},
     **{f"reach {reach}": {"reach": reach} for reach in (0.4, 0.5, 0.7, 1)},
     **{f"anisotropy {limit}": {"anisotropy": limit} for limit in (0.3, 0.5, 1.2, 1e3)},
@@ -155,6 +159,11 @@ def trained_law(data: SimpleNamespace, prefix: str = "") -> Elliptical:
     return law_of(NIW, {key.name: getattr(data, prefix + key.name) for key in NIW.parameter_keys})
 
 
+def log_variance(data: SimpleNamespace) -> torch.Tensor:
+    """Return ln v (N,)."""
+    return NIW.log_variance({key.name: torch.from_numpy(getattr(data, key.name)) for key in NIW.parameter_keys})
+
+
 def means(data: SimpleNamespace, values: np.ndarray) -> np.ndarray:
     """Return the mean over the atoms of every frame."""
     return np.bincount(data.frame, values) / np.bincount(data.frame)
@@ -183,12 +192,10 @@ def supports(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, np
     features = {kind: train.features[kinds["train"] == kind] for kind in np.unique(kinds["train"]).tolist()}
     leverage = Leverage(train.features.shape[1], len(species)).double()
     Moments(features, form).store(leverage, features)
-    log_variance = NIW.log_variance(
-        {key.name: torch.from_numpy(getattr(train, key.name)) for key in NIW.parameter_keys}
-    )
-    leverage.log_variance.fill_(log_variance.mean())
+    log_own = log_variance(train)
+    leverage.log_variance.fill_(log_own.mean())
     for kind in features:
-        leverage.log_variance[kind] = log_variance[kinds["train"] == kind].mean()
+        leverage.log_variance[kind] = log_own[kinds["train"] == kind].mean()
     of_sets = {}
     for name, d in data.items():
         pairs = Neighbours(torch.ones(len(d.envelope)), *map(torch.from_numpy, (d.envelope, d.pairs[1], d.pairs[0])))
@@ -203,7 +210,9 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
     kinds, of_sets = supports(title, data)
     train, tables = data["train"], {}
     for name, d in data.items():
-        columns = {"distance": of_sets[name].distance.numpy(), "typical": of_sets[name].log_typical.numpy()}
+        support = of_sets[name]
+        columns = {"distance": support.distance.numpy(), "typical": support.log_typical.numpy()}
+        columns["around"] = log_around(support, log_variance(d), form).numpy()
         tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
 
     def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:
@@ -217,7 +226,7 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
     for name in data:
         atoms = samples(name)
         support = atoms.support._replace(growth=growth, surplus=surplus)
-        log_factor, excess = inflate(support, atoms.log_own, form)
+        log_factor, excess = inflate(support, atoms.log_own, atoms.log_u, form)
         log_scale = atoms.law.log_scale + (log_factor + excess.log1p() + constants.log_scale).numpy()[:, None]
         laws[name] = Elliptical(log_scale, atoms.law.axes, atoms.law.dof, (excess / (1 + excess)).numpy())
     return laws, {"growth": constants.growth, "optimism": constants.optimism}

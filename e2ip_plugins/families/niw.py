@@ -24,7 +24,16 @@ from e2ip_plugins.families.interface import (
     pulled,
 )
 from e2ip_plugins.keys import COEFFICIENTS_KEY, FORCE_UNIT_KEY, OutputKey
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, flattening, inflate, less_evidence, remoteness
+from e2ip_plugins.leverage.form import (
+    FORM,
+    LeverageForm,
+    Support,
+    flattening,
+    inflate,
+    less_evidence,
+    log_around,
+    remoteness,
+)
 from e2ip_plugins.maths.spd import exp_sym6, squarings_for, sym6_to_matrix
 from e2ip_plugins.maths.student import MIN_NU, aleatoric_factor, evidence, predictive_scale_factor
 
@@ -257,7 +266,8 @@ def _grown_with_support(log_sigma0: Tensor, kappa: Tensor, support: Support, far
     ``kappa`` is the κ of training, ν - 5 in mode ``leverage``. Without a fit nothing changes: the shift is 0, κ stays.
     """
     log1p_inverse_kappa = torch.log1p(kappa.reciprocal())
-    log_base, excess = inflate(support, log_sigma0[..., :3].sum(-1) / 3.0 + log1p_inverse_kappa, far=far)
+    log_own = log_sigma0[..., :3].sum(-1) / 3.0 + log1p_inverse_kappa
+    log_base, excess = inflate(support, log_own, log_around(support, log_own), far=far)
     shift = log1p_inverse_kappa + log_base
     return torch.where(support.fitted, shift, 0.0), torch.where(support.fitted, excess.reciprocal(), kappa)
 

@@ -96,7 +96,7 @@ class Samples:
     parameters : dict
         Of every atom, without support.
     table : dict
-        Columns ``residual``, ``distance``, ``typical``, ``frames`` and ``kinds`` of
+        Columns ``residual``, ``distance``, ``typical``, ``around``, ``frames`` and ``kinds`` of
         `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
     previous : PreviousFit, optional
@@ -126,6 +126,7 @@ class Samples:
             leverage=zero,  # neither this one nor the next is read
             whitened=zero,
         )
+        self.log_u = torch.from_numpy(table["around"])
         shaped = family.far_out(tensors, remoteness(distance, form), form)
         #: As trained, and with the shape that it has at this distance.
         self.law_of_training = law_of(family, parameters)
@@ -142,7 +143,7 @@ class Samples:
         """Return the weighted negative log likelihood of every configuration, at (ln a, ln scale)."""
         growth, log_scale = _single(math.exp(constants[0])), self.support.log_scale + constants[1]
         support = self.support._replace(growth=growth, log_scale=log_scale)
-        log_base, excess = inflate(support, self.log_own, self.form)
+        log_base, excess = inflate(support, self.log_own, self.log_u, self.form)
         return self._sums(self.law, (log_base + torch.log1p(excess)).numpy())
 
     def _sums(self, law: Law, log_total: np.ndarray) -> np.ndarray:

@@ -241,4 +241,5 @@ def _samples_of_constant_readout(
     atoms = len(table["residual"])
     parameters = {key.name: outputs[key.name].expand(atoms, *key.shape).numpy() for key in family.parameter_keys}
     log_own = family.log_variance({name: torch.from_numpy(values) for name, values in parameters.items()})
-    return Samples(family, parameters, {**table, "typical": log_own.numpy()}, form, previous)
+    typical = {"typical": log_own.numpy(), "around": np.zeros(atoms)}
+    return Samples(family, parameters, {**table, **typical}, form, previous)

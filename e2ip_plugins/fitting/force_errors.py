@@ -13,7 +13,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.fitting.records import Records, recorded
 from e2ip_plugins.fitting.report import FitReport, species_name
 from e2ip_plugins.fitting.training_atoms import Record
-from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.leverage.form import Support, log_around
 from e2ip_plugins.leverage.module import Leverage
 from e2ip_plugins.processes import gather_objects
 from e2ip_plugins.readout.readout import Readout
@@ -21,7 +21,7 @@ from e2ip_plugins.readout.vanishing import vanishing
 from e2ip_plugins.scores import references
 
 #: Columns (N, …) of atoms by name: ``residual``, ``forces``, ``frames``, ``heads``, ``kinds``, ``distance``,
-#: ``typical`` (`Support.log_typical`) and the parameters of the family.
+#: ``typical`` (`Support.log_typical`), ``around`` (`log_around`) and the parameters of the family.
 AtomTable = Dict[str, np.ndarray]
 
 
@@ -79,7 +79,7 @@ def last_call_of(readout: Readout) -> Iterator[Dict[str, Any]]:
         scalars, species, heads = inputs[0], inputs[1], inputs[2]
         heads = torch.zeros_like(species) if heads is None or len(module.growth) == 1 else heads
         call.update(scalars=scalars.detach(), kinds=heads * module.species_per_head() + species, heads=heads)
-        call["support"] = Support(*(value.detach() for value in support))
+        call["support"] = support
 
     def of_readout(module: Readout, inputs: Tuple[Any, ...], outputs: Dict[str, Tensor]) -> None:
         call["outputs"] = {name: value.detach() for name, value in outputs.items()}
@@ -138,11 +138,13 @@ def _columns(readout: Readout, call: Dict[str, Any], errors: ForceErrors) -> Rec
     )
     forces = torch.full_like(errors.residual, np.nan) if errors.forces is None else errors.forces.detach()
     usable &= ~vanishing(forces, errors.residual)
+    support, parameters = call["support"], parameters_of(readout, call["outputs"])
     columns = {
-        **parameters_of(readout, call["outputs"]),
+        **parameters,
         **{"residual": errors.residual, "forces": forces, "frames": errors.frames.to(usable.device)},
         **{"heads": call["heads"], "kinds": call["kinds"]},
-        **{"distance": call["support"].distance, "typical": call["support"].log_typical},
+        **{"distance": support.distance, "typical": support.log_typical},
+        "around": log_around(support, readout.family.log_variance(parameters)),
     }
     table = {name: values[usable].detach().cpu().numpy() for name, values in columns.items()}
     return {**table, "left_out": np.array(len(unsupported)), "lacking": species.cpu().numpy()}

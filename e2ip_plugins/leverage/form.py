@@ -5,7 +5,8 @@ Symbols and their names in the code::
     h, d    leverage and distance of `Support`     a        growth
     g       `remoteness`, ``far``                  r(d)     `reach`, with the exponent `LeverageForm.reach`
     v, v̄    ``log_own`` and ``log_typical``        o        optimism; tanh(s o) is the surplus
-    κ       1/excess: `inflate` in `NIW.forward`   ρ, τ, …  fields of `LeverageForm`
+    u/v̄     `log_around`                           ρ, τ, …  fields of `LeverageForm`
+    κ       1/excess: `inflate` in `NIW.forward`
 
 Leverage of an atom. μ and C = U Λ Uᵀ are mean and covariance of the D invariant features of the training atoms of the
 same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`)::
@@ -29,13 +30,18 @@ The predicted standard deviation grows with G = 1 + a r(d). Near the training se
 r(d) = d (1 + (d/d_g)²)^((p-1)/2).
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
-mean of v over training atoms of the kind. The excess (below) starts from G² - 1, weighted with a power of v̄/v::
+mean of v over training atoms of the kind. A force is in error where the energies around it are, whatever the network
+says of the atom itself. u, the variance around the atom, is therefore v, or a share of that of its neighbours, in units
+of v̄, where theirs is several times larger::
 
-    (G² - 1) (v̄/v)^w,   w = w_n + (w_f - w_n) g.
+    u = v̄ (s + σ (s̄ - s))^(1/m),   s = (v/v̄)^m,   s̄_i = (s_i + Σ_j w_ij s_j) / (1 + Σ_j w_ij).
 
-So what grows with G² - 1 is v^(1-w) v̄^w, not v. Near the training set w = 1/2, the geometric mean: a variance that has
-grown by itself need not grow twice. Far from it nothing was trained on v: v tells which atoms are worse, hardly how bad
-they are, and w is larger.
+The excess (below) starts from the variance that grows, over v::
+
+    (G² - 1) u^(1-w) v̄^w / v,   w = w_n + (w_f - w_n) g.
+
+Near the training set w = 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow twice.
+Far from it nothing was trained on u: it tells which atoms are worse, hardly how bad they are, and w is larger.
 
 Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
 errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
@@ -54,9 +60,9 @@ of what the model predicts. The covariance of atoms unlike the training set gets
 Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
 returns it, and in mode ``leverage`` κ = 1/excess::
 
-    excess = (1 + (G² - 1) (v̄/v)^w) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
+    excess = (1 + (G² - 1) u^(1-w) v̄^w / v) exp(g tanh(s o)) - 1,   within 1e-6 … 1e6.
 
-With d = 2, a = 2.5 and v = v̄ the excess is 33 and κ is 0.03: nearly all of the covariance counts as epistemic.
+With d = 2, a = 2.5 and u = v = v̄ the excess is 33 and κ is 0.03: nearly all of the covariance counts as epistemic.
 
 Total. In place of v the variance is the following; log_scale is fitted, as a and o are. The divisor is G² at d = 2, so
 that v is about kept on training atoms; it acts on the whole covariance and not on κ::
@@ -116,6 +122,9 @@ class LeverageForm(NamedTuple):
     #: w_n and w_f of w; rows "relative …".
     near_weight: float = 0.5
     far_weight: float = 0.8
+    #: m and σ of u; rows "around …".
+    around_power: int = 4
+    around_share: float = 0.02
     #: c and e of the shape: e is what ν - 5, not κ, is below far out; rows "anisotropy …" and "evidence …".
     anisotropy: float = 0.8
     evidence: float = 2.0
@@ -133,6 +142,24 @@ class LeverageForm(NamedTuple):
 
 
 FORM = LeverageForm()
+
+
+class Around(NamedTuple):
+    """Weights of means over an atom and its neighbours.
+
+    Attributes
+    ----------
+    sender, receiver : (E,) int
+    weight : (E,)
+        w_ij.
+    total : (N,)
+        1 + Σ_j w_ij.
+    """
+
+    sender: Tensor
+    receiver: Tensor
+    weight: Tensor
+    total: Tensor
 
 
 class Support(NamedTuple):
@@ -158,6 +185,8 @@ class Support(NamedTuple):
     fitted : () bool
     whitened : (N, D)
         z/√τ.
+    around : Around, optional
+        None where an atom must not depend on its neighbours' features, or is evaluated without them.
     """
 
     leverage: Tensor
@@ -168,6 +197,7 @@ class Support(NamedTuple):
     log_scale: Tensor
     fitted: Tensor
     whitened: Tensor
+    around: Optional[Around] = None
 
 
 def softened(deviations: Tensor) -> Tensor:
@@ -199,8 +229,27 @@ def reach_of_training(form: LeverageForm = FORM) -> float:
     return 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
 
 
+def mean_around(values: Tensor, around: Around) -> Tensor:
+    """Return the mean (N,) of values (N,) over every atom and its neighbours, as that of h is h̄."""
+    of_senders = around.weight * values.index_select(0, around.sender)
+    return values.index_add(0, around.receiver, of_senders) / around.total
+
+
+def log_around(support: Support, log_own: Tensor, form: LeverageForm = FORM) -> Tensor:
+    """Return ln u/v̄ (N,) from ln v (N,); v/v̄ counts within 1e-3 … 1e3.
+
+    A variance that is not a number must not spread to the neighbours: v̄ stands for it.
+    """
+    most, around = 0.5 * math.log(form.max_ratio), support.around
+    log_ratio = torch.nan_to_num(log_own - support.log_typical, nan=0.0).clamp(-most, most)
+    if around is None:
+        return log_ratio
+    powers = (form.around_power * log_ratio).exp()
+    return torch.lerp(powers, mean_around(powers, around), form.around_share).log() / form.around_power
+
+
 def inflate(
-    support: Support, log_own: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
+    support: Support, log_own: Tensor, log_u: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
     """Return the factor of a fitted support on a covariance, exp(``log_base``) · (1 + ``excess``); see the module.
 
@@ -209,6 +258,8 @@ def inflate(
     support : Support
     log_own : (N,)
         ln v, `Family.log_variance` without support.
+    log_u : (N,)
+        ln u/v̄, `log_around`.
     form : LeverageForm
     far : (N,), optional
         g, where it is known.
@@ -221,12 +272,11 @@ def inflate(
     # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
     if far is None:
         far = remoteness(support.distance, form)
-    # ln(v̄/v)
-    log_ratio = support.log_typical - log_own
-    more = form.far_weight - form.near_weight
-    relative_variance = torch.exp(torch.addcmul(form.near_weight * log_ratio, far, log_ratio, value=more))
+    # u^(1-w) v̄^w / v
+    weight = (1.0 - form.near_weight) - (form.far_weight - form.near_weight) * far
+    relative_variance = torch.exp(support.log_typical - log_own + weight * log_u)
     grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)
-    # (G² - 1) (v̄/v)^w
+    # (G² - 1) u^(1-w) v̄^w / v
     excess = grown * (grown + 2.0) * relative_variance
     # (1 + excess) exp(g surplus) - 1
     excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))

@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 from e2ip_plugins.keys import UNFITTED
 from e2ip_plugins.leverage.energies import EnergyErrors
-from e2ip_plugins.leverage.form import FORM, LeverageForm, Support, mean_over_regions, softened
+from e2ip_plugins.leverage.form import (
+    FORM,
+    Around,
+    LeverageForm,
+    Support,
+    mean_around,
+    mean_over_regions,
+    softened,
+)
 from e2ip_plugins.leverage.products import is_graph, own_products
 
 #: Coordinates of regions that a kind does not have, in units in which atoms are 1 apart: too far to count.
@@ -108,7 +116,7 @@ class Leverage(nn.Module):
         heads : (N,) int, optional
             Data set of every atom, where there are several.
         neighbours : Neighbours, optional
-            None: h̄ is h.
+            None: h̄ is h, and u is v.
         form : LeverageForm
         """
         kinds, growth, surplus = species, self.growth, self.surplus
@@ -119,16 +127,17 @@ class Leverage(nn.Module):
         whitened = self.whitened(scalars, kinds)
         leverage = self.leverages_of(whitened, kinds, form)
         leverage = torch.nan_to_num(leverage, nan=float("inf"), posinf=float("inf"))
-        if neighbours is None:
-            h = mean = leverage.clamp(max=form.max_leverage)
-        else:
+        around: Optional[Around] = None
+        if neighbours is not None:
             # Two atoms at one place, whose features may be finite, count for each other and for nobody else.
             weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, self.touching)
             total = torch.ones_like(leverage).index_add_(0, neighbours.receiver, weight)
             leverage = leverage.masked_fill(total > 0.1 * self.touching, float("inf"))
-            h = mean = leverage.clamp(max=form.max_leverage)
             if not self.strictly_local:
-                mean = h.index_add(0, neighbours.receiver, weight * h.index_select(0, neighbours.sender)) / total
+                around = Around(neighbours.sender, neighbours.receiver, weight, total)
+        h = mean = leverage.clamp(max=form.max_leverage)
+        if around is not None:
+            mean = mean_around(h, around)
         return Support(
             leverage=torch.where(self.fitted, leverage, self.unfitted),
             distance=h + mean,
@@ -138,6 +147,7 @@ class Leverage(nn.Module):
             log_scale=self.log_factor.index_select(0, kinds),
             fitted=self.fitted,
             whitened=whitened,
+            around=around,
         )
 
     def species_per_head(self) -> int:

@@ -10,10 +10,20 @@ features the readout reads, their order and with it the last digit changes from 
 import triton
 import triton.language as tl
 
-from e2ip_plugins.maths.kernels.triton_kernels import _PER_FACTORIAL, _PER_ROOT2, _PER_ROOT6, _store
+from e2ip_plugins.maths.kernels.triton_kernels import (
+    _MIN_KAPPA,
+    _PER_FACTORIAL,
+    _PER_ROOT2,
+    _PER_ROOT3,
+    _PER_ROOT6,
+    _damp,
+    _log1p,
+    _softplus,
+    _store,
+)
 
-#: Numbers per atom that neighbours add up: Σ w (with the atom itself, 1), Σ w h, and six of the edge pool.
-SUMS = tl.constexpr(8)
+#: Numbers per atom that neighbours add up: Σ w (with the atom itself, 1), Σ w h, six of the edge pool, and Σ w (v/v̄)^m.
+SUMS = tl.constexpr(9)
 #: Terms of exp(x) - 1 for x ≤ 1.
 _EXPM1_TERMS = tl.constexpr(20)
 
@@ -113,19 +123,42 @@ def _leverage(z, stretch_ptr, offsets_ptr, norms_ptr, num_features, num_regions,
 
 
 @triton.jit
+def _relative_power(wanted, unit_ptr, log_typical_ptr, S_KNEE: tl.constexpr, S_CEILING: tl.constexpr,
+                    COUPLED: tl.constexpr, AROUND_POWER: tl.constexpr, MAX_RATIO: tl.constexpr):  # fmt: skip
+    """(v/v̄)^m of one atom from its 0e coefficients, 1 where they are not finite."""
+    row = tl.arange(0, 4)
+    s = tl.sum(tl.where(row == 0, wanted, 0.0), 0)
+    raw_nu = tl.sum(tl.where(row == 1, wanted, 0.0), 0)
+    raw_kappa = raw_nu
+    if not COUPLED:
+        raw_kappa = tl.sum(tl.where(row == 2, wanted, 0.0), 0)
+    s = s + ((s - s) + (raw_nu - raw_nu) + (raw_kappa - raw_kappa))
+    kappa, _ = _softplus(raw_kappa)
+    log_own = _damp(s, S_KNEE, S_CEILING)[0] * _PER_ROOT3 + _log1p(1.0 / (kappa + _MIN_KAPPA))
+    log_own += 2.0 * tl.log(tl.load(unit_ptr))
+    ratio = _at_most(_at_least(tl.exp(log_own - tl.load(log_typical_ptr)), MAX_RATIO**-0.5), MAX_RATIO**0.5)
+    power = ratio
+    for _ in tl.static_range(AROUND_POWER - 1):
+        power = power * ratio
+    return tl.where(power == power, power, 1.0)
+
+
+@triton.jit
 def atom_kernel(
     x_ptr, columns_ptr, equivariant_ptr, vector_columns_ptr, tensor_columns_ptr, species_ptr, heads_ptr,
     hidden_ptr, hidden_bias_ptr, out_ptr, out_bias_ptr, mix_vectors_ptr, mix_tensors_ptr, from_sender_ptr,
     from_sender_bias_ptr, centres_ptr, axes_ptr, whitening_ptr, stretch_ptr, offsets_ptr, norms_ptr,
-    coefficients_ptr, whitened_ptr, leverage_ptr, sums_ptr, senders_ptr, receivers_ptr,
+    unit_ptr, log_typical_ptr, coefficients_ptr, whitened_ptr, leverage_ptr, powers_ptr, sums_ptr, senders_ptr,
+    receivers_ptr,
     x_row, equivariant_row, num_features, num_vectors, num_tensors, num_axes, num_regions, species_per_head,
     HEADS: tl.constexpr, HIDDEN: tl.constexpr, WANTED: tl.constexpr, CHANNELS: tl.constexpr, TENSORS: tl.constexpr,
     POOLED: tl.constexpr, SENDERS: tl.constexpr, NEAREST: tl.constexpr, FARTHEST: tl.constexpr,
     REGION_POWER: tl.constexpr, MOST: tl.constexpr, HIDDEN_2: tl.constexpr, CHANNELS_2: tl.constexpr,
     POOLED_2: tl.constexpr, VECTORS_2: tl.constexpr, TENSORS_2: tl.constexpr, FEATURES_2: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexpr,
+    S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, COUPLED: tl.constexpr,
+    AROUND_POWER: tl.constexpr, MAX_RATIO: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """One atom per program: coefficients without the edge pool, z/√τ, h, and zeros for the sums over neighbours.
+    """One atom per program: coefficients without the edge pool, z/√τ, h, (v/v̄)^m, and zeros for sums over neighbours.
 
     VECTORS_2, TENSORS_2 and POOLED are 0 where there are no such channels; TENSORS: whether some of the gates are for
     2e channels, of features or pooled.
@@ -211,6 +244,10 @@ def atom_kernel(
         num_features, num_regions, NEAREST, FARTHEST, REGION_POWER, MOST, FEATURES_2, DTYPE,
     )  # fmt: skip
     tl.store(leverage_ptr + atom, h)
+    power = _relative_power(
+        wanted, unit_ptr, log_typical_ptr + kind, S_KNEE, S_CEILING, COUPLED, AROUND_POWER, MAX_RATIO
+    )
+    tl.store(powers_ptr + atom, power)
     # The atom itself is in the mean over neighbours.
     tl.store(sums_ptr + atom * SUMS, 1.0)
     for entry in tl.static_range(1, SUMS):
@@ -268,17 +305,19 @@ def _among_others(leverage_ptr, sums_ptr, atom, inside, MOST: tl.constexpr, TOUC
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["sender_ptr", "receiver_ptr"])
 def neighbour_kernel(
-    lengths_ptr, envelope_ptr, sender_ptr, receiver_ptr, leverage_ptr, sums_ptr, num_pairs,
+    lengths_ptr, envelope_ptr, sender_ptr, receiver_ptr, leverage_ptr, powers_ptr, sums_ptr, num_pairs,
     MOST: tl.constexpr, TOUCHING: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Add w h of every sender to the sums of the receiver."""
+    """Add w h and w (v/v̄)^m of every sender to the sums of the receiver."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < num_pairs
     receiver = tl.load(receiver_ptr + pair, mask=inside, other=0)
     sender = tl.load(sender_ptr + pair, mask=inside, other=0)
     h, _ = _among_others(leverage_ptr, sums_ptr, sender, inside, MOST, TOUCHING)
     weight = _weight(lengths_ptr, envelope_ptr, pair, inside, TOUCHING, DTYPE)
-    tl.atomic_add(sums_ptr + receiver * SUMS + 1, weight * _at_most(h, MOST), mask=inside)
+    sums_ptr += receiver * SUMS
+    tl.atomic_add(sums_ptr + 1, weight * _at_most(h, MOST), mask=inside)
+    tl.atomic_add(sums_ptr + 8, weight * tl.load(powers_ptr + sender, mask=inside, other=1.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["n"])

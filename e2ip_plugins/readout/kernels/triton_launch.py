@@ -20,7 +20,7 @@ from e2ip_plugins.readout.kernels.triton_kernels import (
 from e2ip_plugins.readout.kernels.triton_outputs import output_kernel
 
 #: Version of the signatures in this module: a packaged model may bring callers from another version.
-SIGNATURES = 1
+SIGNATURES = 2
 
 #: Pairs and, in the last kernel, atoms per program.
 BLOCK = 128
@@ -43,13 +43,15 @@ def columns(blocks: Tuple[Tuple[int, int], ...], dim: int, components_first: boo
 def atom_constants(flags: Dict[str, Any]) -> Dict[str, Any]:
     """Return what `atom_kernel` is compiled for."""
     features_2 = triton.next_power_of_2(flags["features"])
+    coupled, (s_knee, s_ceiling), _ = flags["map"]
     padded = ("hidden", "channels", "pooled", "vectors", "tensors")
     return {
         **{f"{name.upper()}_2": triton.next_power_of_2(flags[name]) if flags[name] else 0 for name in padded},
         "HEADS": flags["heads"], "HIDDEN": flags["hidden"], "WANTED": 3, "CHANNELS": flags["channels"],
         "TENSORS": flags["pooled"] > 0 or flags["tensors"] > 0, "POOLED": flags["pooled"],
         "SENDERS": flags["own_senders"], "NEAREST": flags["nearest"], "FARTHEST": flags["farthest"],
-        "REGION_POWER": flags["region_power"], "MOST": flags["max_leverage"],
+        "REGION_POWER": flags["region_power"], "MOST": flags["max_leverage"], "MAX_RATIO": flags["max_ratio"],
+        "S_KNEE": s_knee, "S_CEILING": s_ceiling, "COUPLED": coupled, "AROUND_POWER": flags["around_power"],
         "FEATURES_2": features_2, "ROWS": max(1, _AT_ONCE // features_2), "CHUNK": min(_CHUNK, features_2),
     }  # fmt: skip
 
@@ -65,7 +67,7 @@ def output_constants(flags: Dict[str, Any], double: bool) -> Dict[str, Any]:
     """Return what `output_kernel` is compiled for."""
     names = (
         "heads pooled local grows blocks touching unfitted remote reach reach_of_training near_weight far_weight "
-        "anisotropy evidence max_ratio energy_factor per_component energy_power"
+        "around_power around_share anisotropy evidence max_ratio energy_factor per_component energy_power"
     )
     of_map = triton_launch.fixed(Constants(*flags["map"]), double)
     chosen = {name.upper(): flags[name] for name in names.split()}
@@ -88,7 +90,8 @@ def predict(tensors: Dict[str, Any], flags: Dict[str, Any]) -> Dict[str, Tensor]
     like: Dict[str, Any] = {"dtype": out, "device": x.device}
     pooled = max(1, flags["pooled"])
     kept = {"coefficients": torch.empty(n, 8, **like), "whitened": x.new_empty(n, flags["features"])}
-    kept |= {"leverage": x.new_empty(n), "sums": x.new_empty(n, SUMS.value), "receivers": x.new_empty(n, pooled)}
+    kept |= {"leverage": x.new_empty(n), "powers": x.new_empty(n)}
+    kept |= {"sums": x.new_empty(n, SUMS.value), "receivers": x.new_empty(n, pooled)}
     senders = tensors["senders"]
     kept["senders"] = x.new_empty(n, pooled) if senders is None else senders
     # The interpreter takes no tensors with a graph.
@@ -102,7 +105,7 @@ def predict(tensors: Dict[str, Any], flags: Dict[str, Any]) -> Dict[str, Tensor]
     inputs = of(
         "invariant columns equivariant vector_columns tensor_columns species heads hidden hidden_bias out out_bias "
         "mix_vectors mix_tensors from_sender from_sender_bias centres axes whitening region_stretch region_offsets "
-        "region_norms coefficients whitened leverage sums senders receivers"
+        "region_norms force_unit log_variance coefficients whitened leverage powers sums senders receivers"
     )
     sizes = [x.stride(0), tensors["equivariant"].stride(0)]
     sizes += [flags[name] for name in ("features", "vectors", "tensors", "axes", "regions", "species_per_head")]
@@ -125,7 +128,7 @@ def _sum_over_pairs(of: Any, tensors: Dict[str, Any], flags: Dict[str, Any], dty
     sizes = [pairs, 0, 0, 0] if radial is None else [pairs, radial.shape[1], vectors.stride(0), radial.stride(0)]
     triton_launch.start(pair_kernel, programs, (*inputs, *sizes), {**pair_constants(flags), "DTYPE": dtype})
     if not flags["local"]:
-        inputs = of("lengths envelope sender receiver leverage sums")
+        inputs = of("lengths envelope sender receiver leverage powers sums")
         fixed = {"MOST": flags["max_leverage"], "TOUCHING": flags["touching"], "BLOCK": BLOCK, "DTYPE": dtype}
         triton_launch.start(neighbour_kernel, programs, (*inputs, pairs), fixed)
 
@@ -141,7 +144,7 @@ def _outputs(of: Any, n: int, flags: Dict[str, Any], like: Dict[str, Any]) -> Di
     (whitened,) = of("whitened")
     outputs["weights"] = whitened.new_empty(flags["blocks"], n)
     inputs = of(
-        "leverage sums species heads growth surplus log_variance log_factor fitted force_unit floors "
+        "leverage powers sums species heads growth surplus log_variance log_factor fitted force_unit floors "
         "lengths_of_energies coefficients"
     )
     double = like["dtype"] == torch.float64

@@ -27,12 +27,11 @@ def _pooled(sums_ptr, mask, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _inflate(distance, growth, surplus, log_typical, log_scale, far, log_own, NEAR_WEIGHT: tl.constexpr,
+def _inflate(distance, growth, surplus, log_typical, log_scale, far, log_own, log_u, NEAR_WEIGHT: tl.constexpr,
              FAR_WEIGHT: tl.constexpr, REMOTE: tl.constexpr, REACH: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
              MAX_RATIO: tl.constexpr):  # fmt: skip
     """As `e2ip_plugins.leverage.form.inflate`."""
-    log_ratio = log_typical - log_own
-    relative = tl.exp(log_ratio * NEAR_WEIGHT + far * log_ratio * (FAR_WEIGHT - NEAR_WEIGHT))
+    relative = tl.exp(log_typical - log_own + log_u * ((1.0 - NEAR_WEIGHT) - far * (FAR_WEIGHT - NEAR_WEIGHT)))
     reach = distance * tl.exp(tl.log(distance * distance * (1.0 / (REMOTE * REMOTE)) + 1.0) * (0.5 * (REACH - 1.0)))
     grown = _at_most(growth * reach, MAX_RATIO**0.5)
     excess = grown * (grown + 2.0) * relative
@@ -51,7 +50,7 @@ def _store_matrix(pointer, matrix, factor, mask):
 
 @triton.jit(do_not_specialize=["n"])
 def output_kernel(
-    leverage_ptr, sums_ptr, species_ptr, heads_ptr, growth_ptr, surplus_ptr, log_typical_ptr, log_scale_ptr,
+    leverage_ptr, powers_ptr, sums_ptr, species_ptr, heads_ptr, growth_ptr, surplus_ptr, log_typical_ptr, log_scale_ptr,
     fitted_ptr, unit_ptr, floors_ptr, lengths_ptr, coefficients_ptr, log_ptr, sigma_ptr, nu_ptr, kappa_ptr,
     plateau_ptr, cov_ptr, aleatoric_ptr, epistemic_ptr, std_ptr, epistemic_std_ptr, h_ptr, weights_ptr,
     n, species_per_head,
@@ -59,8 +58,9 @@ def output_kernel(
     DOUBLE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, HEADS: tl.constexpr, POOLED: tl.constexpr,
     LOCAL: tl.constexpr, GROWS: tl.constexpr, BLOCKS: tl.constexpr, MOST: tl.constexpr, TOUCHING: tl.constexpr,
     UNFITTED: tl.constexpr, REMOTE: tl.constexpr, REACH: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
-    NEAR_WEIGHT: tl.constexpr, FAR_WEIGHT: tl.constexpr, ANISOTROPY: tl.constexpr, EVIDENCE: tl.constexpr,
-    MAX_RATIO: tl.constexpr, ENERGY_FACTOR: tl.constexpr, PER_COMPONENT: tl.constexpr, ENERGY_POWER: tl.constexpr,
+    NEAR_WEIGHT: tl.constexpr, FAR_WEIGHT: tl.constexpr, AROUND_POWER: tl.constexpr, AROUND_SHARE: tl.constexpr,
+    ANISOTROPY: tl.constexpr, EVIDENCE: tl.constexpr, MAX_RATIO: tl.constexpr, ENERGY_FACTOR: tl.constexpr,
+    PER_COMPONENT: tl.constexpr, ENERGY_POWER: tl.constexpr,
 ):  # fmt: skip
     """One atom per thread; see `e2ip_plugins.families.niw.NIW.forward`.
 
@@ -77,8 +77,12 @@ def output_kernel(
     tl.store(h_ptr + atom, tl.where(fitted, h, UNFITTED), mask=mask)
     h = _at_most(h, MOST)
     mean = h
+    own_power = tl.load(powers_ptr + atom, mask=mask, other=1.0)
+    power_around = own_power
     if not LOCAL:
         mean = (h + tl.load(sums_ptr + atom * SUMS + 1, mask=mask, other=1.0)) / total
+        power_around = (own_power + tl.load(sums_ptr + atom * SUMS + 8, mask=mask, other=1.0)) / total
+    power_around = own_power + (power_around - own_power) * AROUND_SHARE
     distance = (h + mean).to(DTYPE)
 
     coefficients_ptr += atom * 8
@@ -113,6 +117,7 @@ def output_kernel(
             tl.load(log_typical_ptr + kind, mask=mask, other=0.0).to(DTYPE),
             tl.load(log_scale_ptr + kind, mask=mask, other=0.0).to(DTYPE),
             far, (xx + yy + zz) * (1.0 / 3.0) + log1p_inverse_kappa,
+            tl.log(power_around.to(DTYPE)) * (1.0 / AROUND_POWER),
             NEAR_WEIGHT, FAR_WEIGHT, REMOTE, REACH, REACH_OF_TRAINING, MAX_RATIO,
         )  # fmt: skip
         shift = tl.where(fitted, log1p_inverse_kappa + log_base, 0.0)

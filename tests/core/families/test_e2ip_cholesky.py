@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import multivariate_t
 
-from e2ip_plugins.leverage.form import Support
+from e2ip_plugins.leverage.form import Around, Support
 from e2ip_plugins.maths.spd import sym6_to_matrix
 
 F64 = torch.float64
@@ -82,9 +82,10 @@ def test_derivatives_of_its_outputs(evidence, unit, build, example):
     module = build("e2ip-cholesky", evidence=evidence)
     coefficients = example(module, count=4, spread=0.7)[0].detach().requires_grad_()
     ones = torch.ones(4, dtype=F64)
-    support = Support(
-        3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, torch.tensor(True), ones[:, None]
-    )
+    pairs = torch.tensor([[0, 1, 2], [1, 0, 3]])
+    around = Around(*pairs, 0.5 * ones[:3], ones.index_add(0, pairs[1], 0.5 * ones[:3]))
+    fitted = torch.tensor(True)
+    support = Support(3 * ones, 5 * ones, 2.5 * ones, 0.4 * ones, -6 * ones, 0.1 * ones, fitted, ones[:, None], around)
 
     def uncertainties(c):
         outputs = module(c, torch.tensor(UNIT, dtype=F64), support)

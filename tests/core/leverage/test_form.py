@@ -9,7 +9,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
-from e2ip_plugins.leverage.form import FORM, Support, inflate
+from e2ip_plugins.leverage.form import FORM, Around, Support, inflate, log_around
 from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 
 F64 = torch.float64
@@ -24,6 +24,10 @@ def family(evidence="leverage", **options):
 
 #: What the formulas of forces do not read.
 WHITENED = torch.zeros(1, 1, dtype=F64)
+
+
+def inflated(support, own, form=FORM):
+    return inflate(support, own, log_around(support, own, form), form)
 
 
 def coefficients(count=20, seed=0):
@@ -58,14 +62,15 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 @pytest.mark.parametrize("surplus", [0.0, math.log(3.0)])
 def test_factor_by_hand(surplus):
-    """a = 0.5, distance 10, atom's variance a quarter of its species': (1 + r/2)² - 1, times 4^w.
+    """a = 0.5, distance 10, v̄ = 4v, u = 3v̄: ((1 + r/2)² - 1) u^(1-w) v̄^w / v.
 
     With a surplus 1 + that has a factor for it.
     """
     support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
-    log_factor, excess = inflate(support, support.log_typical - math.log(4.0))
+    own = support.log_typical - math.log(4.0)
+    log_factor, excess = inflate(support, own, torch.full_like(own, math.log(3.0)))
     reach, usual, far = 10.0 / 5.0**0.2, USUAL_REACH, 16.0 / 17.0
-    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 ** (0.5 + 0.3 * far)) * math.exp(surplus * far)
+    total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 * 3.0 ** (0.5 - 0.3 * far)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
 
@@ -79,9 +84,16 @@ def test_factor_and_its_gradient_stay_within_bounds(distance, relative, growth, 
     own = (-5.0 * one).requires_grad_()
     far = (distance * one).requires_grad_()
     support = Support(
-        one, far, growth * one, surplus * one, own.detach() + relative, 0 * one, torch.tensor(True), WHITENED
+        one,
+        far,
+        growth * one,
+        surplus * one,
+        own.detach() + relative,
+        0 * one,
+        torch.tensor(True),
+        WHITENED,
     )
-    log_factor, excess = inflate(support, own)
+    log_factor, excess = inflated(support, own)
     assert 0.999 / 1e6 <= excess.item() <= 1.001 * 1e6 and log_factor.isfinite()
     for gradient in torch.autograd.grad(excess.log().sum(), (own, far)):
         assert gradient.isfinite().all()
@@ -92,7 +104,7 @@ def test_an_alternative_form_is_the_form_with_other_constants():
     distance = torch.tensor([0.1, 2e4], dtype=F64)
     one = torch.ones_like(distance)
     support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True), WHITENED)
-    (_, usual), (_, excess) = inflate(support, 0 * one), inflate(support, 0 * one, FORM._replace(reach=0.9))
+    (_, usual), (_, excess) = inflated(support, 0 * one), inflated(support, 0 * one, FORM._replace(reach=0.9))
     torch.testing.assert_close(excess[0], usual[0], rtol=1e-3, atol=0)
     assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 1.6e7) ** 0.05, rel=1e-6)
 
@@ -102,9 +114,9 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
     distances = torch.linspace(0.01, 100.0, 50, dtype=F64)
     one, spread = support_of(outputs), torch.ones(50, dtype=F64)
     support = one._replace(distance=distances, log_typical=one.log_typical * spread)
-    _, excess = inflate(support, one.log_typical * spread)
+    _, excess = inflated(support, one.log_typical * spread)
     assert (excess.diff() > 0).all()
-    _, of_large = inflate(support, one.log_typical * spread + 2.0)
+    _, of_large = inflated(support, one.log_typical * spread + 2.0)
     assert (of_large.diff() > 0).all()
     torch.testing.assert_close(of_large[0], excess[0] / math.e)
 
@@ -113,9 +125,11 @@ def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themse
 def test_far_away_mostly_the_species_variance_counts(own):
     """What the network says there is an extrapolation, up or down."""
     support = Support(
-        *torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64), torch.tensor(True), WHITENED
+        *torch.tensor([[3e4], [6e4], [2.5], [0.0], [-3.0], [0.2]], dtype=F64),
+        torch.tensor(True),
+        WHITENED,
     )
-    log_factor, excess = inflate(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
+    log_factor, excess = inflated(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
     grown = ((1.0 + 2.5 * 6e4 / (1.0 + 1.44e8) ** 0.2) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
     assert epistemic == pytest.approx(math.exp(-0.8 * 3.0 + 0.2 * own + 0.2) * grown, rel=1e-9)
@@ -123,13 +137,14 @@ def test_far_away_mostly_the_species_variance_counts(own):
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
-    """However little variance it says: a fifth of the logarithm counts, also past the bound of the ratio."""
+    """However little variance it says: a fifth of the logarithm counts down to a thousandth, also past the bound."""
     own = torch.linspace(-30.0, 0.0, 31, dtype=dtype)
     one = torch.ones_like(own)
     support = Support(one, 2e6 * one, 0.5 * one, 0.0 * one, 0.0 * one, 0.0 * one, torch.tensor(True), WHITENED)
-    log_factor, excess = inflate(support, own)
+    log_factor, excess = inflated(support, own)
     log_epistemic = own + log_factor + excess.log()
-    torch.testing.assert_close(log_epistemic.diff(), 0.2 * one[1:], atol=1e-5, rtol=1e-5)
+    counts = own.clamp(min=-math.log(1e3))
+    torch.testing.assert_close(log_epistemic.diff(), 0.2 * counts.diff(), atol=1e-5, rtol=1e-5)
     expected = math.log(1e3 * (1e3 + 2.0)) - 2.0 * math.log(1.0 + 0.5 * USUAL_REACH)
     assert log_epistemic[-1].item() == pytest.approx(expected, abs=1e-5)
 
@@ -141,8 +156,55 @@ def test_factor_grows_everywhere(own, surplus):
     distance = torch.linspace(0.1, 200.0, 4000, dtype=F64)
     one = torch.ones_like(distance)
     support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True), WHITENED)
-    _, excess = inflate(support, own * one)
+    _, excess = inflated(support, own * one)
     assert (excess.diff() > 0).all()
+
+
+# The variance around an atom
+
+
+def surrounded(log_own, weights, log_typical=0.0):
+    """ln u/v̄ of atoms that all have each other as neighbours, with the weights (N, N)."""
+    n = len(log_own)
+    sender, receiver = (index.flatten() for index in torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij"))
+    off = sender != receiver
+    sender, receiver = sender[off], receiver[off]
+    weight = weights[sender, receiver]
+    around = Around(sender, receiver, weight, torch.ones(n, dtype=F64).index_add(0, receiver, weight))
+    one = torch.ones(n, dtype=F64)
+    support = Support(one, one, one, one, log_typical + 0 * one, one, torch.tensor(True), one[:, None], around)
+    return log_around(support, log_own)
+
+
+def test_the_variance_around_an_atom_by_hand():
+    """Species that are different compare by v/v̄: 1, 2 and 4 here, with weights 1/2 and 1/4 for the first atom."""
+    ratios, typical = torch.tensor([1.0, 2.0, 4.0], dtype=F64), torch.tensor([-6.0, 0.0, 3.0], dtype=F64)
+    weights = torch.tensor([[0.0, 0.5, 0.25], [0.5, 0.0, 0.0], [0.25, 0.0, 0.0]], dtype=F64)
+    found = surrounded(typical + ratios.log(), weights, typical).exp()
+    mean = (1.0 + 0.5 * 2.0**4 + 0.25 * 4.0**4) / 1.75
+    assert found[0].item() == pytest.approx((0.98 + 0.02 * mean) ** 0.25)
+    assert found[2].item() == pytest.approx((0.98 * 4.0**4 + 0.02 * (4.0**4 + 0.25) / 1.25) ** 0.25)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_an_atom_without_a_variance_leaves_its_neighbours_finite(broken):
+    log_own = torch.tensor([0.0, broken, 0.0], dtype=F64)
+    found = surrounded(log_own, torch.ones(3, 3, dtype=F64))
+    assert found.isfinite().all() and (found.abs() <= math.log(1e3)).all()
+
+
+def test_alone_it_is_the_atoms_own():
+    own = torch.linspace(-3.0, 3.0, 7, dtype=F64)
+    torch.testing.assert_close(surrounded(own, torch.zeros(7, 7, dtype=F64)), own)
+
+
+def test_a_sure_atom_among_unsure_ones_grows_with_them():
+    """It gets about a third of their variance, where that is more than its own."""
+    log_own = torch.full((20,), 3.0, dtype=F64)
+    log_own[0] = -3.0
+    found = surrounded(log_own, torch.ones(20, 20, dtype=F64))
+    assert found[0].item() == pytest.approx(3.0 + 0.25 * math.log(0.02 * 0.95), abs=1e-3)
+    torch.testing.assert_close(found[1:], log_own[1:], rtol=0, atol=1e-3)
 
 
 # Evidence mode leverage
@@ -180,7 +242,7 @@ def test_the_distribution_is_the_trained_one_with_the_factor_and_the_shape_of_it
     relative = torch.randn(20, dtype=F64, generator=generator)
     support = support_of(expected, distance, relative=relative, surplus=0.5)
     found = family()(coefficients(), UNIT, support)
-    log_factor, excess = inflate(support, E2IP.log_variance(expected))
+    log_factor, excess = inflated(support, E2IP.log_variance(expected))
     size = E2IP.log_variance(expected) + log_factor + torch.log1p(excess)
     torch.testing.assert_close(E2IP.log_variance(found), size, rtol=0, atol=1e-11)
     torch.testing.assert_close(found["e2ip_kappa"], 1.0 / excess)
@@ -216,7 +278,7 @@ def test_kappa_and_covariances_stay_within_bounds_however_far_an_atom_is():
     expected = trained(5)
     distance = torch.tensor([0.0, 1.0, 1e3, 1e6, 2e6], dtype=F64)
     for dtype in (F64, torch.float32):
-        support = Support(*(v if v.dtype == torch.bool else v.to(dtype) for v in support_of(expected, distance)))
+        support = Support(*(v if v.dtype == torch.bool else v.to(dtype) for v in support_of(expected, distance)[:-1]))
         found = family()(coefficients(5).to(dtype), UNIT.to(dtype), support)
         kappa = found["e2ip_kappa"]
         assert (kappa >= 0.999 / 1e6).all() and (kappa <= 1.001 * 1e6).all()
