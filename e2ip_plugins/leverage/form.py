@@ -38,10 +38,10 @@ of v̄, where theirs is several times larger::
 
 The excess (below) starts from the variance that grows, over v::
 
-    (G² - 1) u^(1-w) v̄^w / v,   w = w_n + (w_f - w_n) g.
+    (G² - 1) u^(1-w) v̄^w / v,   w = (w_n + (d/d_g)²) / (1 + (d/d_g)²).
 
-Near the training set w = 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow twice.
-Far from it nothing was trained on u: it tells which atoms are worse, hardly how bad they are, and w is larger.
+Near the training set w is about 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow
+twice. Far from it nothing was trained on u, and v̄ counts.
 
 Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
 errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
@@ -119,9 +119,8 @@ class LeverageForm(NamedTuple):
     remote: float = 5.0
     #: p, the exponent in r(d); rows "reach …".
     reach: float = 0.6
-    #: w_n and w_f of w; rows "relative …".
-    near_weight: float = 0.5
-    far_weight: float = 0.8
+    #: w_n of w; rows "relative …".
+    near_weight: float = 0.4
     #: m and σ of u; rows "around …".
     around_power: int = 4
     around_share: float = 0.02
@@ -219,11 +218,6 @@ def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
     return power / (1.0 + power)
 
 
-def reach(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
-    """Return r(d) (N,)."""
-    return distance * (distance.square() * form.remote**-2 + 1.0).pow(0.5 * (form.reach - 1.0))
-
-
 def reach_of_training(form: LeverageForm = FORM) -> float:
     """Return r(2)."""
     return 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
@@ -272,10 +266,11 @@ def inflate(
     # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
     if far is None:
         far = remoteness(support.distance, form)
+    # 1 + (d/d_g)²
+    more = support.distance.square() * form.remote**-2 + 1.0
     # u^(1-w) v̄^w / v
-    weight = (1.0 - form.near_weight) - (form.far_weight - form.near_weight) * far
-    relative_variance = torch.exp(support.log_typical - log_own + weight * log_u)
-    grown = (support.growth * reach(support.distance, form)).clamp(max=form.max_ratio**0.5)
+    relative_variance = torch.exp(support.log_typical - log_own + (1.0 - form.near_weight) * log_u / more)
+    grown = (support.growth * support.distance * more.pow(0.5 * (form.reach - 1.0))).clamp(max=form.max_ratio**0.5)
     # (G² - 1) u^(1-w) v̄^w / v
     excess = grown * (grown + 2.0) * relative_variance
     # (1 + excess) exp(g surplus) - 1

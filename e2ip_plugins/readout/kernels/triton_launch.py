@@ -66,7 +66,7 @@ def pair_constants(flags: Dict[str, Any]) -> Dict[str, Any]:
 def output_constants(flags: Dict[str, Any], double: bool) -> Dict[str, Any]:
     """Return what `output_kernel` is compiled for."""
     names = (
-        "heads pooled local grows blocks touching unfitted remote reach reach_of_training near_weight far_weight "
+        "heads pooled local grows blocks touching unfitted remote reach reach_of_training near_weight "
         "around_power around_share anisotropy evidence max_ratio energy_factor per_component energy_power"
     )
     of_map = triton_launch.fixed(Constants(*flags["map"]), double)
