@@ -86,7 +86,7 @@ from torch import Tensor
 class LeverageForm(NamedTuple):
     """Constants of the leverage. Kernels and packaged models read them by name: the names are frozen.
 
-    Alternatives, such as `FORM._replace(reach=0.7)`, are for studies: models always predict with `FORM`. To change
+    Alternatives, such as `FORM._replace(reach=0.6)`, are for studies: models always predict with `FORM`. To change
     it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
@@ -116,9 +116,9 @@ class LeverageForm(NamedTuple):
     max_leverage: float = 1e6
 
     #: d_g: where everything changes that is different far out; rows "remote from …".
-    remote: float = 5.0
+    remote: float = 4.0
     #: p, the exponent in r(d); rows "reach …".
-    reach: float = 0.6
+    reach: float = 0.7
     #: w_n of w; rows "relative …".
     near_weight: float = 0.4
     #: m and σ of u; rows "around …".

@@ -130,7 +130,8 @@ class Leverage(nn.Module):
         around: Optional[Around] = None
         if neighbours is not None:
             # Two atoms at one place, whose features may be finite, count for each other and for nobody else.
-            weight = neighbours.envelope.to(leverage.dtype).masked_fill(neighbours.lengths == 0, self.touching)
+            weight = neighbours.envelope.to(leverage.dtype).clamp(min=0.0)  # rounding at the cutoff
+            weight = weight.masked_fill(neighbours.lengths == 0, self.touching)
             total = torch.ones_like(leverage).index_add_(0, neighbours.receiver, weight)
             leverage = leverage.masked_fill(total > 0.1 * self.touching, float("inf"))
             if not self.strictly_local:

@@ -256,7 +256,7 @@ def atom_kernel(
 
 @triton.jit
 def _weight(lengths_ptr, envelope_ptr, pair, inside, TOUCHING: tl.constexpr, DTYPE: tl.constexpr):
-    weight = tl.load(envelope_ptr + pair, mask=inside, other=0.0).to(DTYPE)
+    weight = _at_least(tl.load(envelope_ptr + pair, mask=inside, other=0.0).to(DTYPE), 0.0)
     return tl.where(tl.load(lengths_ptr + pair, mask=inside, other=1.0) == 0.0, TOUCHING, weight)
 
 
