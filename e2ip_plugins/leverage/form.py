@@ -3,7 +3,7 @@ r"""The form of the leverage: its formulas, and every constant of them that was 
 Symbols and their names in the code::
 
     h, d    leverage and distance of `Support`     a        growth
-    g       `remoteness`, ``far``                  r(d)     `reach`, with the exponent `LeverageForm.reach`
+    g       `remoteness`, ``far``                  r(d)     in `inflate`, with the exponent `LeverageForm.reach`
     v, v̄    ``log_own`` and ``log_typical``        o        optimism; tanh(s o) is the surplus
     u/v̄     `log_around`                           ρ, τ, …  fields of `LeverageForm`
     κ       1/excess: `inflate` in `NIW.forward`
@@ -31,8 +31,8 @@ r(d) = d (1 + (d/d_g)²)^((p-1)/2).
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
 mean of v over training atoms of the kind. A force is in error where the energies around it are, whatever the network
-says of the atom itself. u, the variance around the atom, is therefore v, or a share of that of its neighbours, in units
-of v̄, where theirs is several times larger::
+says of the atom itself. u, the variance around the atom, is therefore v, or, in units of v̄, a third of that of its
+neighbours where this is more::
 
     u = v̄ (s + σ (s̄ - s))^(1/m),   s = (v/v̄)^m,   s̄_i = (s_i + Σ_j w_ij s_j) / (1 + Σ_j w_ij).
 
