@@ -4,12 +4,14 @@
     python benchmarks/leverage.py judge FOLDER --out results.json
     python benchmarks/leverage.py table results.json … --forms "regions by the power 2" …
     python benchmarks/leverage.py figure FOLDER … --out figure.png
+    python benchmarks/leverage.py errors FOLDER …
 
 `atoms` runs in the environment of MACE or NequIP and writes every atom's features, neighbours, error and distribution
 (as trained, and as the model has been fitted) to FOLDER/<set>.npz. `judge` scores the model's own leverage beside
 the distribution as trained and beside alternatives, all fitted on the validation set; out of distribution nothing is
 fitted. `table` prints alternatives of several models: a file has the result of `judge`, or several by name. `figure`
-draws predicted over observed errors against the leverage, of the form as it is.
+draws predicted over observed errors against the leverage, of the form as it is. `errors` prints how errors go with the
+distance d and the size of the training forces.
 """
 
 import argparse
@@ -310,6 +312,27 @@ def ratios(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.array(middle), np.array(ratio)
 
 
+def errors(folder: Path) -> list[list[str]]:
+    """Return rows of a table: for every set, root mean squares of errors over d times that of the training forces.
+
+    Both by species; geometric means of d in bins of it.
+    """
+    data = {path.stem: load_atoms(folder, path.stem) for path in sorted(folder.glob("*.npz"))}
+    kinds, of_sets = supports("as shipped, here", data)
+    train, rows = data["train"], []
+    square = np.bincount(kinds["train"], np.square(train.forces + train.residual).mean(1)) / np.bincount(kinds["train"])
+    for name in [name for name in data if name not in ("train", "valid", "nonsense")]:
+        chosen = scored(data[name])
+        distance = of_sets[name].distance.numpy()[chosen]
+        relative = np.square(data[name].residual[chosen]).mean(1) / square[kinds[name][chosen]]
+        bins = np.digitize(distance, BINS)
+        for i in [i for i in range(1, len(BINS)) if (bins == i).sum() >= LEAST_ATOMS]:
+            middle = np.exp(np.log(distance[bins == i]).mean())
+            error = np.sqrt(relative[bins == i].mean()) / middle
+            rows.append([folder.parent.name, name, f"{middle:.1f}", f"{error:.4f}"])
+    return rows
+
+
 def figure(folders: list[Path], out: Path) -> None:
     import matplotlib.pyplot as plt
 
@@ -339,6 +362,8 @@ def parse() -> argparse.Namespace:
     three.add_argument("results", type=Path, nargs="+")
     four = commands.add_parser("figure", help="draw predicted over observed errors against the leverage")
     four.add_argument("folders", type=Path, nargs="+")
+    five = commands.add_parser("errors", help="print errors beside distances and the size of the training forces")
+    five.add_argument("folders", type=Path, nargs="+")
     for command in (one, two, four):
         command.add_argument("--out", type=Path, required=True)
     for command in (two, three):
@@ -354,6 +379,9 @@ def main() -> None:
         print(table(options.results, options.forms))
     elif options.command == "figure":
         figure(options.folders, options.out)
+    elif options.command == "errors":
+        heads = ["model", "set", "d", "error / (d · training forces)"]
+        print(markdown(heads, [row for folder in options.folders for row in errors(folder)]))
     else:
         result = judge(options.folder, options.untrained, options.forms)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
