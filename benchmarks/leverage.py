@@ -9,9 +9,9 @@
 `atoms` runs in the environment of MACE or NequIP and writes every atom's features, neighbours, error and distribution
 (as trained, and as the model has been fitted) to FOLDER/<set>.npz. `judge` scores the model's own leverage beside
 the distribution as trained and beside alternatives, all fitted on the validation set; out of distribution nothing is
-fitted. `table` prints alternatives of several models: a file has the result of `judge`, or several by name. `figure`
-draws predicted over observed errors against the leverage, of the form as it is. `errors` prints how errors go with the
-distance d and the size of the training forces.
+fitted. `table` prints alternatives of several models, and means over them: a file has the result of `judge`, or several
+by name. `figure` draws predicted over observed errors against the leverage, of the form as it is. `errors` prints how
+errors go with the distance d and the size of the training forces.
 """
 
 import argparse
@@ -279,18 +279,49 @@ def nonsense(train: SimpleNamespace, data: SimpleNamespace) -> list[dict[str, fl
     return rows
 
 
-def table(paths: list[Path], forms: list[str]) -> str:
-    """Return a Markdown table of results of `judge`, by model."""
-    columns = [f"{name}, {where}" for where in ("in", "out") for name in ("NLL", "CE", "coverage@95", "Spearman")]
-    rows = []
+def by_model(paths: list[Path]) -> dict[str, dict]:
+    """Return results of `judge` by model; a file has one, or several by name."""
+    results = {}
     for path in paths:
         content = load(path)
-        for model, result in {path.stem: content}.items() if "leverage" in content else content.items():
-            for form in forms:
-                scores = result["alternatives"].get(form) or result[form]
-                cells = [f"{scores[s][f]:.3f}" if s in scores else "" for s in ("test", "ood") for f in SHOWN]
-                rows.append([model, form, *cells])
+        results |= {path.stem: content} if "leverage" in content else content
+    return results
+
+
+def scores_of(result: dict, form: str) -> dict:
+    return result["alternatives"].get(form) or result[form]
+
+
+def table(results: dict[str, dict], forms: list[str]) -> str:
+    """Return a Markdown table by model."""
+    columns = [f"{name}, {where}" for where in ("in", "out") for name in ("NLL", "CE", "coverage@95", "Spearman")]
+    rows = []
+    for model, result in results.items():
+        for form in forms:
+            scores = scores_of(result, form)
+            cells = [f"{scores[s][f]:.3f}" if s in scores else "" for s in ("test", "ood") for f in SHOWN]
+            rows.append([model, form, *cells])
     return markdown(["model", "form", *columns], rows)
+
+
+def summary(results: dict[str, dict], forms: list[str]) -> str:
+    """Return a Markdown table of means over models and sets, and of the worst; *out* are warm, hot and molten sets."""
+    columns = ["NLL, in", "CE, in", "NLL, out", "CE, out", "lowest coverage@95, out"]
+    columns += ["error over deviation along axes, out", "CE, surfaces", "lowest coverage@95, surfaces"]
+    rows = []
+    for form in forms:
+        inside, outside, surfaces = (
+            [scores[name] for r in results.values() if (scores := scores_of(r, form)) for name in names & scores.keys()]
+            for names in ({"test"}, {"warm", "2000K", "ood"}, {"surface"})
+        )
+        along = [scores[name] for scores in outside for name in FIGURES if name.startswith("z_rms")]
+        cells = [f"{np.mean([s[name] for s in sets]):.3f}" for sets in (inside, outside) for name in SHOWN[:2]]
+        cells += [f"{min(s['coverage95'] for s in outside):.3f}", f"{min(along):.2f} to {max(along):.2f}"]
+        if surfaces:
+            cells += [f"{np.mean([s['calibration_error'] for s in surfaces]):.3f}"]
+            cells += [f"{min(s['coverage95'] for s in surfaces):.3f}"]
+        rows.append([form, *cells, *[""] * (len(columns) - len(cells))])
+    return markdown(["form", *columns], rows)
 
 
 def ratios(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -376,7 +407,8 @@ def main() -> None:
     if options.command == "atoms":
         write_atoms(options.host, options.model, dict(item.split("=", 1) for item in options.set), options.out)
     elif options.command == "table":
-        print(table(options.results, options.forms))
+        results = by_model(options.results)
+        print(table(results, options.forms), "", summary(results, options.forms), sep="\n")
     elif options.command == "figure":
         figure(options.folders, options.out)
     elif options.command == "errors":

@@ -105,7 +105,20 @@ def test_table_of_some_forms(study, folder, tmp_path, monkeypatch, capsys):
     assert list(json.loads(Path(out).read_text())["alternatives"]) == ["one region"]
     monkeypatch.setattr("sys.argv", ["leverage.py", "table", out, "--forms", "as trained", "one region"])
     study.main()
-    _, _, *rows = capsys.readouterr().out.splitlines()
+    (_, _, *rows), (_, _, *means) = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
     assert [row.split(" | ")[:2] for row in rows] == [["| model", "as trained"], ["| model", "one region"]]
-    nll = json.loads(Path(out).read_text())["alternatives"]["one region"]["test"]["nll"]
-    assert rows[1].split(" | ")[2] == f"{nll:.3f}"
+    scores = json.loads(Path(out).read_text())["alternatives"]["one region"]
+    assert rows[1].split(" | ")[2] == f"{scores['test']['nll']:.3f}"
+    # Of one model the means are its own.
+    assert means[1].split(" | ")[:2] == ["| one region", f"{scores['test']['nll']:.3f}"]
+    assert means[1].split(" | ")[5] == f"{scores['ood']['coverage95']:.3f}"
+
+
+def test_errors_beside_distances_and_training_forces(study, folder, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["leverage.py", "errors", str(folder)])
+    study.main()
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert {row.split(" | ")[1] for row in rows} == {"ood", "test"}
+    for row in rows:
+        distance, error = map(float, row.strip("| ").split(" | ")[2:])
+        assert distance > 0.0 and error > 0.0
