@@ -67,7 +67,7 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     **{f"relative {weight}": {"near_weight": float(weight)} for weight in (0, 0.2, 0.6, 1)},
     "around: own alone": {"around_share": 0.0},
     **{f"around {m}, {share}": {"around_power": m, "around_share": share} for m, share in AROUND},
-    **{f"remote from {remote}": {"remote": float(remote)} for remote in (3, 5, 7, 10)},
+    **{f"remote from {remote}": {"remote": float(remote)} for remote in (3, 4, 7, 10)},
     **{f"reach {reach}": {"reach": reach} for reach in (0.5, 0.6, 0.8, 1)},
     **{f"anisotropy {limit}": {"anisotropy": limit} for limit in (0.3, 0.5, 1.2, 1e3)},
     **{f"evidence {limit}": {"evidence": limit} for limit in (0.5, 1, 4, 1e6)},

@@ -116,7 +116,7 @@ class LeverageForm(NamedTuple):
     max_leverage: float = 1e6
 
     #: d_g: where everything changes that is different far out; rows "remote from …".
-    remote: float = 4.0
+    remote: float = 5.0
     #: p, the exponent in r(d); rows "reach …".
     reach: float = 0.7
     #: w_n of w; rows "relative …".

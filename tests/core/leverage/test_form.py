@@ -15,7 +15,7 @@ from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 F64 = torch.float64
 UNIT = torch.tensor(0.05, dtype=F64)
 #: r(2).
-USUAL_REACH = 2.0 / 1.25**0.15
+USUAL_REACH = 2.0 / 1.16**0.15
 
 
 def family(evidence="leverage", **options):
@@ -62,14 +62,14 @@ def support_of(outputs, distance=2.0, growth=1.7, log_scale=0.4, relative=0.0, f
 
 @pytest.mark.parametrize("surplus", [0.0, math.log(3.0)])
 def test_factor_by_hand(surplus):
-    """a = 0.5, distance 8, v̄ = 4v, u = 3v̄: ((1 + r/2)² - 1) u^(1-w) v̄^w / v.
+    """a = 0.5, distance 10, v̄ = 4v, u = 3v̄: ((1 + r/2)² - 1) u^(1-w) v̄^w / v.
 
     With a surplus 1 + that has a factor for it.
     """
-    support = support_of(trained(1), distance=8.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
+    support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
     own = support.log_typical - math.log(4.0)
     log_factor, excess = inflate(support, own, torch.full_like(own, math.log(3.0)))
-    reach, usual, far = 8.0 / 5.0**0.15, USUAL_REACH, 16.0 / 17.0
+    reach, usual, far = 10.0 / 5.0**0.15, USUAL_REACH, 16.0 / 17.0
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 * 3.0 ** (0.6 / 5.0)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
@@ -106,7 +106,7 @@ def test_an_alternative_form_is_the_form_with_other_constants():
     support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True), WHITENED)
     (_, usual), (_, excess) = inflated(support, 0 * one), inflated(support, 0 * one, FORM._replace(reach=0.9))
     torch.testing.assert_close(excess[0], usual[0], rtol=1e-3, atol=0)
-    assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 2.5e7) ** 0.05, rel=1e-6)
+    assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 1.6e7) ** 0.05, rel=1e-6)
 
 
 def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themselves():
@@ -131,8 +131,8 @@ def test_far_away_the_species_variance_counts(own):
     )
     log_factor, excess = inflated(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    grown = ((1.0 + 2.5 * 6e4 / (1.0 + 2.25e8) ** 0.15) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
-    rest = 0.6 * (own + 3.0) / (1.0 + 2.25e8)
+    grown = ((1.0 + 2.5 * 6e4 / (1.0 + 1.44e8) ** 0.15) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
+    rest = 0.6 * (own + 3.0) / (1.0 + 1.44e8)
     assert epistemic == pytest.approx(math.exp(-3.0 + 0.2 + rest) * grown, rel=1e-9)
 
 
@@ -246,7 +246,7 @@ def test_the_distribution_is_the_trained_one_with_the_factor_and_the_shape_of_it
     size = E2IP.log_variance(expected) + log_factor + torch.log1p(excess)
     torch.testing.assert_close(E2IP.log_variance(found), size, rtol=0, atol=1e-11)
     torch.testing.assert_close(found["e2ip_kappa"], 1.0 / excess)
-    far = (distance / 4.0) ** 4 / (1.0 + (distance / 4.0) ** 4)
+    far = (distance / 5.0) ** 4 / (1.0 + (distance / 5.0) ** 4)
     before, after = (split_trace(outputs["e2ip_log_sigma0"])[1] for outputs in (expected, found))
     norms = [sym6_to_matrix(traceless).square().sum((-1, -2)) for traceless in (before, after)]
     torch.testing.assert_close(1.0 / norms[1], 1.0 / norms[0] + far / 0.64, rtol=1e-10, atol=0)
