@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -231,7 +231,7 @@ class Samples:
     def _starts(self) -> Sequence[float]:
         return [math.log(factor * self.form.prior_growth) for factor in _STARTS]
 
-    def _replace(self, **support: Tensor) -> "Samples":
+    def _replace(self, **support: Any) -> "Samples":
         """Return the same samples with other fields of the support."""
         other = copy.copy(self)
         other.support = self.support._replace(**support)
