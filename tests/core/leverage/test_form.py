@@ -67,8 +67,8 @@ def test_factor_by_hand(surplus):
     With a surplus 1 + that has a factor for it.
     """
     support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
-    own = support.log_typical - math.log(4.0)
-    log_factor, excess = inflate(support, own, torch.full_like(own, math.log(3.0)))
+    log_own = support.log_typical - math.log(4.0)
+    log_factor, excess = inflate(support, log_own, torch.full_like(log_own, math.log(3.0)))
     reach, usual, far = 10.0 / 5.0**0.15, USUAL_REACH, 16.0 / 17.0
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 * 3.0 ** (0.6 / 5.0)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
@@ -188,31 +188,31 @@ def test_the_variance_around_an_atom_by_hand():
     """Species that are different compare by v/v̄: 1, 2 and 4 here, with weights 1/2 and 1/4 for the first atom."""
     ratios, typical = torch.tensor([1.0, 2.0, 4.0], dtype=F64), torch.tensor([-6.0, 0.0, 3.0], dtype=F64)
     weights = torch.tensor([[0.0, 0.5, 0.25], [0.5, 0.0, 0.0], [0.25, 0.0, 0.0]], dtype=F64)
-    found = surrounded(typical + ratios.log(), weights, typical).exp()
+    around = surrounded(typical + ratios.log(), weights, typical).exp()
     mean = (1.0 + 0.5 * 2.0**4 + 0.25 * 4.0**4) / 1.75
-    assert found[0].item() == pytest.approx((0.98 + 0.02 * mean) ** 0.25)
-    assert found[2].item() == pytest.approx((0.98 * 4.0**4 + 0.02 * (4.0**4 + 0.25) / 1.25) ** 0.25)
+    assert around[0].item() == pytest.approx((0.98 + 0.02 * mean) ** 0.25)
+    assert around[2].item() == pytest.approx((0.98 * 4.0**4 + 0.02 * (4.0**4 + 0.25) / 1.25) ** 0.25)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_an_atom_without_a_variance_leaves_its_neighbours_finite(broken):
     log_own = torch.tensor([0.0, broken, 0.0], dtype=F64)
-    found = surrounded(log_own, torch.ones(3, 3, dtype=F64))
-    assert found.isfinite().all() and (found.abs() <= math.log(1e3)).all()
+    around = surrounded(log_own, torch.ones(3, 3, dtype=F64))
+    assert around.isfinite().all() and (around.abs() <= math.log(1e3)).all()
 
 
 def test_alone_it_is_the_atoms_own():
-    own = torch.linspace(-3.0, 3.0, 7, dtype=F64)
-    torch.testing.assert_close(surrounded(own, torch.zeros(7, 7, dtype=F64)), own)
+    log_own = torch.linspace(-3.0, 3.0, 7, dtype=F64)
+    torch.testing.assert_close(surrounded(log_own, torch.zeros(7, 7, dtype=F64)), log_own)
 
 
 def test_a_sure_atom_among_unsure_ones_grows_with_them():
     """It gets about a third of their variance, where that is more than its own."""
     log_own = torch.full((20,), 3.0, dtype=F64)
     log_own[0] = -3.0
-    found = surrounded(log_own, torch.ones(20, 20, dtype=F64))
-    assert found[0].item() == pytest.approx(3.0 + 0.25 * math.log(0.02 * 0.95), abs=1e-3)
-    torch.testing.assert_close(found[1:], log_own[1:], rtol=0, atol=1e-3)
+    around = surrounded(log_own, torch.ones(20, 20, dtype=F64))
+    assert around[0].item() == pytest.approx(3.0 + 0.25 * math.log(0.02 * 0.95), abs=1e-3)
+    torch.testing.assert_close(around[1:], log_own[1:], rtol=0, atol=1e-3)
 
 
 # Evidence mode leverage
