@@ -75,7 +75,7 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     "prior 2.5, narrow": {"prior_width": 0.3},
     **{f"prior 2.5, {width} wide": {"prior_width": width} for width in (0.8, 1.5)},
     "prior 3, 0.8 wide": {"prior_growth": 3.0, "prior_width": 0.8},
-    "no relative error": {"least": 0.0, "most": 0.0},
+    "no relative error": {"relative_least": 0.0, "relative_most": 0.0},
     **{f"relative error {share}": {"relative_error": share} for share in (0.03, 0.08)},
     "no optimism": {"surplus_slope": 0.0},
     **{f"optimism {factor}": {"surplus_slope": float(factor)} for factor in (1, 2)},

@@ -54,7 +54,7 @@ So far out ‖T‖ is below c, and ν - 5 below e. The determinant of the covari
 Surplus. Two things that the leverage of training atoms cannot show multiply the covariance of atoms unlike them by
 exp(g S)::
 
-    S = tanh(s o) + ln(φ/ε), the second within the bounds `LeverageForm.least` and `most`.
+    S = tanh(s o) + ln(φ/ε), the second within its bounds, `relative_least` and `relative_most`.
 
 A network that knows its training set by heart errs less there than anywhere else: the optimism o is ln(validation
 variance / training variance) of the errors, each in units of what the model predicts. And a network that fits its
@@ -139,8 +139,8 @@ class LeverageForm(NamedTuple):
     #: φ, and bounds of ln(φ/ε); rows "relative error …" and the section "Far out". Validation sets of relaxed
     #: structures have hardly any forces, and networks with errors below a hundredth of the forces were not tried.
     relative_error: float = 0.05
-    least: float = -0.5
-    most: float = 2.0
+    relative_least: float = -0.5
+    relative_most: float = 2.0
 
     #: Prior of the growth a, in the fit: its middle, and its width in e-folds; rows "prior …" and the section "How much
     #: validation frames say of the growth".
@@ -311,5 +311,6 @@ def surplus(optimism: float, relative_error: Optional[float], form: LeverageForm
     """
     total = math.tanh(form.surplus_slope * optimism)
     if relative_error is not None:
-        total += min(max(math.log(form.relative_error / relative_error), form.least), form.most)
+        log_ratio = math.log(form.relative_error / relative_error)
+        total += min(max(log_ratio, form.relative_least), form.relative_most)
     return total

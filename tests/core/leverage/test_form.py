@@ -149,7 +149,7 @@ def test_far_away_a_network_that_is_sure_does_not_undo_the_growth(dtype):
     assert log_epistemic[-1].item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("surplus", [FORM.least, 0.0, 1.0])
+@pytest.mark.parametrize("surplus", [FORM.relative_least, 0.0, 1.0])
 @pytest.mark.parametrize("own", [-3.0, 0.0, 3.0])
 def test_factor_grows_everywhere(own, surplus):
     """Also where its slope is least, and for atoms whose variance has grown by itself to 20 times their species'."""
