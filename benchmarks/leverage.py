@@ -75,6 +75,8 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     "prior 2.5, narrow": {"prior_width": 0.3},
     **{f"prior 2.5, {width} wide": {"prior_width": width} for width in (0.8, 1.5)},
     "prior 3, 0.8 wide": {"prior_growth": 3.0, "prior_width": 0.8},
+    "no relative error": {"relative_most": 0.0},
+    **{f"relative error {share}": {"relative_error": share} for share in (0.03, 0.08)},
     "no optimism": {"surplus_slope": 0.0},
     **{f"optimism {factor}": {"surplus_slope": float(factor)} for factor in (1, 2)},
 }
@@ -212,7 +214,7 @@ def refitted(title: str, data: dict[str, SimpleNamespace]) -> tuple[dict[str, El
         support = of_sets[name]
         columns = {"distance": support.distance.numpy(), "typical": support.log_typical.numpy()}
         columns["around"] = log_around(support, log_variance(d), form).numpy()
-        tables[name] = {"residual": d.residual, "frames": d.frame, "kinds": kinds[name], **columns}
+        tables[name] = {"residual": d.residual, "forces": d.forces, "frames": d.frame, "kinds": kinds[name], **columns}
 
     def samples(name: str, atoms: np.ndarray | slice = slice(None)) -> Samples:
         parameters = {key: getattr(data[name], key)[atoms] for key in names}

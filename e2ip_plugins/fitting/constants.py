@@ -96,7 +96,7 @@ class Samples:
     parameters : dict
         Of every atom, without support.
     table : dict
-        Columns ``residual``, ``distance``, ``typical``, ``around``, ``frames`` and ``kinds`` of
+        Columns ``residual``, ``forces``, ``distance``, ``typical``, ``around``, ``frames`` and ``kinds`` of
         `e2ip_plugins.fitting.force_errors.AtomTable`.
     form : LeverageForm
     previous : PreviousFit, optional
@@ -112,6 +112,7 @@ class Samples:
         previous: Optional[PreviousFit] = None,
     ) -> None:
         self.residual, self.previous = table["residual"], previous
+        self.relative_error = _relative_error(table["residual"], table["forces"])
         self.form = form if previous is None else form._replace(prior_growth=previous.growth)
         tensors = {name: torch.from_numpy(values) for name, values in parameters.items()}
         self.log_own = family.log_variance(tensors)
@@ -168,7 +169,7 @@ class Samples:
         optimum = fitted(self, [np.array([start, 0.0]) for start in self._starts()])
         optimism, error = self.optimism(training, optimum)
         samples = self._with_surplus(optimism)
-        if optimism:
+        if samples is not self:
             optimum = fitted(samples, [optimum])
         return samples._constants(optimum, optimism, error)
 
@@ -201,7 +202,7 @@ class Samples:
             training = scaled(training, np.where(kinds[place] == training.kinds, place, len(kinds)), optimum)
         optimism, error = scaled(self, index, optimum).optimism(training, np.array([optimum[0], 0.0]))
         samples = self._with_surplus(optimism)
-        if optimism:
+        if samples is not self:
             optimum = fitted(samples, [optimum])
         constants = scaled(samples, index, optimum)._constants(np.array([optimum[0], 0.0]), optimism, error)
         return constants, dict(zip(kinds.tolist(), optimum[1:].tolist(), strict=True))
@@ -238,7 +239,9 @@ class Samples:
 
     def _with_surplus(self, optimism: float) -> "Samples":
         """Return the same samples with the surplus that follows from an optimism, or with that of the previous fit."""
-        return self if self.previous else self._replace(surplus=_single(surplus(optimism, self.form)))
+        if self.previous is not None:
+            return self
+        return self._replace(surplus=_single(surplus(optimism, self.relative_error, self.form)))
 
     def _objective(self, constants: np.ndarray) -> float:
         prior = 0.5 * ((constants[0] - math.log(self.form.prior_growth)) / self.form.prior_width) ** 2
@@ -304,6 +307,13 @@ class Samples:
             return np.sqrt(least)
         variance = np.diag(inverse @ (np.cov(score) * count + prior_curvature) @ inverse).clip(min=0.0)
         return np.sqrt(np.maximum(variance * t.ppf(_ONE_SIGMA, count - 1) ** 2, self.weight * least))
+
+
+def _relative_error(residual: np.ndarray, forces: np.ndarray) -> Optional[float]:
+    """Return ε of the surplus from errors and predicted forces (N, 3); None where these, or all errors, are missing."""
+    known = np.isfinite(forces).all(-1)
+    error, force = (np.square(x[known]).sum() for x in (residual, residual + forces))
+    return math.sqrt(error / force) if error > 0.0 and force > 0.0 else None
 
 
 def _single(value: float) -> Tensor:

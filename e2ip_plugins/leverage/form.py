@@ -4,7 +4,7 @@ Symbols and their names in the code::
 
     h, d    leverage and distance of `Support`     a        growth
     g       `remoteness`, ``far``                  r(d)     in `inflate`, with the exponent `LeverageForm.reach`
-    v, v̄    ``log_own`` and ``log_typical``        o        optimism: see the surplus, S
+    v, v̄    ``log_own`` and ``log_typical``        o, ε     optimism, relative error: see the surplus
     u/v̄     `log_around`                           ρ, τ, …  fields of `LeverageForm`
     κ       1/excess: `inflate` in `NIW.forward`
 
@@ -51,11 +51,16 @@ traceless part of the logarithm of the covariance, and ν that of the normal-inv
 
 So far out ‖T‖ is below c, and ν - 5 below e. The determinant of the covariance's scale stays.
 
-Surplus. A network that knows its training set by heart errs less there than anywhere else, which the leverage of
-training atoms cannot show. The optimism o is ln(validation variance / training variance) of the errors, each in units
-of what the model predicts. The covariance of atoms unlike the training set is multiplied by exp(g S)::
+Surplus. Two things that the leverage of training atoms cannot show multiply the covariance of atoms unlike them by
+exp(g S)::
 
-    S = tanh(s o).
+    S = tanh(s o) + ln(φ/ε), the second at least 0 and at most `relative_most`.
+
+A network that knows its training set by heart errs less there than anywhere else: the optimism o is ln(validation
+variance / training variance) of the errors, each in units of what the model predicts. And a network that fits its
+training set well errs far from it hardly less than one that fits it badly. Errors follow the size of forces there: ε is
+the root mean square of validation errors over that of their forces, and with ln(φ/ε) the variance becomes that of the
+geometric mean of the network's own error and φ of the forces, where that is more than the own.
 
 Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
 returns it, and in mode ``leverage`` κ = 1/excess::
@@ -131,6 +136,10 @@ class LeverageForm(NamedTuple):
     max_ratio: float = 1e6
     #: s of the surplus; rows "optimism …" and the section "What a network knows by heart".
     surplus_slope: float = 1.5
+    #: φ, and upper bound of ln(φ/ε); rows "relative error …" and the section "Far out". Networks with errors below a
+    #: hundredth of the forces were not tried.
+    relative_error: float = 0.05
+    relative_most: float = 2.0
 
     #: Prior of the growth a, in the fit: its middle, and its width in e-folds; rows "prior …" and the section "How much
     #: validation frames say of the growth".
@@ -176,7 +185,7 @@ class Support(NamedTuple):
     growth : (N,) or (1,)
         a.
     surplus : (N,) or (1,)
-        S, from 0 to 1.
+        S, at least 0.
     log_typical : (N,)
         ln v̄, the mean of `Family.log_variance` over training atoms of the same kind.
     log_scale : (N,)
@@ -293,9 +302,13 @@ def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FO
     return evidence / (far * evidence * (1.0 / form.evidence) + 1.0) + least
 
 
-def surplus(optimism: float, form: LeverageForm = FORM) -> float:
-    """Return S, bounded by 1: the factor on the variance is e at most.
+def surplus(optimism: float, relative_error: Optional[float], form: LeverageForm = FORM) -> float:
+    """Return S; without a relative error ε tanh(s o).
 
-    Networks that err three times as much as where they were trained need no more than those that err 1.5 times as much.
+    Of the first part the factor on the variance is e at most: networks that err three times as much as where they were
+    trained need no more than those that err 1.5 times as much.
     """
-    return math.tanh(form.surplus_slope * optimism)
+    total = math.tanh(form.surplus_slope * optimism)
+    if relative_error is not None:
+        total += min(max(math.log(form.relative_error / relative_error), 0.0), form.relative_most)
+    return total

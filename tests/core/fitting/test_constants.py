@@ -126,6 +126,15 @@ def test_optimism_is_by_how_much_errors_are_smaller_on_training_configurations(t
     assert usual[0].mean().item() == pytest.approx(usual[1].mean().item(), abs=0.1)
 
 
+@pytest.mark.parametrize("constant", [False, True])
+def test_relative_error_is_of_validation_errors_and_their_forces(training, constant):
+    """Predicted forces that are errors times 31, the other way: reference forces are then 30 times the errors."""
+    readout, validation = make_readout(constant=constant), make_frames(60, seed=1)
+    errors = (ForceErrors(e.residual, e.frames, -31.0 * e.residual) for e in validation_of(readout, validation))
+    fit_leverage(readout, training_of(readout, training), errors, constant_readout=constant)
+    assert readout.leverage.surplus.item() == pytest.approx(math.log(0.05 * 30.0))
+
+
 def test_few_configurations_say_little_of_the_optimism(training):
     readout = make_readout()
     fit_frames(readout, training, make_frames(30, seed=1))

@@ -9,7 +9,7 @@ from e2ip_plugins import families
 from e2ip_plugins.errors import InputError
 from e2ip_plugins.families.e2ip import E2IP
 from e2ip_plugins.families.laws import law_of
-from e2ip_plugins.leverage.form import FORM, Around, Support, inflate, log_around
+from e2ip_plugins.leverage.form import FORM, Around, Support, inflate, log_around, surplus
 from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 
 F64 = torch.float64
@@ -158,6 +158,14 @@ def test_factor_grows_everywhere(own, surplus):
     support = Support(one, distance, 2.5 * one, surplus * one, 0.0 * one, 0.0 * one, torch.tensor(True), WHITENED)
     _, excess = inflated(support, own * one, FORM._replace(max_ratio=1e7))
     assert (excess.diff() > 0).all()
+
+
+def test_surplus_is_of_optimism_and_relative_error():
+    """With errors of a fiftieth of the forces the variance far out is 2.5 times as large: 0.05/0.02."""
+    assert surplus(0.0, None) == 0.0 and surplus(0.4, None) == pytest.approx(math.tanh(0.6))
+    assert math.exp(surplus(0.0, 0.02)) == pytest.approx(2.5)
+    assert surplus(0.4, 0.05) == pytest.approx(math.tanh(0.6))
+    assert (surplus(0.0, 10.0), surplus(0.0, 1e-9)) == (0.0, 2.0)
 
 
 # The variance around an atom
