@@ -161,20 +161,19 @@ def lammps_command(
     values, i_e2ip_step. A monitor that stops the run ends it with exit status 3. With --observe the forces are
     those of the pair style in the input file. `mpiexec -n 4 e2ip lammps …` uses four processes.
     """
-    from e2ip_plugins.md.lammps.script import ScriptOptions, run_script, split
+    from e2ip_plugins.md.lammps.script import NO_INTERVAL, ScriptOptions, run_script, split
     from e2ip_plugins.md.monitor import MonitorStop
     from e2ip_plugins.predictions.on_request import ON_REQUEST
 
     split(script)
     if observe and interval is not None:
-        raise InputError(
-            "--interval: with --observe the monitor checks at every evaluation; give --uncertainty-interval"
-        )
+        raise InputError(NO_INTERVAL)
     monitored = {"action": action, "interval": interval, "window": window, "frames": frames}
     watched = _watch(watch, {"action": ["warn"]}, {"held_out": held_out, "level": level, **monitored})
     host = checks.host_of(model, checks.WITH_COMPILED)
     symbols = species.replace(",", " ").split()
-    options = ScriptOptions(symbols, key or None, uncertainty_interval, watched, (), observe, calibration)
+    chosen = interval is not None
+    options = ScriptOptions(symbols, key or None, uncertainty_interval, watched, chosen, (), observe, calibration)
 
     def open_model(batches: bool) -> Any:
         opening = {"device": device, "head": head, "dtype": dtype}

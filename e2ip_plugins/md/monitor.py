@@ -123,9 +123,7 @@ class Monitor:
         self.actions = _actions(action)
         if self.frames.suffix == ".traj":
             raise InputError(f"frames={self.frames}: what is written is extxyz; give it an ending such as .xyz")
-        check_output(self.frames, "frames=", replace=append, permission="append=True")
-        if self.frames.exists():
-            check_end(self.frames, "frames=")
+        self._check_file()
         if not len(atoms):
             raise InputError("the structure has no atoms")
         if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
@@ -286,6 +284,12 @@ class Monitor:
         if (values.get(LEVERAGE.name, np.zeros(1)) < 0.0).any():
             raise InputError("the model's leverage has not been fitted (see e2ip fit): it cannot be watched")
         return values
+
+    def _check_file(self) -> None:
+        """Raise `InputError` for a file that no frames can be written to."""
+        check_output(self.frames, "frames=", replace=self.append, permission="append=True")
+        if self.frames.exists():
+            check_end(self.frames, "frames=")
 
     def _write(self, frame: Atoms) -> None:
         if self.frames.exists() and not (self.append or self._written):

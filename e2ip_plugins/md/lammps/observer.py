@@ -239,6 +239,9 @@ class SilentMonitor(Monitor):
             warnings.simplefilter("ignore", UncertaintyWarning)
             super().__call__()
 
+    def _check_file(self) -> None:
+        """Leave the file alone: the other process may have written to it already."""
+
     def _write(self, frame: Atoms) -> None:
         pass
 

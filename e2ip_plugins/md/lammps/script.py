@@ -17,6 +17,9 @@ from e2ip_plugins.scores.calibration import Calibration
 #: Comment that the driver or observer replaces.
 MARK = "# e2ip"
 
+#: Refusal of an interval between checks that is not that between evaluations.
+NO_INTERVAL = "--interval: with --observe or several processes every evaluation is a check; give --uncertainty-interval"
+
 
 @dataclass(frozen=True)
 class ScriptOptions:
@@ -28,6 +31,8 @@ class ScriptOptions:
         Arguments of the `LammpsDriver`.
     watch : Watch, optional
         Thresholds of a `Monitor`.
+    watch_interval : bool
+        Whether the user chose the steps between two of its checks, which only a `LammpsDriver` can follow.
     arguments : sequence of str
         Arguments of LAMMPS's command line.
     observe : bool
@@ -40,6 +45,7 @@ class ScriptOptions:
     keys: Optional[Sequence[str]] = None
     interval: Optional[int] = None
     watch: Optional[Watch] = None
+    watch_interval: bool = False
     arguments: Sequence[str] = ()
     observe: bool = False
     calibration: Optional[Path] = None
@@ -100,6 +106,8 @@ def _connect(
         if watch is not None:
             watch.attach(driver, driver.atoms)
         return driver
+    if options.watch_interval:
+        raise InputError(NO_INTERVAL)
     kind = LammpsObserver if options.observe else LammpsClusterDriver
     keys = options.keys if watch is None else observed_keys(watch.thresholds, options.keys)
     calibration = None if options.calibration is None else Calibration.read(options.calibration)

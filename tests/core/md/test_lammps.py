@@ -16,6 +16,7 @@ from e2ip_plugins.errors import InputError
 from e2ip_plugins.md import Monitor, MonitorStop, UncertaintyWarning
 from e2ip_plugins.md.lammps import LammpsDriver, open_lammps, script
 from e2ip_plugins.md.lammps.library import SHARED, SHARED_FIX, SHARED_WIDTH, sum_over_processes
+from e2ip_plugins.md.lammps.observer import SilentMonitor
 from e2ip_plugins.md.lammps.script import ScriptOptions, run_script
 from e2ip_plugins.md.watch import Watch
 
@@ -400,7 +401,9 @@ def test_the_command_hands_everything_on(tmp_path, monkeypatch):
     thresholds = {STD: 1.0, "forces_conformal_extent": 1.0}
     watch = Watch(thresholds, ["collect", "stop"], Path("valid.json"), level=0.8, window=3, interval=4)
     assert file == Path("in.lammps")
-    assert options == ScriptOptions(["Ar", "Kr"], interval=2, watch=watch, calibration=Path("valid.json"))
+    assert options == ScriptOptions(
+        ["Ar", "Kr"], interval=2, watch=watch, watch_interval=True, calibration=Path("valid.json")
+    )
 
 
 def test_an_input_file(tmp_path):
@@ -422,3 +425,15 @@ def test_an_input_file(tmp_path):
     with pytest.warns(UncertaintyWarning, match=LEVERAGE):
         run_script(tmp_path / "in.lammps", lambda _: Uncertain(), ScriptOptions(["Ar"], watch=watch, arguments=QUIET))
     assert [frame.info["lammps_step"] for frame in found] == [0, 5, 10]
+    options = ScriptOptions(["Ar"], watch=watch, watch_interval=True, arguments=QUIET, observe=True)
+    with pytest.raises(InputError, match="--interval: with --observe or several processes"):
+        run_script(tmp_path / "in.lammps", lambda _: Uncertain(), options)
+
+
+def test_the_file_of_another_process_is_left_alone(tmp_path):
+    """The first process may have written its first frame before the others make their monitors."""
+    atoms, file = Atoms("Ar2", [[0, 0, 0], [0, 0, 4]]), tmp_path / "frames.xyz"
+    atoms.calc = Uncertain()
+    file.write_text("a frame\n")
+    SilentMonitor(atoms, {LEVERAGE: 1e-9}, action="collect", frames=file)()
+    assert file.read_text() == "a frame\n"
