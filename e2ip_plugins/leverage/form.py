@@ -59,15 +59,15 @@ exp(g S)::
 A network that knows its training set by heart errs less there than anywhere else: the optimism o is ln(validation
 variance / training variance) of the errors, each in units of what the model predicts. And a network that fits its
 training set well errs far from it hardly less than one that fits it badly. Errors follow the size of forces there: ε is
-the root mean square of validation errors over that of their forces, and with ln(φ/ε) the variance becomes that of the
-geometric mean of the network's own error and φ of the forces, where that is more than the own.
+the root mean square of validation errors over that of their reference forces. Where ε is below φ, the variance far out
+is multiplied by φ/ε: it is that of the geometric mean of the network's own error and φ of the forces.
 
 Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
 returns it, and in mode ``leverage`` κ = 1/excess::
 
     excess = (1 + (G² - 1) u^(1-w) v̄^w / v) exp(g S) - 1,   within 1e-6 … 1e6.
 
-With d = 2, a = 2.5 and u = v = v̄ the excess is 33 and κ is 0.03: nearly all of the covariance counts as epistemic.
+With d = 2, a = 2.5 and u = v = v̄ the excess is 34 and κ is 0.03: nearly all of the covariance counts as epistemic.
 
 Total. In place of v the variance is the following; log_scale is fitted, as a and o are. The divisor is G² at d = 2, so
 that v is about kept on training atoms; it acts on the whole covariance and not on κ::
@@ -124,7 +124,7 @@ class LeverageForm(NamedTuple):
     remote: float = 5.0
     #: p, the exponent in r(d); rows "reach …".
     reach: float = 0.7
-    #: w_n of w; rows "relative …".
+    #: w_n of w; rows "relative …", of a former form.
     near_weight: float = 0.4
     #: m and σ of u; rows "around …".
     around_power: int = 4
@@ -303,9 +303,9 @@ def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FO
 
 
 def surplus(optimism: float, relative_error: Optional[float], form: LeverageForm = FORM) -> float:
-    """Return S; without a relative error ε tanh(s o).
+    """Return S; its first part alone where ``relative_error``, ε, is None.
 
-    Of the first part the factor on the variance is e at most: networks that err three times as much as where they were
+    Of that part the factor on the variance is e at most: networks that err three times as much as where they were
     trained need no more than those that err 1.5 times as much.
     """
     total = math.tanh(form.surplus_slope * optimism)
