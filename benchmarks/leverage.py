@@ -68,7 +68,7 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     "around: own alone": {"around_share": 0.0},
     **{f"around {m}, {share}": {"around_power": m, "around_share": share} for m, share in AROUND},
     **{f"remote from {remote}": {"remote": float(remote)} for remote in (3, 4, 7, 10)},
-    **{f"reach {reach}": {"reach": reach} for reach in (0.5, 0.6, 0.8, 1)},
+    **{f"linear from {linear}": {"linear": float(linear)} for linear in (20, 30, 50, 80)},
     **{f"anisotropy {limit}": {"anisotropy": limit} for limit in (0.3, 0.5, 1.2, 1e3)},
     **{f"evidence {limit}": {"evidence": limit} for limit in (0.5, 1, 4, 1e6)},
     **{f"prior {median}": {"prior_growth": float(median)} for median in (1, 5)},

@@ -3,7 +3,7 @@ r"""The form of the leverage: its formulas, and every constant of them that was 
 Symbols and their names in the code::
 
     h, d    leverage and distance of `Support`     a        growth
-    g       `remoteness`, ``far``                  r(d)     in `inflate`, with the exponent `LeverageForm.reach`
+    g       `remoteness`, ``far``                  r(d)     in `inflate`, with `LeverageForm.linear`, d_l
     v, v̄    ``log_own`` and ``log_typical``        o, ε     optimism, relative error: see the surplus
     u/v̄     `log_around`                           ρ, τ, …  fields of `LeverageForm`
     κ       1/excess: `inflate` in `NIW.forward`
@@ -26,8 +26,9 @@ g says how far out an atom is::
 
     h̄_i = (h_i + Σ_j w_ij h_j) / (1 + Σ_j w_ij),   d = h + h̄,   g(d) = (d/d_g)^4 / (1 + (d/d_g)^4).
 
-The predicted standard deviation grows with G = 1 + a r(d). Near the training set r(d) is d, far from it a power p of d:
-r(d) = d (1 + (d/d_g)²)^((p-1)/2).
+The predicted standard deviation grows with G = 1 + a r(d). Near the training set r(d) is d, far from it a third of d::
+
+    r(d) = d ((1 + (d/d_l)²) / (1 + (d/d_g)²))^(1/4).
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
 mean of v over training atoms of the kind. A force is in error where the energies around it are, whatever the network
@@ -91,7 +92,7 @@ from torch import Tensor
 class LeverageForm(NamedTuple):
     """Constants of the leverage. Kernels and packaged models read them by name: the names are frozen.
 
-    Alternatives, such as `FORM._replace(reach=0.6)`, are for studies: models always predict with `FORM`. To change
+    Alternatives, such as `FORM._replace(linear=30.0)`, are for studies: models always predict with `FORM`. To change
     it, edit the default here and fit again.
 
     A named tuple, because TorchScript takes it as an argument. Unless something else is said, a constant was chosen on
@@ -122,8 +123,8 @@ class LeverageForm(NamedTuple):
 
     #: d_g: where everything changes that is different far out; rows "remote from …".
     remote: float = 5.0
-    #: p, the exponent in r(d); rows "reach …".
-    reach: float = 0.7
+    #: d_l: from here on r(d) is linear again; rows "linear from …".
+    linear: float = 40.0
     #: w_n of w; rows "relative …", of a former form.
     near_weight: float = 0.4
     #: m and σ of u; rows "around …".
@@ -229,7 +230,7 @@ def remoteness(distance: Tensor, form: LeverageForm = FORM) -> Tensor:
 
 def reach_of_training(form: LeverageForm = FORM) -> float:
     """Return r(2)."""
-    return 2.0 * (1.0 + (2.0 / form.remote) ** 2) ** (0.5 * (form.reach - 1.0))
+    return 2.0 * ((1.0 + (2.0 / form.linear) ** 2) / (1.0 + (2.0 / form.remote) ** 2)) ** 0.25
 
 
 def mean_around(values: Tensor, around: Around) -> Tensor:
@@ -275,11 +276,12 @@ def inflate(
     # The formulas are written with few operations: on a small molecule each costs what a thousand atoms would.
     if far is None:
         far = remoteness(support.distance, form)
-    # 1 + (d/d_g)²
-    more = support.distance.square() * form.remote**-2 + 1.0
+    # 1 + (d/d_g)² and 1 + (d/d_l)²
+    square = support.distance.square()
+    more, farther = square * form.remote**-2 + 1.0, square * form.linear**-2 + 1.0
     # u^(1-w) v̄^w / v
     relative_variance = torch.exp(support.log_typical - log_own + (1.0 - form.near_weight) * log_u / more)
-    grown = (support.growth * support.distance * more.pow(0.5 * (form.reach - 1.0))).clamp(max=form.max_ratio**0.5)
+    grown = (support.growth * support.distance * (farther / more).pow(0.25)).clamp(max=form.max_ratio**0.5)
     # (G² - 1) u^(1-w) v̄^w / v
     excess = grown * (grown + 2.0) * relative_variance
     # (1 + excess) exp(g surplus) - 1

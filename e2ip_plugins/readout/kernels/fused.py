@@ -17,7 +17,7 @@ from e2ip_plugins.maths.kernels import paths
 from e2ip_plugins.readout.layout import Edges, count
 
 #: Those of `triton_launch` that this file calls.
-_SIGNATURES = 2
+_SIGNATURES = 3
 
 #: Channels of an irrep that a program has at once.
 MAX_CHANNELS = 1024

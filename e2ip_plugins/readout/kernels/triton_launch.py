@@ -20,7 +20,7 @@ from e2ip_plugins.readout.kernels.triton_kernels import (
 from e2ip_plugins.readout.kernels.triton_outputs import output_kernel
 
 #: Version of the signatures in this module: a packaged model may bring callers from another version.
-SIGNATURES = 2
+SIGNATURES = 3
 
 #: Pairs and, in the last kernel, atoms per program.
 BLOCK = 128
@@ -66,7 +66,7 @@ def pair_constants(flags: Dict[str, Any]) -> Dict[str, Any]:
 def output_constants(flags: Dict[str, Any], double: bool) -> Dict[str, Any]:
     """Return what `output_kernel` is compiled for."""
     names = (
-        "heads pooled local grows blocks touching unfitted remote reach reach_of_training near_weight "
+        "heads pooled local grows blocks touching unfitted remote linear reach_of_training near_weight "
         "around_power around_share anisotropy evidence max_ratio energy_factor per_component energy_power"
     )
     of_map = triton_launch.fixed(Constants(*flags["map"]), double)

@@ -28,12 +28,14 @@ def _pooled(sums_ptr, mask, DTYPE: tl.constexpr):
 
 @triton.jit
 def _inflate(distance, growth, surplus, log_typical, log_scale, far, log_own, log_u, NEAR_WEIGHT: tl.constexpr,
-             REMOTE: tl.constexpr, REACH: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
+             REMOTE: tl.constexpr, LINEAR: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
              MAX_RATIO: tl.constexpr):  # fmt: skip
     """As `e2ip_plugins.leverage.form.inflate`."""
-    more = distance * distance * (1.0 / (REMOTE * REMOTE)) + 1.0
+    square = distance * distance
+    more = square * (1.0 / (REMOTE * REMOTE)) + 1.0
+    farther = square * (1.0 / (LINEAR * LINEAR)) + 1.0
     relative = tl.exp(log_typical - log_own + log_u * (1.0 - NEAR_WEIGHT) / more)
-    grown = _at_most(growth * distance * tl.exp(tl.log(more) * (0.5 * (REACH - 1.0))), MAX_RATIO**0.5)
+    grown = _at_most(growth * distance * tl.sqrt(tl.sqrt(farther / more)), MAX_RATIO**0.5)
     excess = grown * (grown + 2.0) * relative
     excess += (excess + 1.0) * _expm1(surplus * far)
     log_base = log_scale - 2.0 * _log1p(growth * REACH_OF_TRAINING)
@@ -57,7 +59,7 @@ def output_kernel(
     S_KNEE: tl.constexpr, S_CEILING: tl.constexpr, T_KNEE: tl.constexpr, T_CEILING: tl.constexpr, COUPLED: tl.constexpr,
     DOUBLE: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr, HEADS: tl.constexpr, POOLED: tl.constexpr,
     LOCAL: tl.constexpr, GROWS: tl.constexpr, BLOCKS: tl.constexpr, MOST: tl.constexpr, TOUCHING: tl.constexpr,
-    UNFITTED: tl.constexpr, REMOTE: tl.constexpr, REACH: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
+    UNFITTED: tl.constexpr, REMOTE: tl.constexpr, LINEAR: tl.constexpr, REACH_OF_TRAINING: tl.constexpr,
     NEAR_WEIGHT: tl.constexpr, AROUND_POWER: tl.constexpr, AROUND_SHARE: tl.constexpr,
     ANISOTROPY: tl.constexpr, EVIDENCE: tl.constexpr, MAX_RATIO: tl.constexpr, ENERGY_FACTOR: tl.constexpr,
     PER_COMPONENT: tl.constexpr, ENERGY_POWER: tl.constexpr,
@@ -118,7 +120,7 @@ def output_kernel(
             tl.load(log_scale_ptr + kind, mask=mask, other=0.0).to(DTYPE),
             far, (xx + yy + zz) * (1.0 / 3.0) + log1p_inverse_kappa,
             tl.log(power_around.to(DTYPE)) * (1.0 / AROUND_POWER),
-            NEAR_WEIGHT, REMOTE, REACH, REACH_OF_TRAINING, MAX_RATIO,
+            NEAR_WEIGHT, REMOTE, LINEAR, REACH_OF_TRAINING, MAX_RATIO,
         )  # fmt: skip
         shift = tl.where(fitted, log1p_inverse_kappa + log_base, 0.0)
         kappa = tl.where(fitted, 1.0 / excess, kappa)

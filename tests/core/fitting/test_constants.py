@@ -266,8 +266,9 @@ def test_constant_readouts_get_a_scale_for_every_species_and_tails(training):
     for i in range(300):
         average = torch.linalg.matrix_power((0.5 * torch.eye(5) + 0.5) / 3.0, 3)
         mean[number == i] = average @ leverage[number == i]
-    reach = (leverage + mean) * (1 + ((leverage + mean) / 5) ** 2) ** -0.15
-    sigma = np.array([0.03, 0.3])[kinds] * ((1 + growth * reach) / (1 + growth * 2 / 1.16**0.15)).numpy()
+    d = leverage + mean
+    reach = d * ((1 + (d / 40) ** 2) / (1 + (d / 5) ** 2)) ** 0.25
+    sigma = np.array([0.03, 0.3])[kinds] * ((1 + growth * reach) / (1 + growth * 2 * (1.0025 / 1.16) ** 0.25)).numpy()
     t = rng.normal(size=(1500, 3)) / np.sqrt(rng.chisquare(8.0, size=(1500, 1)) / 8.0)
     errors = torch.from_numpy(sigma[:, None] * t)
     validation = [frame._replace(residual=errors[number == i]) for i, frame in enumerate(frames)]

@@ -27,7 +27,7 @@ def test_of_a_species_without_training_atoms_the_others_variance_is_typical():
     assert (outputs["e2ip_leverage"] == 1e6).all()
     # A million of the typical variances.
     growth = readout.leverage.growth[0]
-    usual = 2.0 / 1.16**0.15
+    usual = 2.0 * (1.0025 / 1.16) ** 0.25
     scale = readout.leverage.log_factor[1] + readout.leverage.surplus[0]
     expected = torch.exp(known + scale) * 1e6 / (1.0 + usual * growth) ** 2
     epistemic = torch.exp(E2IP.log_variance(outputs)) * 1e6 / (1e6 + 1.0)

@@ -15,7 +15,7 @@ from e2ip_plugins.maths.spd import split_trace, sym6_to_matrix
 F64 = torch.float64
 UNIT = torch.tensor(0.05, dtype=F64)
 #: r(2).
-USUAL_REACH = 2.0 / 1.16**0.15
+USUAL_REACH = 2.0 * (1.0025 / 1.16) ** 0.25
 
 
 def family(evidence="leverage", **options):
@@ -69,7 +69,7 @@ def test_factor_by_hand(surplus):
     support = support_of(trained(1), distance=10.0, growth=0.5, log_scale=0.1, relative=math.log(4.0), surplus=surplus)
     log_own = support.log_typical - math.log(4.0)
     log_factor, excess = inflate(support, log_own, torch.full_like(log_own, math.log(3.0)))
-    reach, usual, far = 10.0 / 5.0**0.15, USUAL_REACH, 16.0 / 17.0
+    reach, usual, far = 10.0 * (1.0625 / 5.0) ** 0.25, USUAL_REACH, 16.0 / 17.0
     total = (1.0 + ((1.0 + 0.5 * reach) ** 2 - 1.0) * 4.0 * 3.0 ** (0.6 / 5.0)) * math.exp(surplus * far)
     assert excess.item() == pytest.approx(total - 1.0)
     assert log_factor.item() == pytest.approx(0.1 - 2.0 * math.log(1.0 + 0.5 * usual))
@@ -104,9 +104,11 @@ def test_an_alternative_form_is_the_form_with_other_constants():
     distance = torch.tensor([0.1, 2e4], dtype=F64)
     one = torch.ones_like(distance)
     support = Support(one, distance, 0.01 * one, 0 * one, 0 * one, 0 * one, torch.tensor(True), WHITENED)
-    (_, usual), (_, excess) = inflated(support, 0 * one), inflated(support, 0 * one, FORM._replace(reach=0.9))
+    (_, usual), (_, excess) = inflated(support, 0 * one), inflated(support, 0 * one, FORM._replace(linear=15.0))
     torch.testing.assert_close(excess[0], usual[0], rtol=1e-3, atol=0)
-    assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(0.01 * 2e4 / (1 + 1.6e7) ** 0.05, rel=1e-6)
+    assert ((1 + excess[1]).sqrt() - 1).item() == pytest.approx(
+        0.01 * 2e4 * ((1 + (2e4 / 15) ** 2) / (1 + 1.6e7)) ** 0.25, rel=1e-6
+    )
 
 
 def test_factor_grows_with_distance_and_less_for_atoms_that_have_grown_by_themselves():
@@ -131,7 +133,7 @@ def test_far_away_the_species_variance_counts(own):
     )
     log_factor, excess = inflated(support, torch.tensor([own], dtype=F64), FORM._replace(max_ratio=1e12))
     epistemic = math.exp(own + log_factor.item()) * excess.item()
-    grown = ((1.0 + 2.5 * 6e4 / (1.0 + 1.44e8) ** 0.15) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
+    grown = ((1.0 + 2.5 * 6e4 * ((1.0 + 2.25e6) / (1.0 + 1.44e8)) ** 0.25) ** 2 - 1.0) / (1.0 + 2.5 * USUAL_REACH) ** 2
     rest = 0.6 * (own + 3.0) / (1.0 + 1.44e8)
     assert epistemic == pytest.approx(math.exp(-3.0 + 0.2 + rest) * grown, rel=1e-9)
 
