@@ -10,8 +10,9 @@ Gaussian errors that of largest likelihood. `committee` adds the stock models of
 mean is what is predicted, so that the errors are its own.
 
 The ways: a standard deviation that is the same for every atom and adds up like √N; the last-layer posterior of Bigi et
-al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; amplitudes of
-independent atoms; the error vector, and both it and LLPR; and other constants of the error vector.
+al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; a shallow ensemble (Kellner and Ceriotti 2024) of
+last layers on these features; amplitudes of independent atoms; the error vector, and both it and LLPR; and other
+constants of the error vector.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from e2ip_plugins.scores.metrics import CALIBRATION_LEVELS
 
 #: Regularisation of LLPR's covariance, in units of its mean eigenvalue.
 RIDGE = 1e-6
+#: Members of the shallow ensemble, steps of its training and their rate in units of its first weights.
+MEMBERS, STEPS, RATE = 16, 2000, 0.01
 #: Prior of the ratio of two constants: about equal shares, by factors of this many e-folds.
 SHARES = 1.5
 #: Pairs of a set.
@@ -101,6 +104,41 @@ def llpr(sets: dict[str, Atoms], by_species: bool = False) -> list[Vectors]:
     return [{name: summed(d) @ (axes / np.sqrt(values)) for name, d in sets.items()}]
 
 
+def shallow(sets: dict[str, Atoms]) -> list[Vectors]:
+    """Return deviations of the members of an ensemble from their mean, the model's own energy, which stays as it is.
+
+    A member is a vector of weights on the sum of a frame's features. They are trained from random ones by the
+    likelihood of the energies of training frames, until that of the validation set is highest.
+    """
+    sums = {name: torch.from_numpy(d.sums(d.features)) for name, d in sets.items()}
+    size = sums["train"].square().mean().sqrt()
+    sums = {name: rows / size for name, rows in sums.items()}
+    finite = {name: np.isfinite(sets[name].error) for name in ("train", "valid")}
+    squares = {name: torch.from_numpy(sets[name].error[kept] ** 2) for name, kept in finite.items()}
+    scale = float(squares["valid"].mean().sqrt())
+
+    drawn = torch.randn(sums["train"].shape[1], MEMBERS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = (drawn * scale / len(drawn) ** 0.5).requires_grad_()
+
+    def deviations() -> torch.Tensor:
+        return (weights - weights.mean(1, keepdim=True)) / (MEMBERS - 1) ** 0.5
+
+    def loss(name: str) -> torch.Tensor:
+        variance = (sums[name][finite[name]] @ deviations()).square().sum(1)
+        return (squares[name] / variance + variance.log()).mean()
+
+    optimizer, least, best = torch.optim.Adam([weights], lr=RATE * scale), np.inf, deviations().detach()
+    for _ in range(STEPS):
+        with torch.no_grad():
+            now = float(loss("valid"))
+        if now < least:
+            least, best = now, deviations().detach().clone()
+        optimizer.zero_grad()
+        loss("train").backward()
+        optimizer.step()
+    return [{name: (rows @ best).numpy() for name, rows in sums.items()}]
+
+
 def amplitudes(sets: dict[str, Atoms], power: float, floor: float) -> dict[str, np.ndarray]:
     level = floor * np.exp(np.log(sets["valid"].std).mean())
     return {name: d.std * d.leverage**power + level for name, d in sets.items()}
@@ -139,6 +177,7 @@ WAYS: dict[str, Way] = {
     "constant": constant,
     "LLPR": llpr,
     "LLPR, by species": lambda sets: llpr(sets, by_species=True),
+    f"shallow ensemble of {MEMBERS}, scaled": shallow,
     "independent atoms": independent,
     "independent atoms, power 0": lambda sets: independent(sets, 0.0),
     **{f"power {power:g}": lambda sets, power=power: vector(sets, power=power) for power in (0.0, 0.15, 0.35, 0.5)},
@@ -279,17 +318,17 @@ def table(content: dict[str, Any], kind: str) -> str:
     return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
 
 
-def beside_committees(content: dict[str, Any], kind: str) -> str:
-    """Return the means over the models of those sets and hosts that have a committee, without studies of constants."""
+def beside(content: dict[str, Any], kind: str, rival: str) -> str:
+    """Return the means over the models of those sets and hosts that have a rival, without studies of constants."""
 
     def system(model: str) -> str:
         return model.rsplit("_", 2)[0]
 
-    judged = {system(model) for model, ways in content.items() if any("committee" in title for title in ways)}
+    judged = {system(model) for model, ways in content.items() if any(rival in title for title in ways)}
     kept = ("error vector, as shipped", "constant", "LLPR", "LLPR, by species")
     return table(
         {
-            model: {title: rows for title, rows in ways.items() if title in kept or "committee" in title}
+            model: {title: rows for title, rows in ways.items() if title in kept or rival in title}
             for model, ways in content.items()
             if system(model) in judged
         },
@@ -334,14 +373,14 @@ def main() -> None:
     if options.command != "table":
         score = {"judge": judge, "committee": committee}[options.command]
         for folder in options.folders:
-            before = content.get(folder.name, {}) if score is committee else {}
-            save(options.out, {folder.name: {**before, **score(folder)}})
+            save(options.out, {folder.name: {**content.get(folder.name, {}), **score(folder)}})
             print(f"{folder.name}: done", flush=True)
         return
     for kind in ("energies", "differences"):
         print(f"{kind.capitalize()}, means over models and sets\n\n{table(content, kind)}\n")
-    for kind in ("energies", "differences"):
-        print(f"{kind.capitalize()}, sets with a committee\n\n{beside_committees(content, kind)}\n")
+    for rival in ("committee", "shallow ensemble"):
+        for kind in ("energies", "differences"):
+            print(f"{kind.capitalize()}, sets with a {rival}\n\n{beside(content, kind, rival)}\n")
     print(by_set(content))
 
 
