@@ -10,9 +10,9 @@ Gaussian errors that of largest likelihood. `committee` adds the stock models of
 mean is what is predicted, so that the errors are its own.
 
 The ways: a standard deviation that is the same for every atom and adds up like √N; the last-layer posterior of Bigi et
-al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; a shallow ensemble (Kellner and Ceriotti 2024) of
-last layers on these features; amplitudes of independent atoms; the error vector, and both it and LLPR; and other
-constants of the error vector.
+al. (2024) on the same features (LLPR), of all atoms of a frame together and of each species apart; a shallow ensemble
+(Kellner and Ceriotti 2024) of last layers on these features; amplitudes of independent atoms; the error vector, and
+both it and LLPR; and other constants of the error vector.
 """
 
 import argparse
@@ -117,7 +117,9 @@ def shallow(sets: dict[str, Atoms]) -> list[Vectors]:
     squares = {name: torch.from_numpy(sets[name].error[kept] ** 2) for name, kept in finite.items()}
     scale = float(squares["valid"].mean().sqrt())
 
-    drawn = torch.randn(sums["train"].shape[1], MEMBERS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = torch.randn(
+        sums["train"].shape[1], MEMBERS, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     weights = (drawn * scale / len(drawn) ** 0.5).requires_grad_()
 
     def deviations() -> torch.Tensor:
@@ -318,17 +320,17 @@ def table(content: dict[str, Any], kind: str) -> str:
     return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
 
 
-def beside(content: dict[str, Any], kind: str, rival: str) -> str:
-    """Return the means over the models of those sets and hosts that have a rival, without studies of constants."""
+def beside(content: dict[str, Any], kind: str, method: str) -> str:
+    """Return the means over the models of those sets and hosts that have a method, without studies of constants."""
 
     def system(model: str) -> str:
         return model.rsplit("_", 2)[0]
 
-    judged = {system(model) for model, ways in content.items() if any(rival in title for title in ways)}
+    judged = {system(model) for model, ways in content.items() if any(method in title for title in ways)}
     kept = ("error vector, as shipped", "constant", "LLPR", "LLPR, by species")
     return table(
         {
-            model: {title: rows for title, rows in ways.items() if title in kept or rival in title}
+            model: {title: rows for title, rows in ways.items() if title in kept or method in title}
             for model, ways in content.items()
             if system(model) in judged
         },
@@ -378,9 +380,9 @@ def main() -> None:
         return
     for kind in ("energies", "differences"):
         print(f"{kind.capitalize()}, means over models and sets\n\n{table(content, kind)}\n")
-    for rival in ("committee", "shallow ensemble"):
+    for method in ("committee", "shallow ensemble"):
         for kind in ("energies", "differences"):
-            print(f"{kind.capitalize()}, sets with a {rival}\n\n{beside(content, kind, rival)}\n")
+            print(f"{kind.capitalize()}, sets with a {method}\n\n{beside(content, kind, method)}\n")
     print(by_set(content))
 
 

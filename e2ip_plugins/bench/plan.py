@@ -55,6 +55,7 @@ class Options:
     backbone: str = ""
     sets: Optional[str] = None
     methods: Optional[str] = None
+    seeds: Optional[int] = None
     epochs: float = 1.0
     jobs: int = 1
     cluster: str = ""
@@ -123,7 +124,8 @@ class Plan:
             Path.cwd(),
         )
         of_hosts = [run for one in ([host] if host else HOSTS) for run in runs(one, preset, names, methods)]
-        return cls(name, table, sets, tuple(of_hosts), preset, roots, options)
+        of_seeds = tuple(run for run in of_hosts if options.seeds is None or run.seed <= options.seeds)
+        return cls(name, table, sets, of_seeds, preset, roots, options)
 
 
 def _chosen(option: str, names: Optional[str], default: Collection[str], known: Collection[str]) -> Tuple[str, ...]:

@@ -31,6 +31,10 @@ def bench_command(
             "[default: the table's]"
         ),
     ] = None,
+    seeds: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="Train no seed above this one. [default: as many as the preset and ensembles have]"),
+    ] = None,
     epochs: Annotated[
         float, typer.Option(min=0.01, help="Length of all trainings, in units of the preset's; a folder of its own.")
     ] = 1.0,
@@ -52,7 +56,7 @@ def bench_command(
     from e2ip_plugins.bench.plan import Options
 
     options = Options(
-        name, host, preset, data, out, backbone, sets, methods, epochs, jobs, cluster, tables=tables, results=results
+        name, host, preset, data, out, backbone, sets, methods, seeds, epochs, jobs, cluster, tables, results
     )
     written, failed = benchmark(options, typer.echo)
     for path in written:

@@ -9,7 +9,7 @@ import numpy as np
 from ase import Atoms
 
 from e2ip_plugins.errors import InputError, UncertaintyWarning
-from e2ip_plugins.keys import ENERGY_ERROR_VECTOR, ENERGY_UNCERTAINTY, MODEL_KEY
+from e2ip_plugins.keys import CALIBRATION_KEY, ENERGY_ERROR_VECTOR, ENERGY_UNCERTAINTY, MODEL_KEY
 
 #: A prediction file, a frame, or several of them.
 Source = Union[str, Path, Atoms, Sequence[Union[str, Path, Atoms]]]
@@ -55,7 +55,8 @@ def read_energies(source: Source) -> FrameEnergies:
     Raises
     ------
     InputError
-        Files that cannot be read, frames without an energy or an error vector, and frames of different models.
+        Files that cannot be read, frames without an energy or an error vector, and frames of different models or
+        calibrations.
     """
     atoms, places = _frames(source)
     energies = [_FrameEnergy.of(*frame) for frame in zip(atoms, places, strict=True)]
@@ -66,6 +67,11 @@ def read_energies(source: Source) -> FrameEnergies:
                 f"{place}: its model (uq_model) is {frame.uq_model or 'not named'}, that of {places[0]} is "
                 f"{first.uq_model or 'not named'}: errors of different models have nothing in common; predict all "
                 "frames with one model"
+            )
+        if frame.calibration != first.calibration:
+            raise InputError(
+                f"{place}: its calibration ({CALIBRATION_KEY}) is {frame.calibration or 'none'}, that of {places[0]} "
+                f"is {first.calibration or 'none'}: their errors have different sizes; predict all frames with one"
             )
         if len(frame.vector) != len(first.vector):
             raise InputError(
@@ -111,6 +117,7 @@ class _FrameEnergy(NamedTuple):
     energy: float
     vector: np.ndarray
     uq_model: Optional[str]
+    calibration: Optional[str]
 
     @classmethod
     def of(cls, atoms: Atoms, place: str) -> "_FrameEnergy":
@@ -128,8 +135,8 @@ class _FrameEnergy(NamedTuple):
                 f"{place}: {prefix}{ENERGY_UNCERTAINTY.name} is {std:.3g} eV, but the length of {name} is {length:.3g} "
                 "eV: one of them was changed; predict the frame anew"
             )
-        model = values.get(prefix + MODEL_KEY, values.get(MODEL_KEY))
-        return cls(energy, vector.astype(np.float64), None if model is None else str(model))
+        names = [values.get(prefix + key, values.get(key)) for key in (MODEL_KEY, CALIBRATION_KEY)]
+        return cls(energy, vector.astype(np.float64), *(None if name is None else str(name) for name in names))
 
 
 def _number(values: Dict[str, Any], key: str, place: str, default: Optional[float] = None) -> float:

@@ -1,7 +1,7 @@
 """The constants of the leverage that configurations with forces fix; `e2ip_plugins.leverage.form` has the formulas.
 
 Validation configurations say how fast the uncertainty grows and give a factor on all variances. Beside them, training
-configurations tell how much smaller errors are where the network knows its data by heart.
+configurations tell how much smaller errors are where the network is overfitted.
 """
 
 import copy

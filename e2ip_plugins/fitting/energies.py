@@ -230,7 +230,7 @@ def _problem(frames: _Table, count: int, species: Sequence[str]) -> str:
     if not count:
         return "the validation set has no energies (e2ip fit takes their name as --energy-key)"
     if count < LEAST_FRAMES:
-        return "the validation set has a single energy; give some dozens"
+        return "the validation set has a single energy (under the name that --energy-key takes); give some dozens"
     if not np.abs(frames["residual"]).max():
         return "all validation energies are predicted exactly: are they predictions of this model?"
     offset = _offset(frames["counts"], frames["residual"])

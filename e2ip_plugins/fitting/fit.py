@@ -83,7 +83,7 @@ def fit_leverage(
         every species. This is what a model gets that was trained without a readout.
     training_errors : iterable of ForceErrors
         Like ``validation``, of training configurations, see `e2ip_plugins.fitting.sample.training_subset`: their errors
-        say how much the network knows by heart. Those without forces do not count; without any the optimism is 0.
+        say how much the network is overfitted. Those without forces do not count; without any the optimism is 0.
     form : LeverageForm
         For studies: what the fit uses. The passes of the model, and predictions, always use `FORM`; to change it, edit
         the default in `LeverageForm` and fit again.
@@ -135,7 +135,7 @@ def fit_leverage(
     leverage.fitted.fill_(True)
     if energies is not None:
         fit_energies(readout, energies, report, species, records)
-        report.warn_of_offsets()
+        report.warn_of_energies()
     return report
 
 

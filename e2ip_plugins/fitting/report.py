@@ -158,9 +158,14 @@ class FitReport:
         if missing:
             self.warnings.append(no_training_atoms(missing))
 
-    def warn_of_offsets(self) -> None:
-        """Add warnings where validation energies or stresses are mostly off by the same amount."""
+    def warn_of_energies(self) -> None:
+        """Add warnings where validation energies are few, or they or stresses are mostly off by the same amount."""
         for head, energies in self.energies.items():
+            if energies.frames < FEW_CONFIGURATIONS:
+                self.warnings.append(
+                    f"{energies.frames} validation energies{self.of_head(head)} can hardly tell how large error bars "
+                    "of energies must be, which may be several times too narrow: give some dozens"
+                )
             error = energies.spread / energies.frames**0.5
             if abs(energies.offset) > max(energies.spread, 3.0 * error):
                 self.warnings.append(

@@ -3,15 +3,15 @@ r"""The error vector of a frame's energy: how sure a force readout is of energie
 A force is the gradient of the energy, so that the error of an energy is that of the forces times the length of a way
 from what the model knows. Each atom i contributes an amplitude and a direction::
 
-    u = ℓ Σ_i s_i φ(z_i),   s_i = σ_i h_i^(1/4) + f,
+    u = ℓ Σ_i s_i φ(z_i),   s_i = σ_i (d_i/2)^(1/4) + f,
 
-with σ_i = √(tr Σ_i / 3) of its force, h = d/2 the mean of its leverage and those around it, z its whitened features
-(`e2ip_plugins.leverage.form`), and ℓ a length that is fitted to validation energies. f is a tenth of what σ typically
+with σ_i = √(tr Σ_i / 3) of its force, d its distance from the training set, z its whitened features (both of
+`e2ip_plugins.leverage.form`), and ℓ a length that is fitted to validation energies. f is a tenth of what σ typically
 is: forces that vanish by symmetry tell nothing about energies. φ has length 1, and the product of two φ is near 1 for
 like environments and near 0 for unlike ones: random Fourier features (Rahimi and Recht 2007) of
 exp(-|z - z'|²/(2 λ² D)), in a block of numbers for each species.
 
-The error of every energy is u · r with one random vector r ~ N(0, 1) for all frames of a model, so that |u| is the
+The error of every energy is u · ξ with one random vector ξ ~ N(0, 1) for all frames of a model, so that |u| is the
 standard deviation of an energy, and |u - u'| that of a difference. Atoms of like environments err alike, others
 independently: n copies of a frame have n times its |u|.
 
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from e2ip_plugins.leverage.form import FORM, Support
 
-#: Power of h in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. Chosen from the tables
-#: that docs/howto/energies.md names.
+#: Power of d/2 in the amplitude; f in units of the geometric mean of σ over validation atoms; λ. Chosen from
+#: benchmarks/results/energies.md (``benchmarks/energies.py table``).
 POWER, FLOOR, WIDTH = 0.25, 0.1, 0.35
 
 #: Blocks at most; of more species some share a block, and count as one species.

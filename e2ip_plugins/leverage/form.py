@@ -5,8 +5,8 @@ Symbols and their names in the code::
     h, d    leverage and distance of `Support`     a        growth
     g       `remoteness`, ``far``                  r(d)     in `inflate`, with `LeverageForm.linear`, d_l
     v, v̄    ``log_own`` and ``log_typical``        o, ε     optimism, relative error: see the surplus
-    u/v̄     `log_around`                           ρ, τ, …  fields of `LeverageForm`
-    κ       1/excess: `inflate` in `NIW.forward`
+    u/v̄     `log_around`                           κ        1/excess: `inflate` in `NIW.forward`
+    b_n, c, n, q, ζ, ν_c, ρ, τ, φ, ω               fields of `LeverageForm`
 
 Leverage of an atom. μ and C = U Λ Uᵀ are mean and covariance of the D invariant features of the training atoms of the
 same kind (head and species); C of kinds with few atoms is shrunk towards that of all kinds (`fitting.moments`)::
@@ -17,8 +17,8 @@ same kind (head and species); C of kinds with few atoms is shrunk towards that o
 statistics, a squared Mahalanobis distance. ψ(t) is t for small deviations and linear in z beyond √τ standard
 deviations: nonlinear features run away from a narrow training set much faster than errors do.
 
-Regions. A kind that lives in several regions r (phases, sites) has a mean and standard deviations of its own in each,
-along the axes U of the kind. h is the mean of the regions' h_r with weights h_r^(-q): the near regions count.
+Regions. A kind that lives in several regions s (phases, sites) has a mean and standard deviations of its own in each,
+along the axes U of the kind. h is the mean of the regions' h_s with weights h_s^(-q): the near regions count.
 
 Growth. A force is a derivative of the energies of an atom and its neighbours. h̄ is the mean of h over these, with the
 cutoff envelope w_ij as weights. Everything below depends on the distance d, which is 2 on average over training atoms;
@@ -32,32 +32,32 @@ The predicted standard deviation grows with G = 1 + a r(d). Near the training se
 
 v is the atom's own variance, as the network predicts it without support (`Family.log_variance`), and v̄ the geometric
 mean of v over training atoms of the kind. A force is in error where the energies around it are, whatever the network
-says of the atom itself. u, the variance around the atom, is therefore v, or, in units of v̄, a third of that of its
+says of the atom itself. u, the variance around the atom, is therefore v, or, in units of v̄, 0.4 times that of its
 neighbours where this is more::
 
-    u = v̄ (s + σ (s̄ - s))^(1/m),   s = (v/v̄)^m,   s̄_i = (s_i + Σ_j w_ij s_j) / (1 + Σ_j w_ij).
+    u = v̄ (p + ω (p̄ - p))^(1/n),   p = (v/v̄)^n,   p̄_i = (p_i + Σ_j w_ij p_j) / (1 + Σ_j w_ij).
 
 The excess (below) starts from the variance that grows, over v::
 
-    (G² - 1) u^(1-w) v̄^w / v,   w = (w_n + (d/d_g)²) / (1 + (d/d_g)²).
+    (G² - 1) u^(1-b) v̄^b / v,   b = (b_n + (d/d_g)²) / (1 + (d/d_g)²).
 
-Near the training set w is about 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow
+Near the training set b is about 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow
 twice. Far from it nothing was trained on u, and v̄ counts.
 
 Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
 errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
 traceless part of the logarithm of the covariance, and ν that of the normal-inverse-Wishart distribution::
 
-    T' = T / √(1 + g ‖T‖²/c²),   1/(ν' - 5) = 1/(ν - 5) + g/e.
+    T' = T / √(1 + g ‖T‖²/c²),   1/(ν' - 5) = 1/(ν - 5) + g/ν_c.
 
-So far out ‖T‖ is below c, and ν - 5 below e. The determinant of the covariance's scale stays.
+So far out ‖T‖ is below c, and ν - 5 below ν_c. The determinant of the covariance's scale stays.
 
 Surplus. Two things that the leverage of training atoms cannot show multiply the covariance of atoms unlike them by
 exp(g S)::
 
-    S = tanh(s o) + ln(φ/ε), the second at least 0 and at most `relative_most`.
+    S = tanh(ζ o) + ln(φ/ε), the second at least 0 and at most `relative_most`.
 
-A network that knows its training set by heart errs less there than anywhere else: the optimism o is ln(validation
+An overfitted network errs less on its training set than anywhere else: the optimism o is ln(validation
 variance / training variance) of the errors, each in units of what the model predicts. And a network that fits its
 training set well errs far from it hardly less than one that fits it badly. Errors follow the size of forces there: ε is
 the root mean square of validation errors over that of their reference forces. Where ε is below φ, the variance far out
@@ -66,14 +66,15 @@ is multiplied by φ/ε: it is that of the geometric mean of the network's own er
 Evidence for the mean, κ. The excess is the epistemic part of the covariance in units of the aleatoric part. `inflate`
 returns it, and in mode ``leverage`` κ = 1/excess::
 
-    excess = (1 + (G² - 1) u^(1-w) v̄^w / v) exp(g S) - 1,   within 1e-6 … 1e6.
+    excess = (1 + (G² - 1) u^(1-b) v̄^b / v) exp(g S) - 1,   within 1e-6 … 1e6.
 
-With d = 2, a = 2.5 and u = v = v̄ the excess is 34 and κ is 0.03: nearly all of the covariance counts as epistemic.
+With d = 2, a = 2.5, u = v = v̄ and S = 0 the excess is 33 and κ is 0.03: nearly all of the covariance counts as
+epistemic.
 
 Total. In place of v the variance is the following; log_scale is fitted, as a and o are. The divisor is G² at d = 2, so
 that v is about kept on training atoms; it acts on the whole covariance and not on κ::
 
-    v exp(log_scale) / (1 + a r(2))² (1 + excess).
+    v exp(log_scale) (1 + excess) / (1 + a r(2))².
 
 The growth mimics Bayesian linear regression with a matrix-normal-inverse-Wishart prior, where the predictive variance
 is (1 + leverage) times the noise; κ would be 1/leverage there.
@@ -115,7 +116,7 @@ class LeverageForm(NamedTuple):
     #: q of the weights of regions; rows "regions by the power …". A larger power bends more sharply where regions meet,
     #: and biased dynamics conserves its energy less well.
     region_power: int = 4
-    #: Bounds of h_r in these weights: the sums of powers of `max_regions_of_kind` regions fit into float32.
+    #: Bounds of h_s in these weights: the sums of powers of `max_regions_of_kind` regions fit into float32.
     nearest: float = 5e-10
     farthest: float = 1e9
     #: h of kinds without training atoms, and upper bound of h in d.
@@ -125,17 +126,17 @@ class LeverageForm(NamedTuple):
     remote: float = 5.0
     #: d_l: from here on r(d) is linear again; rows "linear from …".
     linear: float = 40.0
-    #: w_n of w; rows "relative …", of a former form.
+    #: b_n of b; rows "relative …", of a former form.
     near_weight: float = 0.4
-    #: m and σ of u; rows "around …".
+    #: n and ω of u; rows "around …".
     around_power: int = 4
     around_share: float = 0.02
-    #: c and e of the shape: e is what ν - 5, not κ, is below far out; rows "anisotropy …" and "evidence …".
+    #: c and ν_c of the shape: ν_c is what ν - 5, not κ, is below far out; rows "anisotropy …" and "evidence …".
     anisotropy: float = 0.8
     evidence: float = 2.0
     #: Bound of the excess, of its inverse, and of (a r)²: κ is within 1e-6 … 1e6.
     max_ratio: float = 1e6
-    #: s of the surplus; rows "optimism …" and the section "What a network knows by heart".
+    #: ζ of the surplus; rows "optimism …" and the section "Overfitted networks".
     surplus_slope: float = 1.5
     #: φ, and upper bound of ln(φ/ε); rows "relative error …" and the section "Far out". Networks with errors below a
     #: hundredth of the forces were not tried.
@@ -146,7 +147,7 @@ class LeverageForm(NamedTuple):
     #: validation frames say of the growth".
     prior_growth: float = 2.5
     prior_width: float = 0.6
-    #: Width of the prior of the optimism around 0, in the fit; the section "What a network knows by heart".
+    #: Width of the prior of the optimism around 0, in the fit; the section "Overfitted networks".
     prior_optimism: float = 0.3
 
 
@@ -215,7 +216,7 @@ def softened(deviations: Tensor) -> Tensor:
 
 
 def mean_over_regions(h: Tensor, form: LeverageForm = FORM) -> Tensor:
-    """Return h (N,) of atoms from the h_r (N, R) of the regions, `LeverageForm.max_leverage` at most."""
+    """Return h (N,) of atoms from the h_s (N, R) of the regions, `LeverageForm.max_leverage` at most."""
     nearness = h.clamp(form.nearest, form.farthest).reciprocal()
     powers = nearness.pow(form.region_power - 1)
     return (powers.sum(1) / (powers * nearness).sum(1)).clamp(max=form.max_leverage)
@@ -279,10 +280,10 @@ def inflate(
     # 1 + (d/d_g)² and 1 + (d/d_l)²
     square = support.distance.square()
     more, farther = square * form.remote**-2 + 1.0, square * form.linear**-2 + 1.0
-    # u^(1-w) v̄^w / v
+    # u^(1-b) v̄^b / v
     relative_variance = torch.exp(support.log_typical - log_own + (1.0 - form.near_weight) * log_u / more)
     grown = (support.growth * support.distance * (farther / more).pow(0.25)).clamp(max=form.max_ratio**0.5)
-    # (G² - 1) u^(1-w) v̄^w / v
+    # (G² - 1) u^(1-b) v̄^b / v
     excess = grown * (grown + 2.0) * relative_variance
     # (1 + excess) exp(g surplus) - 1
     excess = torch.addcmul(excess, excess + 1.0, torch.expm1(support.surplus * far))

@@ -43,7 +43,7 @@ def fit_file(
     model, output : Path
         Of `mace_run_train`'s ``.model`` files, foundation models included. ``output`` is complete or does not exist.
     training, validation : sequence of LabelledFrame
-        The training set needs no forces; where it has them, they tell how much the model knows by heart.
+        The training set needs no forces; where it has them, they tell how much the model is overfitted.
     head : str, optional
         MACE head that the frames belong to; needed where the model has several. The others' leverage is lost.
     device : str

@@ -43,6 +43,11 @@ def test_members_and_seeds():
     assert [plan.ensemble_size(method, cpu) for method in ("stock", "e2ip", "mve-spd")] == [5, 2, 0]
 
 
+def test_fewer_seeds(plan_of):
+    made = plan_of(name="demo", preset="cpu", methods="stock,e2ip", seeds=1)
+    assert [(run.method, run.seed) for run in made.runs] == [("stock", 1), ("e2ip", 1)]
+
+
 @pytest.mark.parametrize("host", catalogue.HOSTS)
 def test_commands_name_method_seed_and_files(host, tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_tool", lambda name: name)

@@ -48,6 +48,7 @@ def test_results_of_a_calculator(make_frame):
         ("energy_uncertainty", 1.0, "frame 1: energy_uncertainty is 1 eV, but the length of energy_error_vector is 0."),
         ("uq_model", "e2ip-2", "frame 1: its model .* is e2ip-2, that of frame 0 is e2ip-1"),
         ("uq_model", None, "frame 1: its model .* is not named, that of frame 0 is e2ip-1"),
+        ("uq_calibration", "scale.json", "frame 1: its calibration .* is scale.json, that of frame 0 is none"),
         ("MACE_energy_error_vector", np.ones(64), "frame 1: several error vectors: .*MACE_energy_error_vector"),
     ],
 )

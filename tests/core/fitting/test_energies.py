@@ -147,11 +147,18 @@ def test_a_bias_of_the_size_of_the_errors_is_an_error_and_no_offset(readout):
 @pytest.mark.parametrize(("bias", "named"), [(0.0, False), (0.5, False), (2.0, True)])
 def test_a_bias_larger_than_the_scatter_is_named(readout, bias, named):
     report = fit(readout, lambda std, noise, c: 1e-3 * c.sum(1) * (noise + bias), count=200)
-    report.warn_of_offsets()
+    report.warn_of_energies()
     assert report.energies[0].offset == pytest.approx(1e-3 * bias, abs=3e-4)
     assert report.energies[0].spread == pytest.approx(1e-3, rel=0.2)
     said = ["reference minus predicted energy is 0.002 +- " in text for text in report.warnings]
     assert said == [True] * named
+
+
+def test_few_energies_are_named(readout):
+    report = fit(readout, lambda std, noise, c: 0.2 * std * noise, count=5)
+    report.warn_of_energies()
+    (warning,) = report.warnings
+    assert warning.startswith("5 validation energies") and "several times too narrow: give some dozens" in warning
 
 
 def symmetric(scale, draws, hydrostatic, deviatoric, offset=0.0):
@@ -170,7 +177,7 @@ def test_factors_of_stresses_and_an_offset_that_they_do_not_explain(readout):
         count=1000,
         stress=lambda scale, draws: symmetric(scale, draws, 2.0, 0.5, offset=3.0),
     )
-    report.warn_of_offsets()
+    report.warn_of_energies()
     fitted, length = report.stresses[0], report.energies[0].length
     assert fitted.factors[0] * length == pytest.approx(2.0 * 0.9, rel=0.12)
     assert fitted.factors[1] * length == pytest.approx(0.5 * 0.9, rel=0.12)

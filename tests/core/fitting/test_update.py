@@ -43,7 +43,7 @@ def update(readout, frames, **settings):
 
 
 def fitted(training, constant):
-    """A fitted readout of a network that knows its training set by heart."""
+    """A fitted readout of a network that is overfitted to its training set."""
     readout = make_readout(constant=constant)
     by_heart = [frame._replace(residual=0.5 * frame.residual) for frame in make_frames(40)]
     errors, validation = validation_of(readout, by_heart), validation_of(readout, make_frames(60, seed=1))
