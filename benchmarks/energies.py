@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from common import RESULTS, load, markdown, parser_of, save
+from common import RESULTS, load, parser_of, save
+from energies_tables import beside, by_set, table
 from leverage import load_atoms, refitted, supports
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
@@ -45,6 +46,8 @@ MEMBERS, STEPS, RATE = 16, 2000, 0.01
 SHARES = 1.5
 #: Pairs of a set.
 MAX_PAIRS = 4000
+#: Bootstrap resamples of frames for intervals that hold 95 %.
+RESAMPLES = 300
 
 
 class Atoms(NamedTuple):
@@ -229,8 +232,20 @@ def pairs_of(d: Atoms) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def scores(error: np.ndarray, std: np.ndarray) -> dict[str, float]:
+def scores(error: np.ndarray, std: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
+    """Return the scores of errors (n,), with intervals by the bootstrap over the frames (n, 1) or (n, 2) of each."""
     level = central_level(error, std)
+    number = int(frames.max()) + 1
+    draws = np.random.default_rng(0).multinomial(number, np.full(number, 1.0 / number), RESAMPLES)
+    weights = draws[:, frames].prod(2).astype(float)
+    weights = weights[weights.sum(1) > 0]
+    levels = np.append(CALIBRATION_LEVELS, 0.95)
+    below = weights @ (level[:, None] <= levels) / weights.sum(1, keepdims=True)
+    of_resamples = {
+        "calibration_error": np.abs(below[:, :-1] - levels[:-1]).mean(1),
+        "coverage95": below[:, -1],
+    }
+    intervals = {f"{name}_interval": np.quantile(x, [0.025, 0.975]).tolist() for name, x in of_resamples.items()}
     rank = spearmanr(np.abs(error), std).statistic if np.ptp(std) > 1e-9 * std.max() else 0.0
     return {
         "nll": float(negative_log_likelihood(error, std).mean()),
@@ -240,6 +255,7 @@ def scores(error: np.ndarray, std: np.ndarray) -> dict[str, float]:
         "spearman": float(rank),
         "rms": float(np.sqrt(np.square(error).mean())),
         "number": len(error),
+        **intervals,
     }
 
 
@@ -250,15 +266,16 @@ def rows_of(sets: dict[str, Atoms], vectors: list[Vectors], squares: np.ndarray,
         if name in ("train", "valid"):
             continue
         parts = [part[name] for part in vectors]
-        finite = np.isfinite(d.error)
+        finite = np.flatnonzero(np.isfinite(d.error))
         std = np.sqrt(sum(square * np.square(part).sum(1) for square, part in zip(squares, parts, strict=True)))
-        rows[name] = {"energies": scores(d.error[finite], std[finite])}
+        rows[name] = {"energies": scores(d.error[finite], std[finite], finite[:, None])}
         first, second = pairs_of(d)
         if len(first) and differences:
             apart = [np.square(part[first] - part[second]).sum(1) for part in parts]
             std = np.sqrt(sum(square * part for square, part in zip(squares, apart, strict=True)))
             kept = std > 1e-6 * std.max()
-            rows[name]["differences"] = scores((d.error[first] - d.error[second])[kept], std[kept])
+            of_pairs = np.stack([first, second], axis=1)[kept]
+            rows[name]["differences"] = scores((d.error[first] - d.error[second])[kept], std[kept], of_pairs)
     return rows
 
 
@@ -299,67 +316,6 @@ def committee(run: Path) -> dict[str, Any]:
         title: rows_of(sets, [vectors], np.ones(1), differences=True),
         f"{title}, scaled": rows_of(sets, [vectors], scaled, differences=True),
     }
-
-
-#: Sets by what they ask.
-GROUPS = {"in": ("test", "strain"), "out": ("ood", "warm", "2000K"), "surfaces": ("surface",)}
-SHOWN = ("nll", "crps", "calibration_error", "coverage95", "spearman")
-
-
-def table(content: dict[str, Any], kind: str) -> str:
-    """Return the means over models and sets of a group, and the least coverage, of ways that all models have."""
-    rows = []
-    for title in dict.fromkeys(title for model in content.values() for title in model):
-        if not all(title in model for model in content.values()):
-            continue
-        cells = []
-        for sets in GROUPS.values():
-            scores_of = [
-                model[title][name][kind]
-                for model in content.values()
-                for name in sets
-                if kind in model[title].get(name, {})
-            ]
-            for figure in SHOWN:
-                mean = np.mean([scores[figure] for scores in scores_of]) if scores_of else np.nan
-                cells.append(f"{mean:.2f}" if figure in ("nll", "spearman") else f"{mean:.3f}")
-            cells[-2] += f" ({min((scores['coverage95'] for scores in scores_of), default=np.nan):.2f})"
-        if "nan" not in cells[0]:
-            rows.append([title, *cells])
-    names = ("NLL", "CRPS", "CE", "coverage@95 (least)", "Spearman")
-    return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
-
-
-def beside(content: dict[str, Any], kind: str, method: str) -> str:
-    """Return the means over the models that have a method, without studies of constants."""
-
-    kept = ("error vector, as shipped", "constant", "LLPR", "LLPR, by species")
-    return table(
-        {
-            model: {title: rows for title, rows in ways.items() if title in kept or method in title}
-            for model, ways in content.items()
-            if any(method in title for title in ways)
-        },
-        kind,
-    )
-
-
-def by_set(content: dict[str, Any], title: str = "error vector, as shipped") -> str:
-    """Return the figures of one way for every model and set."""
-    rows = []
-    for model, ways in content.items():
-        for name, kinds in ways[title].items():
-            if name == "constants":
-                continue
-            cells = []
-            for kind in ("energies", "differences"):
-                scores_of = kinds.get(kind)
-                shown = ("rms", *SHOWN) if kind == "energies" else SHOWN
-                cells += [f"{scores_of[figure]:.3f}" for figure in shown] if scores_of else [""] * len(shown)
-            rows.append([model, name, str(kinds["energies"]["number"]), *cells])
-    names = ("NLL", "CRPS", "CE", "coverage@95", "Spearman")
-    differences = (f"differences: {name}" for name in names)
-    return markdown(["model", "set", "frames", "RMSE in eV", *names, *differences], rows)
 
 
 def parse() -> argparse.Namespace:
