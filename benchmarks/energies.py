@@ -51,13 +51,13 @@ RESAMPLES = 300
 
 
 class Atoms(NamedTuple):
-    """Atoms of a set: kinds (N,), raw and whitened features (N, D), σ (N,), h (N,), frames (N,); errors (F,) in eV."""
+    """Atoms of a set: species, features raw and whitened (N, D), σ, d/2 and frames (N,); errors (F,) in eV."""
 
     kind: np.ndarray
     features: np.ndarray
     white: np.ndarray
     std: np.ndarray
-    leverage: np.ndarray
+    half_distance: np.ndarray
     frame: np.ndarray
     error: np.ndarray
 
@@ -78,7 +78,7 @@ Way = Callable[[dict[str, Atoms]], list[Vectors]]
 
 
 def read(folder: Path) -> dict[str, Atoms]:
-    """Return the atoms of every set, with what the form of today makes of them."""
+    """Return the atoms of every set by its name, with σ and d/2 as `FORM` has them."""
     names = [path.stem for path in sorted(folder.glob("*.npz")) if path.stem not in ("nonsense", "rotated")]
     data: dict[str, SimpleNamespace] = {name: load_atoms(folder, name) for name in names}
     laws, _ = refitted("as shipped, here", data)
@@ -91,11 +91,15 @@ def read(folder: Path) -> dict[str, Atoms]:
 
 
 def constant(sets: dict[str, Atoms]) -> list[Vectors]:
+    """Return √N of every frame."""
     return [{name: np.sqrt(d.sizes)[:, None] for name, d in sets.items()}]
 
 
 def llpr(sets: dict[str, Atoms], by_species: bool = False) -> list[Vectors]:
-    """Return L⁻¹f with f the sum of a frame's features, and L Lᵀ the mean of (f/N)(f/N)ᵀ over training frames."""
+    """Return Λ^(-1/2) Vᵀ f with f the sum of a frame's features, and V Λ Vᵀ that of (f/N)(f/N)ᵀ over training frames.
+
+    With ``by_species`` f is the sums of whitened features by species.
+    """
     kinds = 1 + max(int(d.kind.max()) for d in sets.values())
 
     def summed(d: Atoms) -> np.ndarray:
@@ -145,8 +149,9 @@ def shallow(sets: dict[str, Atoms]) -> list[Vectors]:
 
 
 def amplitudes(sets: dict[str, Atoms], power: float, floor: float) -> dict[str, np.ndarray]:
+    """Return σ (d/2)^power of every atom, plus ``floor`` times the geometric mean of σ over validation atoms."""
     level = floor * np.exp(np.log(sets["valid"].std).mean())
-    return {name: d.std * d.leverage**power + level for name, d in sets.items()}
+    return {name: d.std * d.half_distance**power + level for name, d in sets.items()}
 
 
 def independent(sets: dict[str, Atoms], power: float = POWER) -> list[Vectors]:
@@ -233,7 +238,10 @@ def pairs_of(d: Atoms) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scores(error: np.ndarray, std: np.ndarray, frames: np.ndarray) -> dict[str, Any]:
-    """Return the scores of errors (n,), with intervals by the bootstrap over the frames (n, 1) or (n, 2) of each."""
+    """Return the scores of errors (n,), and bootstrap intervals of CE and coverage.
+
+    ``frames`` (n, 1) or (n, 2) are those that each error depends on, which the bootstrap draws.
+    """
     level = central_level(error, std)
     number = int(frames.max()) + 1
     draws = np.random.default_rng(0).multinomial(number, np.full(number, 1.0 / number), RESAMPLES)

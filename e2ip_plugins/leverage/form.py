@@ -41,8 +41,8 @@ The excess (below) starts from the variance that grows, over v::
 
     (G² - 1) u^(1-b) v̄^b / v,   b = (b_n + (d/d_g)²) / (1 + (d/d_g)²).
 
-Near the training set b is about 1/2, the geometric mean of u and v̄: a variance that has grown by itself need not grow
-twice. Far from it nothing was trained on u, and v̄ counts.
+Near the training set b is about 1/2 (0.4 at d = 0), the geometric mean of u and v̄: a variance that has grown by itself
+need not grow twice. Far from it nothing was trained on u, and v̄ counts.
 
 Shape. Far out the ratios of a covariance's axes are extrapolated, too, and errors follow them less and less. How large
 errors are is known there only to within a factor of two, so that their distribution has heavy tails. With T the
@@ -235,7 +235,7 @@ def reach_of_training(form: LeverageForm = FORM) -> float:
 
 
 def mean_around(values: Tensor, around: Around) -> Tensor:
-    """Return the mean (N,) of values (N,) over every atom and its neighbours, as that of h is h̄."""
+    """Return (v_i + Σ_j w_ij v_j) / (1 + Σ_j w_ij) of values v (N,), the mean over an atom and its neighbours."""
     of_senders = around.weight * values.index_select(0, around.sender)
     return values.index_add(0, around.receiver, of_senders) / around.total
 
@@ -256,7 +256,7 @@ def log_around(support: Support, log_own: Tensor, form: LeverageForm = FORM) -> 
 def inflate(
     support: Support, log_own: Tensor, log_u: Tensor, form: LeverageForm = FORM, far: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor]:
-    """Return the factor of a fitted support on a covariance, exp(``log_base``) · (1 + ``excess``); see the module.
+    """Return ``log_base`` and ``excess`` of a fitted support: a covariance grows by exp(log_base) · (1 + excess).
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ def less_evidence(nu: Tensor, far: Tensor, least: float, form: LeverageForm = FO
 def surplus(optimism: float, relative_error: Optional[float], form: LeverageForm = FORM) -> float:
     """Return S; its first part alone where ``relative_error``, ε, is None.
 
-    Of that part the factor on the variance is e at most: networks that err three times as much as where they were
+    The tanh bounds that part's factor on the variance by e: networks that err three times as much as where they were
     trained need no more than those that err 1.5 times as much.
     """
     total = math.tanh(form.surplus_slope * optimism)
