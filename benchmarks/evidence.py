@@ -155,7 +155,7 @@ def rates(rows: list[dict[str, Any]]) -> str:
 
 
 def together(rows: list[dict[str, Any]]) -> str:
-    """Return the table of one and two models of e²IP and of five stock models; NLL for (kcal/mol/Å)⁻³."""
+    """Return the table of one and two models of e²IP and of five stock models of the demo; NLL for (kcal/mol/Å)⁻³."""
     lines = []
     ways = {
         "one e²IP": ("e²IP", "raw"),
@@ -163,21 +163,17 @@ def together(rows: list[dict[str, Any]]) -> str:
         "two e²IP, scaled": ("e²IP together, K = 2", "scale"),
         "five stock models, scaled": ("DE, isotropic", "scale"),
     }
-    for dataset in ("demo",):
-        name, tests = SETS[dataset]
-        for host, label in HOSTS.items():
-            for test, kind in tests.items():
-                if not values(rows, dataset, host, "e²IP together, K = 2", test, "nll_kcal"):
+    for host, label in HOSTS.items():
+        for test, kind in SETS["demo"][1].items():
+            for what, (title, how) in ways.items():
+                score = functools.partial(values, rows, "demo", host, title, test, how=how)
+                if not score("nll_kcal"):
                     continue
-                for what, (title, how) in ways.items():
-                    score = functools.partial(values, rows, dataset, host, title, test, how=how)
-                    if not score("nll_kcal"):
-                        continue
-                    cells = [f"{1000 * mean(score('force_mae')):.1f}", f"{mean(score('nll_kcal')):.2f}"]
-                    cells += [f"{mean(score(key)):.3f}" for key in ("calibration_error", "coverage95")]
-                    cells.append(f"{mean(score('spearman_total')):.2f}")
-                    lines.append([f"{name}, {label}", kind, what, *cells])
-    return markdown(["set", "", "trained", "force MAE", "NLL", "CE", "coverage@95", "Spearman"], lines, left=3)
+                cells = [f"{1000 * mean(score('force_mae')):.1f}", f"{mean(score('nll_kcal')):.2f}"]
+                cells += [f"{mean(score(key)):.3f}" for key in ("calibration_error", "coverage95")]
+                cells.append(f"{mean(score('spearman_total')):.2f}")
+                lines.append([label, kind, what, *cells])
+    return markdown(["", "", "trained", "force MAE", "NLL", "CE", "coverage@95", "Spearman"], lines, left=3)
 
 
 def lengths(rows: list[dict[str, Any]]) -> str:
