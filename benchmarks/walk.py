@@ -1,11 +1,10 @@
 """Rooms that a batch passes in a training step of MACE, and a frame in ``e2ip evaluate``.
 
-    .nox/mace/bin/python benchmarks/walk.py [--write]
+    .nox/mace/bin/python benchmarks/walk.py
 
 A room is entered by a call from another room of ours, and left when that call has returned; while it calls others, it
 is not left. What is entered on the way of a return belongs to that return. Entries by the same caller in a row are
 one. Formulas (`maths`, `leverage/form.py`), names, errors and files are tools of every room, and are not counted.
-``--write`` puts the walks into benchmarks/results/walk.md.
 """
 
 import argparse
@@ -22,7 +21,6 @@ from typing import Any
 import ase.io
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "walk.md"
 DATA = ROOT / "demo" / "data"
 PACKAGES = ("e2ip_plugins", "mace_ext")
 #: What every room uses: rooms and modules, and functions that list names.
@@ -140,19 +138,13 @@ def evaluate(model: Path, folder: Path, walk: Walk) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.relative_to(ROOT)}")
-    options = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     step, frame = Walk(), Walk()
     with tempfile.TemporaryDirectory() as name:
         model = train(Path(name), step)
         logging.disable()
         evaluate(model, Path(name), frame)
-    page = "\n".join([step.text("A batch in a training step of MACE"), frame.text("A frame in e2ip evaluate")])
-    if options.write:
-        RESULT.write_text(f"# Walks, by `python benchmarks/walk.py --write`\n\n{page}", encoding="utf-8")
-    else:
-        print(page)
+    print(step.text("A batch in a training step of MACE"), frame.text("A frame in e2ip evaluate"), sep="\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ TABLES = [
     ("kinds.py", ["--table"], "178, 4 present"),
     ("members.py", ["--table"], "carbonyl C to methyl C"),
     ("releases.py", ["--table"], "mace-torch 0.3.13"),
+    ("stress.py", ["--table"], "| 7.1 %, 300 K | 0.0177 | 1.00 | 0.92 | 1.09 | 0.56 |"),
 ]
 
 
