@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import RESULTS, load, parser_of, save
-from energies_tables import beside, by_set, table
+from energies_tables import beside, by_set, pooled, table
 from leverage import load_atoms, refitted, supports
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
@@ -353,6 +353,7 @@ def main() -> None:
     for method in ("committee", "shallow ensemble", "species share a block"):
         for kind in ("energies", "differences"):
             print(f"{kind.capitalize()}, models with rows of: {method}\n\n{beside(content, kind, method)}\n")
+    print(f"All frames of a group together\n\n{pooled(content)}\n")
     print(by_set(content))
 
 

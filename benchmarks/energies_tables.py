@@ -34,6 +34,27 @@ def table(content: dict[str, Any], kind: str) -> str:
     return markdown(["way", *(f"{group}: {name}" for group in GROUPS for name in names)], rows)
 
 
+def pooled(content: dict[str, Any], title: str = "error vector, as shipped") -> str:
+    """Return the coverage of one way over all frames and pairs of a group, and how many of its sets have 0.85."""
+    rows = []
+    for kind in ("energies", "differences"):
+        for group, sets in GROUPS.items():
+            chosen = [
+                model[title][name][kind]
+                for model in content.values()
+                for name in sets
+                if kind in model[title].get(name, {})
+            ]
+            coverage, number = (np.array([scores[key] for scores in chosen]) for key in ("coverage95", "number"))
+            cells = [
+                str(number.sum()),
+                f"{coverage @ number / number.sum():.3f}",
+                f"{(coverage >= 0.85).sum()} of {len(chosen)}",
+            ]
+            rows.append([kind, group, *cells])
+    return markdown(["kind", "group", "number", "coverage@95, pooled", "sets of at least 0.85"], rows, left=2)
+
+
 def beside(content: dict[str, Any], kind: str, method: str) -> str:
     """Return the means over the models that have a method, without studies of constants."""
 
